@@ -1,0 +1,68 @@
+"""Every error that Pooch raises on purpose.
+
+Each message is one line that names the thing and the remedy; fields carry the numbers for programs.
+The command line turns them into exit codes (`exit_code`) and never shows a traceback without `--debug`.
+"""
+
+from __future__ import annotations
+
+
+class PoochError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(PoochError, ValueError):
+    """An argument that cannot be understood: a budget, a policy name, a workload name."""
+
+    exit_code = 2
+
+
+class ProfileError(PoochError):
+    """The step could not be profiled."""
+
+
+class WorkloadError(PoochError):
+    """The workload is unknown, cannot be loaded, or does not return what it must."""
+
+
+class InfeasibleBudget(PoochError):
+    """No plan fits into the budget.
+
+    Attributes:
+        budget_bytes: what was asked for.
+        minimum_bytes: the smallest budget for which a plan was found.
+    """
+
+    exit_code = 3
+
+    def __init__(self, budget_bytes: int, minimum_bytes: int, policy: str = "ilp") -> None:
+        from pooch.units import format_bytes
+
+        self.budget_bytes = budget_bytes
+        self.minimum_bytes = minimum_bytes
+        self.policy = policy
+        super().__init__(
+            f"no plan of policy {policy!r} fits into {format_bytes(budget_bytes)}; the smallest feasible "
+            f"budget found is {format_bytes(minimum_bytes)} ({minimum_bytes} bytes): ask for at least that"
+        )
+
+    def __reduce__(self) -> tuple[type[InfeasibleBudget], tuple[int, int, str]]:
+        return (type(self), (self.budget_bytes, self.minimum_bytes, self.policy))
+
+
+class InvalidSchedule(PoochError):
+    """The verifier found a schedule that would fault; a defect of Pooch or of a hand-made plan."""
+
+
+class PlanMismatch(PoochError):
+    """The plan was made for another model, or the step left the profiled path under `on_mismatch="error"`."""
+
+
+class TierError(PoochError):
+    """The swap tier (spill file, pinned host memory) cannot be set up."""
+
+
+class FileFormatError(PoochError):
+    """A file is unreadable, truncated, of another kind, or written by a newer version."""

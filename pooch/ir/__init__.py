@@ -1,0 +1,24 @@
+"""Frozen data that the stages hand to one another; JSON in and out."""
+
+from pooch.ir.plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
+from pooch.ir.profile import Device, Link, Op, Profile, Value
+from pooch.ir.schedule import Action, Schedule
+from pooch.ir.timeline import Interval, Timeline
+
+__all__ = [
+    "Action",
+    "Choice",
+    "Decision",
+    "Decisions",
+    "Device",
+    "ExpectedOp",
+    "Interval",
+    "Link",
+    "Op",
+    "Plan",
+    "Profile",
+    "Region",
+    "Schedule",
+    "Timeline",
+    "Value",
+]

@@ -1,0 +1,150 @@
+"""What follows from a profile alone: who can be decided on, what a replay needs, and the bytes nobody decides on.
+
+Shared by the planner, the lowering, the simulator and the verifier, so that all mean the same thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy
+
+from pooch.ir.plan import Region
+from pooch.ir.profile import Profile, Value
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRecipe:
+    """How one value is made again when nothing but saved and external values is at hand.
+
+    Attributes:
+        ops: forward ops to run, ascending; the last one writes the value.
+        sources: values "made" by the step that the ops read and do not make themselves (they have to be resident),
+            ascending. External values are always at hand and not listed.
+    """
+
+    ops: tuple[int, ...]
+    sources: tuple[int, ...]
+
+
+class Dataflow:
+    """Derived facts of one profile, computed once.
+
+    Args:
+        profile: the measured step.
+        region: "model": only values saved inside `model.forward` alone are activations; "step": all of them.
+    """
+
+    def __init__(self, profile: Profile, region: Region = "step") -> None:
+        self.profile = profile
+        self.region = region
+        self.end = len(profile.ops)
+        self.activations: tuple[Value, ...] = tuple(v for v in profile.activations if self._in_region(v))
+        self.activation_ids = frozenset(value.id for value in self.activations)
+        self.anchor_slots: tuple[int, ...] = tuple(slot for slot, _ in profile.anchors)
+
+    def _in_region(self, value: Value) -> bool:
+        return self._made_in_region(value) and not (self.region == "model" and value.saved_outside_model)
+
+    def _made_in_region(self, value: Value) -> bool:
+        """The runtime sees only what is made inside of the region, so it can replay and hold nothing else."""
+        if self.region == "step":
+            return True
+        return self.profile.model_begin <= value.producer < self.profile.model_end
+
+    def in_core_span(self, value: Value) -> tuple[int, int]:
+        """First and last point (both included) at which the value takes device bytes in-core."""
+        return 2 * value.producer + 1, self.span_end(value.death)
+
+    def span_end(self, slot: int) -> int:
+        """Last point of a life that ends in `slot` (clamped to the end of the step)."""
+        return min(2 * slot + 1, 2 * self.end - 1)
+
+    @cached_property
+    def in_core_points(self) -> numpy.ndarray:
+        """int64 array of shape (2 * ops,): live bytes at each point, in-core."""
+        points = numpy.empty(2 * self.end, dtype=numpy.int64)
+        points[0::2] = [op.entry_bytes for op in self.profile.ops]
+        points[1::2] = [op.peak_bytes for op in self.profile.ops]
+        return points
+
+    @cached_property
+    def base_points(self) -> numpy.ndarray:
+        """int64 array of shape (2 * ops,): live bytes at each point without any activation of the region."""
+        change = numpy.zeros(2 * self.end + 1, dtype=numpy.int64)
+        for value in self.activations:
+            first, last = self.in_core_span(value)
+            change[first] += value.allocated_bytes
+            change[last + 1] -= value.allocated_bytes
+        return self.in_core_points - numpy.cumsum(change[:-1])
+
+    def replay_extra_bytes(self, op_index: int) -> int:
+        """Workspace of a replay: bytes that the op takes at its peak beyond what is live and what it writes."""
+        op = self.profile.ops[op_index]
+        made = sum(self.profile.values[i].allocated_bytes for i in op.writes if self._is_new_storage(i))
+        return max(0, op.peak_bytes - op.entry_bytes - made)
+
+    def _is_new_storage(self, value_id: int) -> bool:
+        return self.profile.values[value_id].overwrites < 0
+
+    def is_always_at_hand(self, value: Value) -> bool:
+        """Existed before the step, outlives it, and is not written over: a replay may read it at any time."""
+        return value.role != "made" and value.release >= self.end and value.overwritten_at < 0
+
+    def is_source(self, value: Value) -> bool:
+        """A value made by the step that can be held for replays: autograd saved it (or the program
+        never lets go of it), and nothing overwrites it."""
+        held = value.saved or value.release >= self.end
+        return value.role == "made" and held and value.overwritten_at < 0 and self._made_in_region(value)
+
+    def refusal(self, value_id: int) -> str | None:
+        """Why the value cannot be recomputed, or None where it can."""
+        recipe = self._recipes[value_id]
+        return recipe if isinstance(recipe, str) else None
+
+    def recipe(self, value_id: int) -> ReplayRecipe:
+        """How to make the value again (only for values whose `refusal` is None)."""
+        recipe = self._recipes[value_id]
+        if isinstance(recipe, str):
+            raise KeyError(f"value {value_id} cannot be recomputed: {recipe}")
+        return recipe
+
+    def replay_ms(self, value_id: int) -> float:
+        """Time of the value's own recipe, its sources being at hand; nan where it cannot be recomputed."""
+        if self.refusal(value_id) is not None:
+            return float("nan")
+        return sum(self.profile.ops[index].time_ms for index in self.recipe(value_id).ops)
+
+    @cached_property
+    def _recipes(self) -> list[ReplayRecipe | str]:
+        recipes: list[ReplayRecipe | str] = []
+        for value in self.profile.values:  # ids ascend in order of production, so sources come first
+            recipes.append(self._make_recipe(value, recipes))
+        return recipes
+
+    def _make_recipe(self, value: Value, known: list[ReplayRecipe | str]) -> ReplayRecipe | str:
+        if value.role != "made" or value.producer < 0:
+            return "no recorded op made it"
+        if not self._made_in_region(value):
+            return "it is made outside of model.forward"
+        op = self.profile.ops[value.producer]
+        if op.refusal is not None:
+            return op.refusal
+        ops: set[int] = {op.index}
+        sources: set[int] = set()
+        for read in op.reads:
+            read_value = self.profile.values[read]
+            if self.is_always_at_hand(read_value):
+                continue
+            if self.is_source(read_value):
+                sources.add(read)
+                continue
+            if read_value.role != "made":
+                return f"it reads {read_value.label or 'an input'}, which is gone or changed by then"
+            deeper = known[read] if read < len(known) else "an op reads a value made later"
+            if isinstance(deeper, str):
+                return deeper
+            ops.update(deeper.ops)
+            sources.update(deeper.sources)
+        return ReplayRecipe(tuple(sorted(ops)), tuple(sorted(sources)))

@@ -1,0 +1,68 @@
+"""The timeline: what the simulator predicts. Frozen data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy
+
+if TYPE_CHECKING:
+    import pandas
+
+Stream = Literal["compute", "copy_out", "copy_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Something that a stream does, or waits for.
+
+    Attributes:
+        stream: which. kind: "op", "replay", "stall" or "copy". slot: at which slot it was issued.
+        target: op index, or value id for copies and stalls.
+        start_ms, end_ms: since the step began.
+    """
+
+    stream: Stream
+    kind: Literal["op", "replay", "stall", "copy"]
+    slot: int
+    target: int
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Prediction for one step under a schedule.
+
+    Attributes:
+        step_ms: predicted duration. stall_ms: part of it in which compute waits for copies.
+        replay_ms: part of it spent on replays.
+        peak_bytes: highest live device bytes.
+        point_bytes: int64 array of shape (2 * ops,): live bytes at each point (entries include the peaks of the
+            actions that happen there).
+        slot_start_ms: float array of shape (ops + 1,): when op k starts, and the end of the step.
+        host_bytes: bytes taken in the tier.
+        intervals: what the three streams do (empty when simulated without detail).
+    """
+
+    step_ms: float
+    stall_ms: float
+    replay_ms: float
+    peak_bytes: int
+    point_bytes: numpy.ndarray
+    slot_start_ms: numpy.ndarray
+    host_bytes: int
+    intervals: tuple[Interval, ...] = ()
+
+    def memory_curve(self) -> pandas.DataFrame:
+        """Columns `time_ms`, `live_bytes`: the predicted memory over time, in order (two rows per slot)."""
+        from pooch.ir.frames import memory_curve_frame
+
+        return memory_curve_frame(self)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per interval."""
+        from pooch.ir.frames import timeline_frame
+
+        return timeline_frame(self)
