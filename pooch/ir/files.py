@@ -1,0 +1,164 @@
+"""Profiles and plans as files: JSON with a header, checked on the way in, written beside and renamed on the way out.
+
+A document is one JSON object: `format` and `version` first, then the fields of the data class. Whatever is wrong
+with a file is told in one line that names the file and the remedy; callers never see a decoder's own error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import pydantic_core
+
+from pooch.errors import FileFormatError
+from pooch.ir.consistency import check_plan, check_profile
+from pooch.ir.plan import Plan
+from pooch.ir.profile import Profile
+
+VERSION = 1
+FORMATS: dict[type[Profile] | type[Plan], str] = {Profile: "pooch-profile", Plan: "pooch-plan"}
+_MAKE_AGAIN = {Profile: "record it again with `pooch profile`", Plan: "make it again with `pooch plan`"}
+
+Document = TypeVar("Document", Profile, Plan)
+
+
+def save_document(document: Profile | Plan, path: str | Path) -> None:
+    """Write a profile or a plan.
+
+    Raises:
+        FileFormatError: the file cannot be written; what was there before is still there.
+    """
+    replace_file(path, _to_text(document).encode())
+
+
+def load_document(cls: type[Document], path: str | Path) -> Document:
+    """Read a profile or a plan.
+
+    Raises:
+        FileFormatError: missing, unreadable, truncated, foreign, of a newer version, or inconsistent.
+    """
+    content = _read_object(path)
+    found = _format_of(content, path)
+    if found is not cls:
+        raise FileFormatError(f"{path} is a {FORMATS[found]} file, not a {FORMATS[cls]} file: give the other one")
+    return _validated(cls, content, path)
+
+
+def load_any(path: str | Path) -> Profile | Plan:
+    """Read a file of either kind.
+
+    Raises:
+        FileFormatError: as `load_document`.
+    """
+    content = _read_object(path)
+    if _format_of(content, path) is Plan:
+        return _validated(Plan, content, path)
+    return _validated(Profile, content, path)
+
+
+def replace_file(path: str | Path, content: bytes) -> None:
+    """Write beside the target, then rename: readers see the old file or the new one, never a part.
+
+    Raises:
+        FileFormatError: the folder is missing or cannot be written to, or the disk is full.
+    """
+    target = Path(os.path.realpath(path))
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        with beside.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        reason = (error.strerror or str(error)).lower()
+        raise FileFormatError(
+            f"cannot write {path}: {reason}: give a file in a folder that can be written to"
+        ) from error
+
+
+def _to_text(document: Profile | Plan) -> str:
+    """One line per field and per list element: small enough, and differences between versions can be read."""
+    header = {"format": FORMATS[type(document)], "version": VERSION}
+    # Numbers that JSON does not know (nan for "cannot be replayed") are written as strings, which the reader accepts.
+    fields = pydantic_core.to_jsonable_python(document, inf_nan_mode="strings")
+    lines = [f"{json.dumps(key)}: {_field_text(value)}" for key, value in {**header, **fields}.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _field_text(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(_compact(element) for element in value) + "\n]"
+    return _compact(value)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _read_object(path: str | Path) -> dict[str, Any]:
+    try:
+        text = Path(path).read_bytes().decode()
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path} does not exist: check the path") from error
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {(error.strerror or str(error)).lower()}: check it") from error
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} is a binary file, not a Pooch profile or plan: check the path") from error
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FileFormatError(_not_json(path, text, error)) from error
+    except RecursionError as error:
+        raise FileFormatError(f"{path} is nested too deeply for a Pooch profile or plan: check the path") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path} holds JSON, but not a Pooch profile or plan: check the path")
+    return content
+
+
+def _not_json(path: str | Path, text: str, error: json.JSONDecodeError) -> str:
+    if not text.strip():
+        return f"{path} is empty: make it again with `pooch profile` or `pooch plan`"
+    cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+    if cut_off and text.lstrip().startswith("{"):
+        return f"{path} is truncated: make it again with `pooch profile` or `pooch plan`"
+    return f"{path} is not JSON (line {error.lineno}), so no Pooch profile or plan: check the path"
+
+
+def _format_of(content: dict[str, Any], path: str | Path) -> type[Profile] | type[Plan]:
+    kinds = {name: cls for cls, name in FORMATS.items()}
+    kind = content.get("format")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise FileFormatError(f"{path} holds JSON, but not a Pooch profile or plan (no such format): check the path")
+    version = content.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise FileFormatError(f"{path} has the unreadable version {version!r}: {_MAKE_AGAIN[kinds[kind]]}")
+    if version > VERSION:
+        raise FileFormatError(
+            f"{path} has version {version}, written by a newer Pooch (this one reads up to {VERSION}): upgrade Pooch"
+        )
+    return kinds[kind]
+
+
+def _validated(cls: type[Document], content: dict[str, Any], path: str | Path) -> Document:
+    fields = {key: value for key, value in content.items() if key not in ("format", "version")}
+    try:
+        document: Document = pydantic.TypeAdapter(cls).validate_json(json.dumps(fields))
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        problem = f"{place}: {first['msg'].lower()}"
+        raise FileFormatError(f"{path} is damaged ({problem}): {_MAKE_AGAIN[cls]}") from error
+    fault = check_profile(document) if isinstance(document, Profile) else check_plan(document)
+    if fault is not None:
+        raise FileFormatError(f"{path} is inconsistent ({fault}): {_MAKE_AGAIN[cls]}")
+    return document

@@ -1,0 +1,48 @@
+"""GPT-2 small of the transformers package, from its configuration: random weights, nothing is downloaded."""
+
+from __future__ import annotations
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from pooch.workloads.base import Workload
+
+
+def build(
+    batch_size: int = 4,
+    device: str = "cpu",
+    sequence_length: int = 256,
+    layers: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    vocabulary: int = 50257,
+    dropout: float = 0.1,
+    attention: str = "sdpa",
+    seed: int = 0,
+) -> Workload:
+    """GPT-2 with random weights on random tokens; the model's own language-model loss; AdamW."""
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=max(1024, sequence_length),
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        use_cache=False,
+        attn_implementation=attention,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocabulary, (batch_size, sequence_length), generator=generator).to(device)
+
+    def forward() -> torch.Tensor:
+        loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        return loss
+
+    return Workload(model, forward, optimizer, "gpt2", batch_size)

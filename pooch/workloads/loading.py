@@ -1,0 +1,109 @@
+"""From what was typed (`resnet50`, `train.py:make`) to a checked `Workload`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pooch.errors import PoochError, WorkloadError
+from pooch.workloads.base import Workload
+from pooch.workloads.registry import BUILT_IN
+from pooch.workloads.settings import Setting, call_arguments, check_batch_size
+from pooch.workloads.user_file import first_line, load_function
+
+
+def load_workload(
+    name: str,
+    *,
+    batch_size: int | None = None,
+    device: str | None = None,
+    settings: Mapping[str, Setting] | None = None,
+) -> Workload:
+    """Build a workload.
+
+    Args:
+        name: a built-in name or `file.py:function`.
+        batch_size, device: handed to the function; None leaves them to its defaults.
+        settings: further keyword arguments.
+
+    Raises:
+        UsageError: the batch size is not positive, or the function does not take what was asked for.
+        WorkloadError: the workload is unknown, cannot be loaded, or does not return what it must.
+    """
+    check_batch_size(batch_size)
+    function = find_function(name)
+    arguments = call_arguments(function, name, batch_size=batch_size, device=device, settings=settings or {})
+    return _complete(_call(function, name, arguments), name, arguments)
+
+
+def workload_factory(
+    name: str,
+    *,
+    batch_size: int | None = None,
+    device: str | None = None,
+    settings: Mapping[str, Setting] | None = None,
+) -> Callable[[], Workload]:
+    """A function that builds the same workload afresh each time: same weights, same data."""
+    return lambda: load_workload(name, batch_size=batch_size, device=device, settings=settings)
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """The function behind a workload's name.
+
+    Raises:
+        WorkloadError: there is none.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name].function()
+    path, colon, function_name = name.rpartition(":")
+    if colon and path and function_name:
+        return load_function(path, function_name)
+    raise WorkloadError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    if name.endswith((".py", ".py:")):
+        return f"the workload {name!r} names no function: write {name.rstrip(':')}:function"
+    close = difflib.get_close_matches(name, BUILT_IN, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(BUILT_IN)}"
+    return f"there is no workload {name!r}: {hint}; or give file.py:function"
+
+
+def _call(function: Callable[..., Any], name: str, arguments: Mapping[str, Any]) -> object:
+    try:
+        return function(**arguments)
+    except PoochError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's mistake, or a setting that it cannot take
+        raise WorkloadError(
+            f"building workload {name!r} raised {type(error).__name__}: {first_line(error)}: "
+            "check its function and the settings given to it"
+        ) from error
+
+
+def _complete(built: object, name: str, arguments: Mapping[str, Any]) -> Workload:
+    """Check what a builder returned; fill in the name and the batch size where it left them out."""
+    if not isinstance(built, Workload):
+        raise WorkloadError(
+            f"workload {name!r} returned {type(built).__name__}: "
+            "it must return pooch.Workload(model, forward, optimizer)"
+        )
+    _check_parts(built, name)
+    batch_size = built.batch_size or int(arguments.get("batch_size", 0))
+    return replace(built, name=built.name or name, batch_size=batch_size)
+
+
+def _check_parts(built: Workload, name: str) -> None:
+    import torch
+
+    model: object = built.model  # what the annotation promises is what is checked here
+    optimizer: object = built.optimizer
+    if not isinstance(model, torch.nn.Module):
+        raise WorkloadError(f"the model of workload {name!r} is {type(model).__name__}: give a torch.nn.Module")
+    if not callable(built.forward):
+        raise WorkloadError(f"the forward of workload {name!r} is not callable: give a function that returns the loss")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise WorkloadError(f"the optimizer of workload {name!r} is {kind}: give a torch.optim.Optimizer or None")
