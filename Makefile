@@ -1,0 +1,54 @@
+# Everything sets up `.venv` by itself, once, and again when the requirements change.
+# `make demo` does the main job on ResNet-50; `make test` runs the tests. PYTHON=... picks another interpreter.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do \
+	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	command -v $$candidate; break; fi; done)
+BIN := .venv/bin
+STAMP := .venv/.installed
+DEMO := demo
+
+.PHONY: help setup demo test lint format check clean
+
+help:
+	@echo "make demo    profile ResNet-50, plan it at 60% of its memory, train it under the plan, draw the result"
+	@echo "make test    run the tests (PYTEST_ARGS='tests/planner -q' to choose)"
+	@echo "make lint    ruff: lint and format check"
+	@echo "make check   mypy and the import rules"
+	@echo "make format  let ruff rewrite what it can"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found: install it or give make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+demo: $(STAMP)
+	mkdir -p $(DEMO)
+	$(BIN)/pooch optimize resnet50 --budget 60% --check --output $(DEMO) --force
+	$(BIN)/pooch show $(DEMO)/plan.json --profile $(DEMO)/profile.json --plot $(DEMO)/plan.png --force
+	@echo "The picture is $(DEMO)/plan.png; the profile and the plan are beside it."
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+check: $(STAMP)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
