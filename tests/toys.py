@@ -18,6 +18,7 @@ from pooch.ir.profile import Role
 
 FAST_LINK = Link("toy tier", 0.0, 0.0, 1e9, 1e9)
 SLOW_LINK = Link("slow toy tier", 0.01, 0.01, 100.0, 100.0)
+DISK_LINK = Link("toy disk", 0.05, 0.05, 2e6, 2e6, full_duplex=False)
 
 
 @dataclass
@@ -247,7 +248,7 @@ def chain(
     workspace_bytes: int = 0,
     gradient_bytes: int = 0,
 ) -> Profile:
-    """A row of layers: each reads what the last one made and saves it; `unsaved_between` ops of a layer save nothing."""
+    """A row of layers: each reads and saves what the last one made; `unsaved_between` ops of a layer save nothing."""
     step = ToyStep()
     current = step.external(size_bytes)
     for _ in range(layers):
@@ -275,7 +276,7 @@ def ladder(depth: int, *, size_bytes: int = 8, link: Link = FAST_LINK) -> Profil
     return step.build(link, workload=f"ladder{depth}")
 
 
-def blocks(count: int, *, size_bytes: int = 1 << 20, link: Link = SLOW_LINK) -> Profile:
+def blocks(count: int, *, size_bytes: int = 1 << 20, link: Link = DISK_LINK) -> Profile:
     """Residual blocks, each of five ops (linear, in-place activation, linear with a small second output, dropout
     that cannot be replayed, sum), with unequal sizes: a profile of realistic variety in any length."""
     step = ToyStep(round_bytes=512)

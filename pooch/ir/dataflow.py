@@ -42,7 +42,11 @@ class Dataflow:
         self.end = len(profile.ops)
         self.activations: tuple[Value, ...] = tuple(v for v in profile.activations if self._in_region(v))
         self.activation_ids = frozenset(value.id for value in self.activations)
-        self.anchor_slots: tuple[int, ...] = tuple(slot for slot, _ in profile.anchors)
+        self.anchors = self._anchors_of_region()
+        self.anchor_slots: tuple[int, ...] = tuple(slot for slot, _ in self.anchors)
+        self.forward_slots = range(profile.forward_ops)
+        if region == "model":  # the runtime sees no op outside of `model.forward`
+            self.forward_slots = range(profile.model_begin, profile.model_end)
 
     def _in_region(self, value: Value) -> bool:
         return self._made_in_region(value) and not (self.region == "model" and value.saved_outside_model)
@@ -52,6 +56,15 @@ class Dataflow:
         if self.region == "step":
             return True
         return self.profile.model_begin <= value.producer < self.profile.model_end
+
+    def _anchors_of_region(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The anchors that the runtime sees: for the region "model", only unpacks of what it packed itself."""
+        if self.region == "step":
+            return self.profile.anchors
+        values = self.profile.values
+        seen = {v.id for v in values if v.saved and not v.saved_outside_model and self._made_in_region(v)}
+        kept = ((slot, tuple(i for i in ids if i in seen)) for slot, ids in self.profile.anchors)
+        return tuple((slot, ids) for slot, ids in kept if ids)
 
     def in_core_span(self, value: Value) -> tuple[int, int]:
         """First and last point (both included) at which the value takes device bytes in-core."""
@@ -79,6 +92,30 @@ class Dataflow:
             change[last + 1] -= value.allocated_bytes
         return self.in_core_points - numpy.cumsum(change[:-1])
 
+    @cached_property
+    def life_ends(self) -> list[int]:
+        """By value: the first point at which it no longer lives in-core."""
+        return [self.span_end(value.death) + 1 for value in self.profile.values]
+
+    @cached_property
+    def allocated_bytes(self) -> list[int]:
+        """By value: the bytes that the allocator takes for it."""
+        return [value.allocated_bytes for value in self.profile.values]
+
+    @cached_property
+    def op_times_ms(self) -> list[float]:
+        """By op: its time."""
+        return [op.time_ms for op in self.profile.ops]
+
+    @cached_property
+    def replay_room_bytes(self) -> list[int]:
+        """By forward op: bytes that a replay takes at its peak when it reuses no storage: what it writes (an in-place
+        op then writes to a fresh copy), and its workspace.
+        """
+        allocated = self.allocated_bytes
+        forward = self.profile.ops[: self.profile.forward_ops]
+        return [sum(allocated[i] for i in op.writes) + self.replay_extra_bytes(op.index) for op in forward]
+
     def replay_extra_bytes(self, op_index: int) -> int:
         """Workspace of a replay: bytes that the op takes at its peak beyond what is live and what it writes."""
         op = self.profile.ops[op_index]
@@ -94,7 +131,8 @@ class Dataflow:
 
     def is_source(self, value: Value) -> bool:
         """A value made by the step that can be held for replays: autograd saved it (or the program
-        never lets go of it), and nothing overwrites it."""
+        never lets go of it), and nothing overwrites it.
+        """
         held = value.saved or value.release >= self.end
         return value.role == "made" and held and value.overwritten_at < 0 and self._made_in_region(value)
 

@@ -1,0 +1,5 @@
+"""Profile + Schedule -> Timeline: what a step under a schedule will take in time and memory. No torch."""
+
+from pooch.simulator.simulate import simulate
+
+__all__ = ["simulate"]

@@ -1,0 +1,100 @@
+"""Plays a schedule on three streams: compute, copies out, copies in."""
+
+from __future__ import annotations
+
+import numpy
+
+from pooch.ir import Action, Interval, Schedule, Timeline
+from pooch.ir.dataflow import Dataflow
+from pooch.ir.occupancy import occupancy
+from pooch.ir.timeline import Stream
+from pooch.simulator.streams import Streams
+
+
+def simulate(dataflow: Dataflow, schedule: Schedule, *, detail: bool = True) -> Timeline:
+    """Predict time and memory of one step under a schedule (one that the verifier accepts).
+
+    Args:
+        detail: also list what each stream does; without, only sums and curves (for searches).
+    """
+    play = _Play(dataflow, detail)
+    play.run(schedule)
+    points = occupancy(dataflow, schedule.actions, schedule.recomputed).point_bytes
+    return Timeline(
+        step_ms=play.now_ms,
+        stall_ms=play.stall_ms,
+        replay_ms=play.replay_ms,
+        peak_bytes=int(points.max(initial=0)),
+        point_bytes=points,
+        slot_start_ms=numpy.array([*play.slot_start_ms, play.now_ms]),
+        host_bytes=schedule.host_bytes,
+        intervals=tuple(play.intervals),
+    )
+
+
+class _Play:
+    """The clock of the compute stream, and when each copy ends."""
+
+    def __init__(self, dataflow: Dataflow, detail: bool) -> None:
+        self._ops = dataflow.profile.ops
+        self._values = dataflow.profile.values
+        self._times_ms = dataflow.op_times_ms
+        self._streams = Streams(dataflow.profile.link)
+        self._detail = detail
+        self._out_end_ms: dict[int, float] = {}
+        self._in_end_ms: dict[int, float] = {}
+        self.now_ms = self.stall_ms = self.replay_ms = 0.0
+        self.slot_start_ms: list[float] = []
+        self.intervals: list[Interval] = []
+
+    def run(self, schedule: Schedule) -> None:
+        done = 0
+        for action in schedule.actions:
+            if action.slot > done:
+                self._run_ops(done, action.slot)
+                done = action.slot
+            self._do(action)
+        self._run_ops(done, len(self._times_ms))
+
+    def _run_ops(self, begin: int, end: int) -> None:
+        compute, starts, now_ms = self._streams.compute, self.slot_start_ms, self.now_ms
+        for slot in range(begin, end):
+            starts.append(now_ms)
+            now_ms = compute(now_ms, self._times_ms[slot])
+            if self._detail:
+                self.intervals.append(Interval("compute", "op", slot, slot, starts[-1], now_ms))
+        self.now_ms = now_ms
+
+    def _do(self, action: Action) -> None:
+        kind, target = action.kind, action.target
+        if kind == "replay":
+            start_ms = self.now_ms
+            self.now_ms = self._streams.compute(start_ms, self._times_ms[target])
+            self.replay_ms += self.now_ms - start_ms
+            if self._detail:
+                self.intervals.append(Interval("compute", "replay", action.slot, target, start_ms, self.now_ms))
+        elif kind == "copy_out":
+            span = self._streams.copy_out(self.now_ms, self._values[target].size_bytes)
+            self._out_end_ms[target] = self._copied(action, span)
+        elif kind == "copy_in":
+            span = self._streams.copy_in(self.now_ms, self._values[target].size_bytes)
+            self._in_end_ms[target] = self._copied(action, span)
+        elif kind == "free":
+            self._stall(action, self._out_end_ms.get(target, 0.0))
+        elif kind == "wait":
+            self._stall(action, self._in_end_ms.get(target, 0.0))
+
+    def _copied(self, action: Action, span: tuple[float, float]) -> float:
+        """Note a copy; returns when it ends."""
+        if self._detail:
+            stream: Stream = "copy_out" if action.kind == "copy_out" else "copy_in"
+            self.intervals.append(Interval(stream, "copy", action.slot, action.target, *span))
+        return span[1]
+
+    def _stall(self, action: Action, until_ms: float) -> None:
+        if until_ms <= self.now_ms:
+            return
+        if self._detail:
+            self.intervals.append(Interval("compute", "stall", action.slot, action.target, self.now_ms, until_ms))
+        self.stall_ms += until_ms - self.now_ms
+        self.now_ms = until_ms
