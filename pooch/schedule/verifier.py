@@ -1,0 +1,234 @@
+"""Walks a schedule symbolically and refuses what would fault, leak or go over the budget.
+
+Written independently of the lowering: it keeps its own ledger and counts its own bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NoReturn
+
+from pooch.errors import InvalidSchedule
+from pooch.ir import Action, Decisions, Schedule
+from pooch.ir.dataflow import Dataflow
+from pooch.schedule.ledger import SCHEDULE, STEP, Ledger
+from pooch.schedule.wellformed import check_form
+
+
+def verify(dataflow: Dataflow, schedule: Schedule, decisions: Decisions, budget_bytes: int | None) -> list[int]:
+    """Check that a schedule can be executed.
+
+    Args:
+        decisions: what the schedule was lowered from; it may move nothing else.
+        budget_bytes: highest live bytes allowed at any point; None checks no budget.
+
+    Returns:
+        Live bytes at each point (two per slot), by the verifier's own count.
+
+    Raises:
+        InvalidSchedule: with one line that names the slot and the fault.
+    """
+    check_form(dataflow, schedule, decisions)
+    return _Verifier(dataflow, schedule, budget_bytes).walk()
+
+
+class _Verifier:
+    """State of the walk: the ledger, and how far each swapped value has come."""
+
+    def __init__(self, dataflow: Dataflow, schedule: Schedule, budget_bytes: int | None) -> None:
+        self._dataflow = dataflow
+        self._profile = dataflow.profile
+        self._budget_bytes = budget_bytes
+        self._ledger = Ledger(dataflow)
+        self._sources = frozenset(schedule.sources)
+        self._recomputed = frozenset(schedule.recomputed)
+        self._swapped = frozenset(schedule.swapped)
+        self._dropped = frozenset(action.target for action in schedule.actions if action.kind == "drop")
+        self._progress: dict[int, str] = {}  # swapped value -> "copied", "away", "arriving" or "back"
+        self._replayed: set[int] = set()
+        self._actions: dict[int, list[Action]] = defaultdict(list)
+        for action in schedule.actions:
+            self._actions[action.slot].append(action)
+        self._leaving: dict[int, list[int]] = defaultdict(list)  # slot -> values that the step lets go of in it
+        for value in self._profile.values:
+            self._leaving[value.death].append(value.id)
+            if value.id in self._recomputed:
+                self._leaving[value.release].append(value.id)
+        self._unpacks = dict(self._profile.anchors)
+        self._points: list[int] = []
+
+    def walk(self) -> list[int]:
+        for slot in range(self._dataflow.end):
+            self._entry(slot)
+            self._check_unpacks(slot)
+            self._births(slot)
+            self._note_bytes(slot, "body", self._base(2 * slot + 1) + self._ledger.extra_bytes)
+            self._deaths(slot)
+        self._check_end()
+        return self._points
+
+    def _entry(self, slot: int) -> None:
+        """Do the actions; the point counts from after the leading copies out and frees."""
+        actions = self._actions[slot]
+        leading = 0
+        while leading < len(actions) and actions[leading].kind in ("copy_out", "free"):
+            self._do(actions[leading])
+            leading += 1
+        highest = self._ledger.extra_bytes
+        for action in actions[leading:]:
+            highest = max(highest, self._do(action), self._ledger.extra_bytes)
+        if self._ledger.intermediates:
+            value = min(self._ledger.intermediates)
+            self._refuse(slot, f"replayed intermediate {value} is not dropped at the entry that made it")
+        self._note_bytes(slot, "entry", self._base(2 * slot) + highest)
+
+    def _do(self, action: Action) -> int:
+        """Do one action; returns the extra bytes at its own peak."""
+        if action.kind == "replay":
+            return self._replay(action)
+        {
+            "copy_out": self._copy_out,
+            "free": self._free,
+            "copy_in": self._copy_in,
+            "wait": self._wait,
+            "drop": self._drop,
+        }[action.kind](action)
+        return self._ledger.extra_bytes
+
+    def _copy_out(self, action: Action) -> None:
+        value = self._profile.values[action.target]
+        if value.id in self._progress or value.producer >= action.slot or not self._ledger.holds(value.id, STEP):
+            self._refuse(action.slot, f"copy out of value {value.id}, which is not there or was copied before")
+        self._progress[value.id] = "copied"
+
+    def _free(self, action: Action) -> None:
+        value = self._profile.values[action.target]
+        if self._progress.get(value.id) != "copied":
+            self._refuse(action.slot, f"free of value {value.id} without a copy out before it, or for the second time")
+        if value.release >= action.slot:
+            self._refuse(action.slot, f"free of value {value.id}, which the program holds through slot {value.release}")
+        if not self._ledger.holds(value.id, STEP):
+            self._refuse(action.slot, f"free of value {value.id} after its death in slot {value.death}")
+        if 0 <= value.first_unpack < action.slot:
+            self._refuse(action.slot, f"free of value {value.id} after its first unpack in slot {value.first_unpack}")
+        self._ledger.let_go(value.id, STEP)
+        self._progress[value.id] = "away"
+
+    def _copy_in(self, action: Action) -> None:
+        value = self._profile.values[action.target]
+        if self._progress.get(value.id) != "away":
+            self._refuse(action.slot, f"copy in of value {value.id}, which is not away")
+        self._progress[value.id] = "arriving"
+        self._bring(action.slot, value.id)
+
+    def _bring(self, slot: int, value: int) -> None:
+        """The value takes bytes again: for autograd until its death, and for replays until its drop."""
+        if self._profile.values[value].death >= slot:
+            self._ledger.hold(value, STEP)
+        if value in self._dropped:
+            self._ledger.hold(value, SCHEDULE)
+        if not self._ledger.is_resident(value):
+            self._refuse(slot, f"value {value} is brought back after its death, for nobody")
+
+    def _wait(self, action: Action) -> None:
+        if self._progress.get(action.target) != "arriving":
+            self._refuse(action.slot, f"wait for value {action.target}, of which no copy in is under way")
+        self._progress[action.target] = "back"
+
+    def _drop(self, action: Action) -> None:
+        value = action.target
+        if value in self._ledger.intermediates:
+            self._ledger.remove_intermediate(value)
+        elif self._ledger.holds(value, SCHEDULE):
+            self._ledger.let_go(value, SCHEDULE)
+        else:
+            self._refuse(action.slot, f"drop of value {value}, which the schedule does not hold")
+
+    def _replay(self, action: Action) -> int:
+        op = self._profile.ops[action.target]
+        for value in op.reads:
+            self._check_read(action, value)
+        ledger = self._ledger
+        written = sum(self._profile.values[value].allocated_bytes for value in op.writes)
+        workspace = self._dataflow.replay_extra_bytes(op.index)
+        for value in action.in_place:
+            self._check_in_place(action, value)
+            ledger.remove_intermediate(value)
+        peak = ledger.extra_bytes + written + workspace
+        for value in action.outputs:
+            self._keep_output(action, value)
+        return peak
+
+    def _check_read(self, action: Action, value: int) -> None:
+        """The runtime reaches what the schedule holds, what it brought back, and what is always at hand."""
+        if value in self._ledger.intermediates or self._dataflow.is_always_at_hand(self._profile.values[value]):
+            return
+        where = f"replay of op {action.target} reads value {value}"
+        if value in self._sources:
+            if not self._ledger.holds(value, SCHEDULE):
+                self._refuse(action.slot, f"{where}, which was dropped before")
+        elif value in self._recomputed:
+            if value not in self._replayed or not self._ledger.is_resident(value):
+                self._refuse(action.slot, f"{where}, which is recomputed and not there")
+        elif value in self._swapped:
+            if self._progress.get(value) != "back" or not self._ledger.is_resident(value):
+                self._refuse(action.slot, f"{where}, which is swapped and not back (or was not waited for)")
+        else:
+            self._refuse(action.slot, f"{where}, which is neither held as a source nor brought back")
+
+    def _check_in_place(self, action: Action, value: int) -> None:
+        op = self._profile.ops[action.target]
+        taken_over = [i for i in op.writes if self._profile.values[i].overwrites == value]
+        if value not in self._ledger.intermediates or value not in op.reads or not taken_over:
+            self._refuse(action.slot, f"replay of op {op.index} may not write over value {value}")
+
+    def _keep_output(self, action: Action, value: int) -> None:
+        if value not in self._recomputed:
+            if value in self._ledger.intermediates:
+                self._refuse(action.slot, f"value {value} is replayed while it is still there")
+            self._ledger.add_intermediate(value)
+            return
+        if value in self._replayed or self._profile.values[value].release >= action.slot:
+            self._refuse(action.slot, f"value {value} is recomputed while it is still there, or for the second time")
+        self._replayed.add(value)
+        self._bring(action.slot, value)
+
+    def _check_unpacks(self, slot: int) -> None:
+        for value in self._unpacks.get(slot, ()):
+            if self._profile.values[value].role != "made":
+                continue
+            arriving = self._progress.get(value) in ("away", "arriving")
+            missing = value in self._recomputed and value not in self._replayed
+            if arriving or missing or not self._ledger.holds(value, STEP):
+                self._refuse(slot, f"value {value} is unpacked and not there")
+
+    def _births(self, slot: int) -> None:
+        for value in self._profile.ops[slot].writes:
+            self._ledger.hold(value, STEP)
+            if value in self._sources:
+                self._ledger.hold(value, SCHEDULE)
+
+    def _deaths(self, slot: int) -> None:
+        for value in self._leaving[slot]:
+            # A replayed value has forgotten that the program once released it.
+            if self._profile.values[value].death == slot or value not in self._replayed:
+                self._ledger.let_go(value, STEP)
+
+    def _check_end(self) -> None:
+        end = self._dataflow.end
+        for value in self._ledger.held_by_schedule():
+            self._refuse(end, f"value {value} is held for replays and never dropped")
+        for value in sorted(self._swapped):
+            if self._progress.get(value, "copied") == "copied":
+                self._refuse(end, f"value {value} is swapped and never freed")
+
+    def _base(self, point: int) -> int:
+        return int(self._dataflow.base_points[point])
+
+    def _note_bytes(self, slot: int, part: str, live_bytes: int) -> None:
+        self._points.append(live_bytes)
+        if self._budget_bytes is not None and live_bytes > self._budget_bytes:
+            self._refuse(slot, f"{part} takes {live_bytes} bytes, over the budget of {self._budget_bytes}")
+
+    def _refuse(self, slot: int, fault: str) -> NoReturn:
+        raise InvalidSchedule(f"slot {slot}: {fault}")

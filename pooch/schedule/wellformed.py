@@ -1,0 +1,87 @@
+"""What can be checked of a schedule without walking it: its lists, its slots, its host layout."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from pooch.errors import InvalidSchedule
+from pooch.ir import Action, Decisions, Schedule
+from pooch.ir.dataflow import Dataflow
+
+
+def check_form(dataflow: Dataflow, schedule: Schedule, decisions: Decisions) -> None:
+    """Check everything that does not depend on the order of actions.
+
+    Raises:
+        InvalidSchedule: with one line that names the fault.
+    """
+    _check_lists(dataflow, schedule, decisions)
+    _check_sources(dataflow, schedule)
+    _check_slots(dataflow, schedule)
+    for action in schedule.actions:
+        _check_target(dataflow, schedule, action)
+    _check_host(dataflow, schedule)
+
+
+def _check_lists(dataflow: Dataflow, schedule: Schedule, decisions: Decisions) -> None:
+    """Nothing is moved that was not decided on."""
+    for choice, moved in (("swap", schedule.swapped), ("recompute", schedule.recomputed)):
+        for value in moved:
+            if value not in dataflow.activation_ids:
+                _refuse(f"{choice} of value {value}, which is no activation")
+            if decisions.get(value, "keep") != choice:
+                _refuse(f"{choice} of value {value}, for which {decisions.get(value, 'keep')!r} was decided")
+            if dataflow.profile.values[value].overwritten_at >= 0:
+                _refuse(f"{choice} of value {value}, which is written over in the step")
+
+
+def _check_sources(dataflow: Dataflow, schedule: Schedule) -> None:
+    """Only what stays by itself can be held from its birth, and only if nothing writes over it."""
+    moved = {*schedule.swapped, *schedule.recomputed}
+    for source in schedule.sources:
+        value = dataflow.profile.values[source]
+        if source in moved or value.role != "made" or value.overwritten_at >= 0:
+            _refuse(f"value {source} cannot be held as a source")
+
+
+def _check_slots(dataflow: Dataflow, schedule: Schedule) -> None:
+    anchors = frozenset(dataflow.anchor_slots)
+    last = 0
+    for action in schedule.actions:
+        forward = action.slot in dataflow.forward_slots and action.kind in ("copy_out", "free")
+        if not forward and action.slot not in anchors:
+            _refuse(f"{action.kind} of {action.target} stands at slot {action.slot}, where no schedule can act")
+        if action.slot < last:
+            _refuse(f"{action.kind} of {action.target} at slot {action.slot} comes after an action at slot {last}")
+        last = action.slot
+
+
+def _check_target(dataflow: Dataflow, schedule: Schedule, action: Action) -> None:
+    profile = dataflow.profile
+    if action.kind == "replay":
+        if not 0 <= action.target < profile.forward_ops:
+            _refuse(f"slot {action.slot}: replay of op {action.target}, which is no forward op")
+        op = profile.ops[action.target]
+        if op.refusal is not None:
+            _refuse(f"slot {action.slot}: replay of op {op.index}: {op.refusal}")
+        if not set(action.outputs) <= set(op.writes):
+            _refuse(f"slot {action.slot}: replay of op {op.index} is to keep what it does not write")
+    elif action.kind in ("copy_out", "free", "copy_in", "wait") and action.target not in schedule.swapped:
+        _refuse(f"slot {action.slot}: {action.kind} of value {action.target}, which is not swapped")
+
+
+def _check_host(dataflow: Dataflow, schedule: Schedule) -> None:
+    """Every swapped value has room of its own in the tier."""
+    if sorted(value for value, _ in schedule.host_offsets) != sorted(schedule.swapped):
+        _refuse("host offsets and swapped values differ")
+    top, previous = 0, -1
+    for value, offset in sorted(schedule.host_offsets, key=lambda item: item[1]):
+        if offset < top:
+            _refuse(f"values {previous} and {value} overlap in the tier")
+        top, previous = offset + dataflow.profile.values[value].size_bytes, value
+    if top > schedule.host_bytes:
+        _refuse(f"value {previous} ends {top - schedule.host_bytes} bytes past the end of the tier")
+
+
+def _refuse(fault: str) -> NoReturn:
+    raise InvalidSchedule(fault)
