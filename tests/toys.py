@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from hypothesis import strategies as st
 
@@ -295,78 +296,90 @@ def blocks(count: int, *, size_bytes: int = 1 << 20, link: Link = DISK_LINK) -> 
     return step.build(link, persistent_bytes=size_bytes, workload=f"blocks{count}")
 
 
-links = st.builds(
-    Link,
-    tier=st.just("toy tier"),
-    out_latency_ms=st.sampled_from([0.0, 0.25]),
-    in_latency_ms=st.sampled_from([0.0, 0.5]),
-    out_bytes_per_ms=st.sampled_from([1.0, 8.0, 1e6]),
-    in_bytes_per_ms=st.sampled_from([2.0, 8.0, 1e6]),
-    full_duplex=st.booleans(),
-    out_compute_share=st.sampled_from([0.0, 0.5]),
-    in_compute_share=st.sampled_from([0.0, 1.0]),
-)
+def profiles(max_ops: int = 20) -> st.SearchStrategy[Profile]:
+    """Random steps (see `random_profile`); a short steps are rare."""
+    seeds = st.integers(0, 2**32 - 1)
+    return st.builds(
+        lambda count, seed: random_profile(Random(seed), count),
+        st.integers(2, max_ops).map(lambda count: max_ops + 2 - count),
+        seeds,
+    )
 
 
-@st.composite
-def profiles(draw: st.DrawFn, max_ops: int = 12) -> Profile:
-    """Random steps: chains, skips, shared inputs, in-place ops, several outputs, unsaved intermediates, unequal
-    sizes, ops that cannot be replayed, values that the program holds, nodes that never run."""
-    step = ToyStep(round_bytes=draw(st.sampled_from([1, 4])))
-    pool = [step.external(draw(st.integers(1, 9))), step.parameter(draw(st.integers(1, 9)))]
-    if draw(st.integers(0, 4)) == 0:
-        pool.append(step.external(3, held_until=draw(st.integers(0, 3))))
-    count = draw(st.integers(2, max_ops))
+def random_profile(random: Random, count: int) -> Profile:
+    """Chains, skips, shared inputs, in-place ops, several outputs, unsaved intermediates, unequal sizes, ops that
+    cannot be replayed, values that the program holds, nodes that never run, and links of all kinds."""
+    step = ToyStep(round_bytes=random.choice([1, 4]))
+    pool = [step.external(random.randint(1, 9)), step.parameter(random.randint(1, 9))]
+    if random.random() < 0.2:
+        pool.append(step.external(3, held_until=random.randint(0, 3)))
+    saving, refusing = random.uniform(0.2, 0.9), random.choice([0.0, 0.0, 0.2])
     for _ in range(count):
-        pool += _draw_op(draw, step, pool)
+        pool += _random_op(random, step, pool, saving, refusing)
     for value in [v for v in pool if step.values[v].role == "made"]:
-        special = draw(st.integers(0, 19))
+        special = random.randint(0, 24)
         if special == 0:
             step.hold(value)
         elif special <= 2:
-            step.hold(value, until=draw(st.integers(0, 2 * count)))
+            step.hold(value, until=random.randint(0, 2 * count))
         elif special == 3:
             step.too_small(value)
-    return step.build(draw(links), persistent_bytes=draw(st.integers(0, 20)))
+    begin = random.choice([0, 0, random.randint(0, count // 2)])
+    model = (begin, random.choice([count, random.randint(begin, count)]))
+    return step.build(random_link(random), persistent_bytes=random.randint(0, 20), model=model)
 
 
-def _draw_op(draw: st.DrawFn, step: ToyStep, pool: list[int]) -> list[int]:
-    """Add one random op; a value that it writes over leaves the pool."""
-    recent = st.sampled_from(pool[-3:])
-    reads = list(
-        dict.fromkeys(draw(st.lists(st.one_of(recent, recent, st.sampled_from(pool)), min_size=1, max_size=3)))
+def random_link(random: Random) -> Link:
+    """Fast and slow, with and without latency, one queue or two, with and without a share of compute."""
+    return Link(
+        "toy tier",
+        out_latency_ms=random.choice([0.0, 0.25]),
+        in_latency_ms=random.choice([0.0, 0.5]),
+        out_bytes_per_ms=random.choice([1.0, 8.0, 1e6]),
+        in_bytes_per_ms=random.choice([2.0, 8.0, 1e6]),
+        full_duplex=random.random() < 0.5,
+        out_compute_share=random.choice([0.0, 0.5]),
+        in_compute_share=random.choice([0.0, 1.0]),
     )
-    target = -1
-    candidates = [r for r in reads if step.values[r].role == "made" and not step.values[r].savers]
-    if candidates and draw(st.integers(0, 2)) == 0:
-        target = candidates[0]
+
+
+def _random_op(random: Random, step: ToyStep, pool: list[int], saving: float, refusing: float) -> list[int]:
+    """Add one random op; a value that it writes over leaves the pool."""
+    candidates = [
+        random.choice(pool[-3:] if random.random() < 0.7 else pool) for _ in range(random.choice([1, 1, 2, 3]))
+    ]
+    reads = list(dict.fromkeys(candidates))
+    free_to_change = [r for r in reads if step.values[r].role == "made" and not step.values[r].savers]
+    target = random.choice(free_to_change) if free_to_change and random.random() < 0.4 else -1
+    if target >= 0:
         pool.remove(target)
-    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3 if draw(st.booleans()) else 1))
+    sizes = [random.randint(1, 40) for _ in range(random.choice([1, 1, 1, 2, 3]))]
     made = [r for r in reads if r != target and step.values[r].role == "made"]
     writes = step.op(
         reads,
         sizes,
-        saves=[r for r in made if draw(st.booleans())],
-        saves_outputs=[position for position in range(len(sizes)) if draw(st.integers(0, 3)) == 0],
+        saves=[r for r in made if random.random() < saving],
+        saves_outputs=[position for position in range(len(sizes)) if random.random() < saving / 3],
         overwrites=target,
-        time_ms=draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])),
-        workspace_bytes=draw(st.sampled_from([0, 0, 5, 30])),
-        refusal="a toy that cannot be replayed" if draw(st.integers(0, 6)) == 0 else None,
-        backward_ops=draw(st.sampled_from([1, 1, 1, 2, 0])),
-        gradient_bytes=draw(st.sampled_from([0, 4, 25])),
+        time_ms=random.choice([0.0, 0.5, 1.0, 3.0]),
+        workspace_bytes=random.choice([0, 0, 5, 30]),
+        refusal="a toy that cannot be replayed" if random.random() < refusing else None,
+        backward_ops=random.choice([1, 1, 1, 1, 1, 2, 2, 0]),
+        gradient_bytes=random.choice([0, 4, 25]),
     )
     return list(writes)
 
 
-@st.composite
-def decisions(draw: st.DrawFn, dataflow: Dataflow) -> dict[int, Choice]:
-    """A random possible choice for every activation (sometimes none is named)."""
+def random_decisions(random: Random, dataflow: Dataflow) -> dict[int, Choice]:
+    """A random possible choice for most activations (those left out are kept)."""
+    weights = random.choice([(1, 3, 3), (1, 1, 5), (1, 5, 1), (3, 1, 1)])
     chosen: dict[int, Choice] = {}
     for value in dataflow.activations:
-        possible: list[Choice] = ["keep", "swap", "recompute"]
-        if dataflow.refusal(value.id) is not None:
-            possible.remove("recompute")
-        chosen[value.id] = draw(st.sampled_from(possible))
+        choice: Choice = random.choices(("keep", "swap", "recompute"), weights)[0]
+        if choice == "recompute" and dataflow.refusal(value.id) is not None:
+            choice = "swap"
+        if choice != "keep" or random.random() < 0.5:
+            chosen[value.id] = choice
     return chosen
 
 

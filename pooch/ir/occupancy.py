@@ -69,6 +69,7 @@ class _Walk:
             self._close_entry()
             self._slot = action.slot
         kind = action.kind
+        self._leading = self._leading and kind in ("copy_out", "free")
         if kind == "replay":
             self._replay(action)
         elif kind == "drop":
@@ -77,7 +78,6 @@ class _Walk:
             self._free(action.target)
         elif kind == "copy_in":
             self._arrive(action.target)
-            self._leading = False
 
     def finish(self) -> Occupancy:
         self._close_entry()
@@ -118,7 +118,6 @@ class _Walk:
             self._high = self._level
 
     def _replay(self, action: Action) -> None:
-        self._leading = False
         reused = sum(self._allocated[value] for value in action.in_place)
         peak = self._level + self._dataflow.replay_room_bytes[action.target] - reused
         self._high = max(self._high, peak)
@@ -133,7 +132,6 @@ class _Walk:
 
     def _drop(self, value: int) -> None:
         """Ends the schedule's hold; in between, it kept alive what autograd had let go of."""
-        self._leading = False
         number_bytes, point = self._allocated[value], 2 * self._slot
         if value in self._transient:
             self._transient.discard(value)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from pooch.errors import InvalidSchedule
-from pooch.ir import Choice, Schedule
+from pooch.ir import Choice, Profile, Region, Schedule
 from pooch.ir.dataflow import Dataflow
 from pooch.schedule import lower, verify
 from pooch.simulator import simulate
@@ -19,19 +20,52 @@ from tests.schedule.interpreter import Fault, run_plain, run_schedule
 moderate = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[Dataflow, dict[int, Choice], Schedule]:
-    dataflow = Dataflow(draw(toys.profiles()))
-    decided = draw(toys.decisions(dataflow))
-    peak = dataflow.profile.peak_bytes
-    budget = draw(st.one_of(st.integers(1, peak), st.integers(peak // 2, peak + 10)))
-    return dataflow, decided, lower(dataflow, decided, budget)
+@dataclass
+class Case:
+    dataflow: Dataflow
+    decided: dict[int, Choice]
+    schedule: Schedule
+    budget_bytes: int
+    least_bytes: int
+
+
+def make_case(profile: Profile, region: Region, seed: int) -> Case:
+    """Budgets from what these decisions can reach at least, to a little more than in-core."""
+    random = Random(seed)
+    dataflow = Dataflow(profile, region)
+    decided = toys.random_decisions(random, dataflow)
+    least = simulate(dataflow, lower(dataflow, decided, 1)).peak_bytes
+    budget = random.randint(least - 10, max(least, profile.peak_bytes) + 10)
+    return Case(dataflow, decided, lower(dataflow, decided, budget), budget, least)
+
+
+cases = st.builds(make_case, toys.profiles(), st.sampled_from(["step", "step", "model"]), st.integers(0, 2**32 - 1))
+
+
+def note_events(dataflow: Dataflow, schedule: Schedule) -> None:
+    """So that `--hypothesis-show-statistics` tells what the examples reach."""
+    for kind in sorted({action.kind for action in schedule.actions}):
+        event(kind)
+    values = dataflow.profile.values
+    needed_late = [a for a in schedule.actions if a.kind == "drop" and values[a.target].saved]
+    if any(action.in_place for action in schedule.actions):
+        event("in place")
+    if schedule.sources:
+        event("held source")
+    if any(values[action.target].death < action.slot for action in needed_late):
+        event("held past its death")
+    if schedule.swapped and schedule.recomputed:
+        event("both")
+    waits = {action.target: action.slot for action in schedule.actions if action.kind == "wait"}
+    copies = [action for action in schedule.actions if action.kind == "copy_in"]
+    if any(waits.get(action.target, action.slot) > action.slot for action in copies):
+        event("prefetch")
 
 
 @moderate
-@given(case=cases())
+@given(case=cases)
 def test_lowered_schedules_verify_and_give_autograd_what_it_saved(case):
-    dataflow, decided, schedule = case
+    dataflow, decided, schedule = case.dataflow, case.decided, case.schedule
     points = verify(dataflow, schedule, decided, None)
     timeline = simulate(dataflow, schedule)
     assert points == timeline.point_bytes.tolist()
@@ -40,16 +74,13 @@ def test_lowered_schedules_verify_and_give_autograd_what_it_saved(case):
     verify(dataflow, schedule, decided, timeline.peak_bytes)
     with pytest.raises(InvalidSchedule, match="over the budget"):
         verify(dataflow, schedule, decided, timeline.peak_bytes - 1)
-    for kind in sorted({action.kind for action in schedule.actions}):
-        event(kind)
-    if any(action.in_place for action in schedule.actions):
-        event("in place")
+    note_events(dataflow, schedule)
 
 
 @moderate
-@given(case=cases(), data=st.data())
+@given(case=cases, data=st.data())
 def test_a_mutated_schedule_is_rejected_or_harmless(case, data):
-    dataflow, decided, schedule = case
+    dataflow, decided, schedule = case.dataflow, case.decided, case.schedule
     actions = list(schedule.actions)
     if not actions:
         return
@@ -97,13 +128,14 @@ def test_without_actions_everything_is_in_core(profile):
 
 
 @moderate
-@given(case=cases())
-def test_what_is_left_away_is_left_away_for_a_reason(case):
-    """A budget that everything fits into moves nothing to the tier; a tighter one never raises the peak."""
-    dataflow, decided, schedule = case
-    roomy = lower(dataflow, decided, 1 << 60)
+@given(case=cases)
+def test_a_budget_that_the_decisions_can_keep_is_kept(case):
+    """Leaving late and coming back early never costs a byte over what leaving at once would reach."""
+    peak = simulate(case.dataflow, case.schedule).peak_bytes
+    assert peak <= max(case.budget_bytes, case.least_bytes)
+    roomy = lower(case.dataflow, case.decided, 1 << 60)
     assert roomy.swapped == ()
-    assert simulate(dataflow, schedule).peak_bytes <= simulate(dataflow, roomy).peak_bytes
+    assert peak <= simulate(case.dataflow, roomy).peak_bytes
 
 
 def test_the_interpreter_notices_wrong_contents():
