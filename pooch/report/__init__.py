@@ -1,0 +1,1 @@
+"""Tables (rich, pandas), figures (matplotlib) and trace export. Reports never import commands."""

@@ -1,0 +1,103 @@
+"""Profiles, plans and comparisons as plain records, for `--json` and for the headers of tables."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from pooch.ir import Plan, Profile, Timeline
+from pooch.session import ComparisonRow
+
+Record = dict[str, object]
+
+_COMPARED = (
+    "predicted_peak_bytes",
+    "predicted_step_ms",
+    "in_core_step_ms",
+    "lower_bound_ms",
+    "gap",
+    "status",
+    "keep",
+    "swap",
+    "recompute",
+    "planning_ms",
+)
+
+
+def profile_record(profile: Profile) -> Record:
+    """What a profile comes to."""
+    activations = profile.activations
+    return {
+        "workload": profile.workload,
+        "batch_size": profile.batch_size,
+        "mode": profile.mode,
+        "device": profile.device.name,
+        "device_kind": profile.device.kind,
+        "modelled": profile.device.modelled,
+        "tier": profile.link.tier,
+        "ops": len(profile.ops),
+        "forward_ops": profile.forward_ops,
+        "activations": len(activations),
+        "activation_bytes": sum(value.size_bytes for value in activations),
+        "persistent_bytes": profile.persistent_bytes,
+        "peak_bytes": profile.peak_bytes,
+        "reserved_bytes": profile.reserved_bytes,
+        "step_ms": profile.step_ms,
+        "out_bytes_per_ms": profile.link.out_bytes_per_ms,
+        "in_bytes_per_ms": profile.link.in_bytes_per_ms,
+        "notes": list(profile.notes),
+    }
+
+
+def plan_record(plan: Plan) -> Record:
+    """What a plan comes to."""
+    counts = Counter(plan.decisions.values())
+    return {
+        "workload": plan.workload,
+        "policy": plan.policy,
+        "region": plan.region,
+        "status": plan.status,
+        "budget_bytes": plan.budget_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "in_core_peak_bytes": plan.in_core_peak_bytes,
+        "predicted_step_ms": plan.predicted_step_ms,
+        "in_core_step_ms": plan.in_core_step_ms,
+        "lower_bound_ms": _number(plan.lower_bound_ms),
+        "gap": _number(plan.gap),
+        "keep": counts["keep"],
+        "swap": counts["swap"],
+        "recompute": counts["recompute"],
+        "host_bytes": plan.schedule.host_bytes,
+        "planning_ms": plan.planning_ms,
+        "notes": list(plan.notes),
+    }
+
+
+def timeline_record(timeline: Timeline) -> Record:
+    """What a simulated step comes to."""
+    return {
+        "step_ms": timeline.step_ms,
+        "stall_ms": timeline.stall_ms,
+        "replay_ms": timeline.replay_ms,
+        "peak_bytes": timeline.peak_bytes,
+        "host_bytes": timeline.host_bytes,
+    }
+
+
+def comparison_records(rows: Iterable[ComparisonRow]) -> list[Record]:
+    """One record per policy and budget; `feasible` says whether there is a plan."""
+    return [_comparison_record(row) for row in rows]
+
+
+def _comparison_record(row: ComparisonRow) -> Record:
+    record: Record = {"budget_bytes": row.budget_bytes, "policy": row.policy, "feasible": row.plan is not None}
+    if row.plan is None:
+        return record | {"minimum_bytes": row.minimum_bytes}
+    plan = plan_record(row.plan)
+    return record | {name: plan[name] for name in _COMPARED}
+
+
+def _number(value: float) -> float | None:
+    """JSON knows no nan and no infinity."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,165 @@
+"""Tables for people (rich). They show what `layers` and `summaries` computed, and compute nothing themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+
+from pooch.ir import Plan, Profile, Timeline
+from pooch.report.layers import choice_frame, layer_frame
+from pooch.report.summaries import Record, comparison_records
+from pooch.session import ComparisonRow
+from pooch.units import format_bytes, format_ms
+
+if TYPE_CHECKING:
+    import pandas
+
+LONGEST_TABLE = 40
+
+
+def facts_table(title: str, facts: Mapping[str, str]) -> Table:
+    """Two columns: a name and what there is to say."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
+    for name, text in facts.items():
+        table.add_row(name, text)
+    return table
+
+
+def profile_table(profile: Profile) -> Table:
+    """The head of `pooch show` for a profile."""
+    link = profile.link
+    sizes = sum(value.size_bytes for value in profile.activations)
+    backward_ops = len(profile.ops) - profile.forward_ops - 1
+    facts = {
+        "device": f"{profile.device.name} ({profile.device.kind}{', modelled' if profile.device.modelled else ''})",
+        "step": f"{format_ms(profile.step_ms)} in-core, {profile.forward_ops} forward and {backward_ops} backward ops",
+        "peak": f"{format_bytes(profile.peak_bytes)} in-core",
+        "persistent": format_bytes(profile.persistent_bytes),
+        "activations": f"{len(profile.activations)}, {format_bytes(sizes)} in all",
+        "swap tier": f"{link.tier}: {_rate(link.out_bytes_per_ms)} out, {_rate(link.in_bytes_per_ms)} in",
+    }
+    facts |= {f"note {number}": note for number, note in enumerate(profile.notes, start=1)}
+    batch = f", batch {profile.batch_size}" if profile.batch_size else ""
+    return facts_table(f"profile of {profile.workload}{batch}", facts)
+
+
+def plan_table(plan: Plan) -> Table:
+    """The head of `pooch show` for a plan."""
+    budget = format_bytes(plan.budget_bytes) if plan.budget_bytes else "none"
+    share = plan.predicted_step_ms / plan.in_core_step_ms if plan.in_core_step_ms else 1.0
+    in_core_peak, in_core_step = format_bytes(plan.in_core_peak_bytes), format_ms(plan.in_core_step_ms)
+    facts = {
+        "budget": f"{budget} (region {plan.region})",
+        "peak": f"{format_bytes(plan.predicted_peak_bytes)} predicted, {in_core_peak} in-core",
+        "step": f"{format_ms(plan.predicted_step_ms)} predicted, {in_core_step} in-core ({share:.3f}x)",
+        "lower bound": f"{format_ms(plan.lower_bound_ms)}, gap {plan.gap:.1%}, {plan.status}",
+        "swap tier": f"{format_bytes(plan.schedule.host_bytes)} taken",
+        "planned in": format_ms(plan.planning_ms),
+    }
+    facts |= {f"note {number}": note for number, note in enumerate(plan.notes, start=1)}
+    return facts_table(f"plan of {plan.workload} by {plan.policy}", facts)
+
+
+def layers_table(profile: Profile, plan: Plan | None = None, *, depth: int | None = 2) -> Table:
+    """One row per layer that has activations."""
+    frame = layer_frame(profile, plan, depth=depth)
+    return frame_table("activations by layer", frame[frame["activations"] > 0])
+
+
+def choices_table(plan: Plan) -> Table:
+    """Keep, swap, recompute: how many, how much, and what it costs."""
+    return frame_table("decisions", choice_frame(plan))
+
+
+def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE) -> Table:
+    """The largest activations with their decision and its reason."""
+    frame = plan.to_frame()
+    shown = frame.nlargest(longest, "size_bytes").sort_index()
+    left_out = len(frame) - len(shown)
+    title = "decisions" if not left_out else f"decisions on the {len(shown)} largest of {len(frame)} activations"
+    return frame_table(title, shown[["choice", "label", "size_bytes", "copy_ms", "replay_ms", "reason"]])
+
+
+def timeline_table(timeline: Timeline) -> Table:
+    """What `pooch simulate` found."""
+    facts = {
+        "step": format_ms(timeline.step_ms),
+        "of it stalled": format_ms(timeline.stall_ms),
+        "of it replaying": format_ms(timeline.replay_ms),
+        "peak": format_bytes(timeline.peak_bytes),
+        "swap tier": format_bytes(timeline.host_bytes),
+    }
+    return facts_table("simulated step", facts)
+
+
+def comparison_table(rows: Iterable[ComparisonRow]) -> Table:
+    """Every policy under every budget."""
+    table = _table("policies side by side (k/s/r: activations kept, swapped, recomputed)")
+    for name in ("budget", "policy", "peak", "step", "x in-core", "k/s/r", "status"):
+        table.add_column(name, justify="left" if name in ("policy", "status") else "right", no_wrap=True)
+    for record in comparison_records(rows):
+        table.add_row(*_comparison_cells(record))
+    return table
+
+
+def _comparison_cells(record: Record) -> list[str]:
+    head = [format_bytes(_float(record["budget_bytes"])), str(record["policy"])]
+    if not record["feasible"]:
+        minimum_bytes = _float(record["minimum_bytes"])
+        least = f"needs {format_bytes(minimum_bytes)}" if minimum_bytes else "does not fit"
+        return [*head, "-", "-", "-", "-", least]
+    step_ms, in_core_ms = _float(record["predicted_step_ms"]), _float(record["in_core_step_ms"])
+    return [
+        *head,
+        format_bytes(_float(record["predicted_peak_bytes"])),
+        format_ms(step_ms),
+        f"{step_ms / in_core_ms:.3f}" if in_core_ms else "-",
+        f"{record['keep']}/{record['swap']}/{record['recompute']}",
+        str(record["status"]),
+    ]
+
+
+def frame_table(title: str, frame: pandas.DataFrame) -> Table:
+    """Any frame as a table; columns named `_bytes` and `_ms` are written with their units."""
+    table = _table(title)
+    table.add_column(str(frame.index.name or ""), overflow="fold")
+    for name in frame.columns:
+        is_number = frame[name].dtype.kind in "if"
+        heading = _heading(str(name))
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for label, row in zip(frame.index, frame.itertuples(index=False), strict=True):
+        cells = [_cell(str(name), value) for name, value in zip(frame.columns, row, strict=True)]
+        table.add_row(str(label), *cells)
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_bytes").removesuffix("_ms").replace("_", " ")
+
+
+def _cell(name: str, value: object) -> str:
+    if isinstance(value, float) and value != value:  # nan: there is no such number
+        return "-"
+    if name.endswith("_bytes"):
+        return format_bytes(_float(value)) if value else "-"
+    if name.endswith("_ms"):
+        return format_ms(_float(value)) if value else "-"
+    return "-" if value is None else str(value)
+
+
+def _float(value: object) -> float:
+    assert isinstance(value, int | float) or hasattr(value, "__float__"), value
+    return float(value)
+
+
+def _rate(bytes_per_ms: float) -> str:
+    return f"{format_bytes(bytes_per_ms * 1000)}/s"

@@ -1,0 +1,130 @@
+"""Profile + budget -> Plan: the planner, the lowering, the verifier and the simulator in one row."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from pooch.errors import InfeasibleBudget, UsageError
+from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
+from pooch.ir.dataflow import Dataflow
+from pooch.planner import make_plan
+from pooch.session.evaluation import StageEvaluator, verified_timeline
+from pooch.session.packing import PlanOutcome, pack_plan
+from pooch.units import parse_budget
+
+PlanningProgress = Callable[[str, float], None]
+
+
+def plan(
+    profile: Profile,
+    budget: int | str,
+    *,
+    policy: str = "ilp",
+    host_budget: int | str | None = None,
+    time_limit_s: float = 30.0,
+    region: Region = "model",
+    progress: PlanningProgress | None = None,
+) -> Plan:
+    """Choose keep, swap or recompute for every activation so that the step fits into the budget and loses little time.
+
+    Args:
+        profile: the measured step.
+        budget: bytes, a text such as "16GiB", or "60%" of the in-core peak. It bounds all device bytes of the
+            process's tensors: parameters, gradients, optimizer state, inputs, temporaries and activations.
+        policy: who decides: "ilp" (the integer program) or a published or plain method by name.
+        host_budget: bytes that swapped activations may take in the swap tier; None: no limit.
+        time_limit_s: most seconds to plan for; what was found until then carries its gap.
+        region: "model": the plan will be applied to `model.forward`; "step": to `with run.step()`.
+        progress: called with what is being done and the share that is done.
+
+    Raises:
+        UsageError: the budget or the policy cannot be understood.
+        InfeasibleBudget: no plan fits; names the smallest budget that does.
+    """
+    budget_bytes = parse_budget(budget, profile.peak_bytes)
+    host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
+    if not (math.isfinite(time_limit_s) and time_limit_s > 0):
+        raise UsageError(f"the time limit {time_limit_s} is not positive: give seconds, such as 30")
+    dataflow = Dataflow(profile, checked_region(region))
+    planned = make_plan(
+        dataflow,
+        budget_bytes,
+        StageEvaluator(dataflow),
+        policy=policy,
+        host_budget_bytes=host_bytes,
+        time_limit_s=time_limit_s,
+        progress=progress,
+    )
+    timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
+    outcome = PlanOutcome(
+        policy,
+        budget_bytes,
+        planned.lower_bound_ms,
+        planned.status,
+        planned.notes,
+        planned.rows,
+        planned.planning_ms,
+    )
+    return pack_plan(dataflow, planned.schedule, timeline, outcome)
+
+
+def plan_from_decisions(
+    profile: Profile, decisions: Decisions, budget: int | str | None = None, *, region: Region = "model"
+) -> Plan:
+    """Make a plan of hand-made or foreign decisions; activations not named are kept.
+
+    Without a budget, the plan reaches the lowest peak that the decisions allow.
+
+    Raises:
+        UsageError: a decision names no activation of the region, or asks for an impossible recompute.
+        InfeasibleBudget: a budget was given and the decisions do not fit into it.
+    """
+    started_s = time.monotonic()
+    dataflow = Dataflow(profile, checked_region(region))
+    _check_choices(decisions)
+    evaluator = StageEvaluator(dataflow)
+    if budget is None:
+        evaluation, budget_bytes = evaluator.evaluate_smallest(decisions), 0
+    else:
+        budget_bytes = parse_budget(budget, profile.peak_bytes)
+        evaluation = evaluator.evaluate(decisions, budget_bytes)
+        if evaluation.timeline.peak_bytes > budget_bytes:
+            minimum_bytes = evaluator.evaluate_smallest(decisions).timeline.peak_bytes
+            raise InfeasibleBudget(budget_bytes, minimum_bytes, "manual")
+    most_bytes = budget_bytes or evaluation.timeline.peak_bytes
+    timeline = verified_timeline(dataflow, evaluation.schedule, decisions, most_bytes)
+    rows = tuple(_manual_row(dataflow, value.id, decisions) for value in dataflow.activations)
+    in_core_ms = sum(dataflow.op_times_ms)  # no schedule can be faster than its ops
+    planning_ms = (time.monotonic() - started_s) * 1e3
+    outcome = PlanOutcome("manual", budget_bytes, in_core_ms, "manual", (), rows, planning_ms)
+    return pack_plan(dataflow, evaluation.schedule, timeline, outcome)
+
+
+def checked_region(region: str) -> Region:
+    """The region, or a line that says which there are.
+
+    Raises:
+        UsageError: there is no such region.
+    """
+    if region == "model":
+        return "model"
+    if region == "step":
+        return "step"
+    raise UsageError(f"there is no region {region!r}: choose model or step")
+
+
+def _check_choices(decisions: Decisions) -> None:
+    for value, choice in decisions.items():
+        if choice not in ("keep", "swap", "recompute"):
+            raise UsageError(f"the decision {choice!r} for value {value} is none of keep, swap, recompute")
+
+
+def _manual_row(dataflow: Dataflow, value_id: int, decisions: Decisions) -> Decision:
+    value = dataflow.profile.values[value_id]
+    choice: Choice = decisions.get(value_id, "keep")
+    link = dataflow.profile.link
+    copy_ms = link.out_ms(value.size_bytes) + link.in_ms(value.size_bytes)
+    reason = "decided by hand" if value_id in decisions else "not named, so kept"
+    return Decision(value_id, choice, value.label, value.size_bytes, copy_ms, dataflow.replay_ms(value_id), reason)
