@@ -1,0 +1,62 @@
+"""The `pooch` command. This is the one place where errors become exit codes.
+
+0: fine. 1: an error, told in one line. 2: wrong usage. 3: no plan fits into the budget.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from pooch.errors import PoochError
+
+FINE, FAILED, WRONG_USAGE = 0, 1, 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; a traceback is shown with `--debug` alone."""
+    from pooch.cli.commands import cli
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        cli.main([each for each in given if each != "--debug"], prog_name="pooch", standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost place: everything gets an exit code
+        if debug:
+            traceback.print_exc()
+        return _told(error)
+    return FINE
+
+
+def _told(error: BaseException) -> int:
+    """Say what went wrong in one line on stderr, and give the exit code."""
+    if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return WRONG_USAGE
+    text, code = _text_and_code(error)
+    click.echo(f"pooch: {' '.join(text.split())}", err=True)
+    return code
+
+
+def _text_and_code(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, PoochError):
+        return str(error), error.exit_code
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "pooch"
+        return f"{error.format_message()} See `{where} --help`.", WRONG_USAGE
+    if isinstance(error, click.ClickException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, MemoryError):
+        return "memory ran out: use a smaller --batch-size, or profile with --mode offload", FAILED
+    kind = type(error).__name__
+    return f"unexpected {kind}: {error}; add --debug for the traceback, and report it", FAILED

@@ -1,0 +1,87 @@
+"""`pooch show`: tables and a picture of a saved profile or plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pooch.cli.options import PATH, force_option, json_option, refuse_overwriting
+from pooch.cli.output import print_json, print_tables
+from pooch.errors import UsageError
+from pooch.ir import Plan, Profile
+
+
+@click.command("show")
+@click.argument("path", metavar="P.json|PLAN.json", type=PATH)
+@click.option("--profile", "profile_path", type=PATH, metavar="P.json", help="The profile that the plan was made for.")
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw it: a file that ends in .png, .pdf or .svg.")
+@click.option("--depth", type=click.IntRange(min=1), default=2, show_default=True, help="Names of a module per layer.")
+@click.option("--all", "show_all", is_flag=True, help="Every activation of a plan, not only the largest.")
+@json_option
+@force_option
+def command(
+    path: Path, profile_path: Path | None, plot: Path | None, depth: int, show_all: bool, as_json: bool, force: bool
+) -> None:
+    """Look at a profile or a plan; draw it with --plot (a plan needs its --profile for that)."""
+    from pooch.ir.files import load_any
+
+    _check_plot(plot, force)
+    document = load_any(path)
+    if isinstance(document, Profile):
+        profile, plan = document, None
+    else:
+        plan = document
+        profile = Profile.load(profile_path) if profile_path else None
+    if plot is not None:
+        _draw(profile, plan, plot, depth)
+    if as_json:
+        _print_records(profile, plan, depth)
+    else:
+        _print_tables(profile, plan, depth, show_all)
+        if plot is not None:
+            click.echo(f"wrote {plot}")
+
+
+def _check_plot(plot: Path | None, force: bool) -> None:
+    if plot is not None:
+        from pooch.report.figures import check_figure_path
+
+        check_figure_path(plot)
+        refuse_overwriting(plot, force)
+
+
+def _draw(profile: Profile | None, plan: Plan | None, plot: Path, depth: int) -> None:
+    from pooch.report.figures import draw_plan, draw_profile, save_figure
+
+    if profile is None:
+        raise UsageError("the picture of a plan needs the times of its profile: add --profile P.json")
+    figure = draw_profile(profile, depth=depth) if plan is None else draw_plan(profile, plan)
+    save_figure(figure, plot)
+
+
+def _print_records(profile: Profile | None, plan: Plan | None, depth: int) -> None:
+    from pooch.report.layers import layer_frame
+    from pooch.report.summaries import plan_record, profile_record
+
+    record: dict[str, object] = {}
+    if profile is not None:
+        record["profile"] = profile_record(profile)
+        record["layers"] = layer_frame(profile, plan, depth=depth).reset_index().to_dict(orient="records")
+    if plan is not None:
+        record["plan"] = plan_record(plan)
+        record["decisions"] = {str(value): choice for value, choice in plan.decisions.items()}
+    print_json(record)
+
+
+def _print_tables(profile: Profile | None, plan: Plan | None, depth: int, show_all: bool) -> None:
+    from pooch.report import tables
+
+    shown = []
+    if plan is not None:
+        shown += [tables.plan_table(plan), tables.choices_table(plan)]
+        shown.append(tables.decisions_table(plan, longest=len(plan.choices) if show_all else tables.LONGEST_TABLE))
+    if profile is not None:
+        shown += [] if plan is not None else [tables.profile_table(profile)]
+        shown.append(tables.layers_table(profile, plan, depth=depth))
+    print_tables(*shown)
