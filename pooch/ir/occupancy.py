@@ -27,11 +27,11 @@ class Occupancy:
 
     Attributes:
         point_bytes: int64 array of shape (2 * ops,): the highest live bytes at each point.
-        settled_bytes: the same, but each entry as its op finds it: after all actions that happen there.
+        entry_excess_bytes: by slot, how far its entry rises (while replays run) above what its op then finds.
     """
 
     point_bytes: numpy.ndarray
-    settled_bytes: numpy.ndarray
+    entry_excess_bytes: dict[int, int]
 
 
 def occupancy(dataflow: Dataflow, actions: Iterable[Action], recomputed: Iterable[int]) -> Occupancy:
@@ -57,7 +57,7 @@ class _Walk:
         self._change = [0] * (2 * dataflow.end + 1)
         self._arrived: dict[int, int] = {}  # point at which a value came back
         self._transient: set[int] = set()  # replayed intermediates
-        self._entry_excess: dict[int, int] = {}  # slot -> how far the entry rises above where it settles
+        self._entry_excess: dict[int, int] = {}
         self._slot = -1
         self._level = self._high = 0  # of the current entry, relative to where it began
         self._leading = True
@@ -82,11 +82,10 @@ class _Walk:
     def finish(self) -> Occupancy:
         self._close_entry()
         change = numpy.cumsum(numpy.array(self._change[:-1], dtype=numpy.int64))
-        settled = self._dataflow.in_core_points + change
-        points = settled.copy()
+        points = self._dataflow.in_core_points + change
         for slot, excess in self._entry_excess.items():
             points[2 * slot] += excess
-        return Occupancy(points, settled)
+        return Occupancy(points, self._entry_excess)
 
     def _close_entry(self) -> None:
         if self._high > self._level:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
+from operator import itemgetter
 
 from pooch.errors import UsageError
 from pooch.ir import Action, Choice, Decisions, Schedule
 from pooch.ir.dataflow import Dataflow
 from pooch.ir.occupancy import occupancy
+from pooch.schedule.actions import action
 from pooch.schedule.replays import Replays, ReplayTables, plan_replays
 from pooch.schedule.swaps import Swap, SwapTables, place_swaps
 
@@ -57,17 +58,17 @@ class Lowering:
 
     def _place_swaps(self, decided: dict[int, Choice], replays: Replays, budget_bytes: int) -> list[Swap]:
         tables = self._swap_tables
-        wanted = [value for value, choice in decided.items() if choice == "swap"]
-        possible = (tables.candidate(value, replays.needs.get(value)) for value in sorted(wanted))
-        candidates = [swap for swap in possible if swap is not None]
+        wanted = sorted(value for value, choice in decided.items() if choice == "swap")
+        possible = (tables.candidate(value, replays.needs.get(value, -1)) for value in wanted)
+        candidates = [candidate for candidate in possible if candidate is not None]
         if not candidates:
             return []
-        replayed = (action for slot in replays.actions for action in replays.actions[slot])
+        replayed = (done for slot in replays.actions for done in replays.actions[slot])
         memory = occupancy(self.dataflow, replayed, replays.recomputed)
-        return sorted(place_swaps(tables, candidates, memory, budget_bytes), key=lambda swap: swap.value)
+        return place_swaps(tables, candidates, memory, budget_bytes)
 
     def _schedule(self, actions: tuple[Action, ...], swaps: list[Swap], replays: Replays) -> Schedule:
-        swapped = tuple(swap.value for swap in swaps)
+        swapped = tuple(sorted(swap.candidate.value for swap in swaps))
         sources = replays.reads.difference(swapped, replays.recomputed)
         offsets, host_bytes = self._host_layout(swapped)
         return Schedule(actions, tuple(sorted(sources)), replays.recomputed, swapped, offsets, host_bytes)
@@ -83,31 +84,35 @@ class Lowering:
 
 
 def _assemble(swaps: list[Swap], replays: Replays) -> tuple[Action, ...]:
-    """Order within one entry: copies out, frees, copies in that are needed here, then waits, replays and drops, copies
-    in that are needed later (so that they do not add to the replays' peak), waits for what is unpacked here.
+    """Put all actions in order of slot and stage.
+
+    The stages of one entry: 0 copies out, 1 frees, 2 copies in that are needed here, 3 replays with their drops and
+    the waits for what they read, 4 copies in that are needed later (after the replays, so as not to add to their
+    peak), 5 waits for what is unpacked here.
     """
-    stages: dict[int, list[list[Action]]] = defaultdict(lambda: [[], [], [], [], [], []])
-    moved = {swap.value for swap in swaps}
-    for swap in sorted(swaps, key=lambda s: (s.need_slot is None, s.need_slot)):
-        _stage_swap(swap, replays, stages)
+    staged: list[tuple[int, Action]] = []
+    for swap in sorted(swaps, key=lambda swap: swap.candidate.value):  # copies and frees: first made, first out
+        staged += _way_out(swap)
+    for swap in swaps:  # in order of need
+        if swap.in_slot >= 0:
+            staged += _way_in(swap, replays)
+    moved = {swap.candidate.value for swap in swaps}
     for slot, actions in replays.actions.items():
-        stages[slot][3] = [action for action in actions if action.kind != "wait" or action.target in moved]
-    ordered: list[Action] = []
-    for slot in sorted(stages):
-        copies_out, frees = stages[slot][:2]
-        copies_out.sort(key=lambda action: action.target)
-        frees.sort(key=lambda action: action.target)
-        for stage in stages[slot]:
-            ordered += stage
-    return tuple(ordered)
+        staged += [(slot * 6 + 3, a) for a in actions if a.kind != "wait" or a.target in moved]
+    staged.sort(key=itemgetter(0))  # stable: within a stage, as gathered
+    return tuple(action for _, action in staged)
 
 
-def _stage_swap(swap: Swap, replays: Replays, stages: dict[int, list[list[Action]]]) -> None:
-    stages[swap.copy_slot][0].append(Action(swap.copy_slot, "copy_out", swap.value))
-    stages[swap.free_slot][1].append(Action(swap.free_slot, "free", swap.value))
-    if swap.need_slot is None:
-        return
-    stage = 2 if swap.in_slot == swap.need_slot else 4
-    stages[swap.in_slot][stage].append(Action(swap.in_slot, "copy_in", swap.value))
-    if swap.value not in replays.waited:
-        stages[swap.need_slot][5].append(Action(swap.need_slot, "wait", swap.value))
+def _way_out(swap: Swap) -> tuple[tuple[int, Action], tuple[int, Action]]:
+    value, copy_slot = swap.candidate.value, swap.candidate.copy_slot
+    copy = action(copy_slot, "copy_out", value)
+    return (copy_slot * 6, copy), (swap.free_slot * 6 + 1, action(swap.free_slot, "free", value))
+
+
+def _way_in(swap: Swap, replays: Replays) -> list[tuple[int, Action]]:
+    value, need_slot = swap.candidate.value, swap.candidate.need_slot
+    stage = 2 if swap.in_slot == need_slot else 4
+    staged = [(swap.in_slot * 6 + stage, action(swap.in_slot, "copy_in", value))]
+    if value not in replays.waited:
+        staged.append((need_slot * 6 + 5, action(need_slot, "wait", value)))
+    return staged

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pooch.ir import Action, Choice
 from pooch.ir.dataflow import Dataflow
+from pooch.schedule.actions import action
 
 
 @dataclass(slots=True)
@@ -138,7 +139,7 @@ class _Emission:
         for op in ops:
             self._emit_waits(slot, op, actions)
             reused = self._reusable(op, last_op)
-            actions.append(Action(slot, "replay", op, self._outputs(slot, op, last_op), reused))
+            actions.append(action(slot, "replay", op, self._outputs(slot, op, last_op), reused))
             self._emit_drops(slot, op, last_op, reused, actions)
         return actions
 
@@ -148,7 +149,7 @@ class _Emission:
             is_due = value in self._closures.swapped and self._closures.needs.get(value) == slot
             if is_due and value not in waited:
                 waited.add(value)
-                actions.append(Action(slot, "wait", value))
+                actions.append(action(slot, "wait", value))
 
     def _outputs(self, slot: int, op: int, last_op: dict[int, int]) -> tuple[int, ...]:
         made, is_source = self._closures.made, self._tables.is_source
@@ -173,4 +174,4 @@ class _Emission:
             if last_op[value] != op or value in reused:
                 continue
             if not is_source or self._last_slot[value] == slot:
-                actions.append(Action(slot, "drop", value))
+                actions.append(action(slot, "drop", value))

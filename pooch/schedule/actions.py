@@ -1,0 +1,16 @@
+"""Actions are frozen, so that schedules can share them: a search lowers hundreds of schedules that differ in a few."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pooch.ir import Action
+from pooch.ir.schedule import ActionKind
+
+
+@lru_cache(maxsize=1 << 16)
+def action(
+    slot: int, kind: ActionKind, target: int, outputs: tuple[int, ...] = (), in_place: tuple[int, ...] = ()
+) -> Action:
+    """The action with these fields, made once."""
+    return Action(slot, kind, target, outputs, in_place)
