@@ -156,8 +156,8 @@ class Profile:
         device, link: where, and the cost of transfers.
         ops: forward ops, backward ops, and the closing op `pooch.end`; `ops[k].index == k`.
         values: every value of the step; `values[i].id == i`.
-        anchors: for each backward slot at whose entry a value is first unpacked: (slot, value ids in order of
-            unpacking). Only there can a schedule act during the backward pass.
+        anchors: for each backward slot at whose entry a value made by the step is first unpacked: (slot, value ids in
+            order of unpacking). Only there can a schedule act during the backward pass.
         forward_ops: number of forward ops; `ops[forward_ops:]` is the backward pass.
         model_begin, model_end: the ops of `model.forward` are `ops[model_begin:model_end]`.
         persistent_bytes: parameters, buffers, optimizer state (also what its first step will create), inputs and

@@ -1,0 +1,6 @@
+"""Schedule + model -> a training step. The executor looks actions up; it decides nothing."""
+
+from pooch.executor.run import Run, apply_plan
+from pooch.executor.statistics import RunStats
+
+__all__ = ["Run", "RunStats", "apply_plan"]

@@ -1,0 +1,28 @@
+"""Copy engines: one protocol, a CPU engine (thread and file) and a CUDA engine (streams and pinned memory)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from pooch.executor.engines.protocol import CopyEngine
+
+
+def make_engine(device: torch.device, spill_directory: str | Path | None = None) -> CopyEngine:
+    """The engine for a device.
+
+    Args:
+        device: where the activations live.
+        spill_directory: where the CPU engine puts its file; None: the system's directory for temporary files.
+
+    Raises:
+        TierError: the tier cannot be set up.
+    """
+    if device.type == "cuda":
+        from pooch.executor.engines.cuda import CudaEngine
+
+        return CudaEngine(device)
+    from pooch.executor.engines.cpu import CpuEngine
+
+    return CpuEngine(spill_directory)

@@ -1,0 +1,56 @@
+"""What the executor asks of a copy engine.
+
+Ordering rules that every engine keeps:
+1. A copy out starts after everything that was issued before `copy_out` has been computed.
+2. After `wait` on a ticket, whatever is computed next sees the copy complete; its source may be let go of.
+3. A copy in writes into memory that was taken before `copy_in`, and starts after the copy out of the same room.
+4. Room in an arena is not shared by two values of a step.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Ticket(Protocol):
+    """One copy under way."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the copy failed, or None; only meaningful after `wait`."""
+
+    def wait(self) -> float:
+        """Make compute wait for the copy; returns the ms that the caller was blocked."""
+
+
+class Arena(Protocol):
+    """Room in the tier for one step."""
+
+    def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
+        """Start copying a storage to the tier."""
+
+    def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
+        """Start filling a storage from the tier."""
+
+    def close(self) -> None:
+        """Give the room back; copies under way are completed first."""
+
+
+class CopyEngine(Protocol):
+    """Opens arenas on one device."""
+
+    @property
+    def description(self) -> str:
+        """What the tier is, for people."""
+
+    def open_arena(self, size_bytes: int) -> Arena:
+        """Take room for one step.
+
+        Raises:
+            TierError: there is not enough of it.
+        """
+
+    def close(self) -> None:
+        """Stop threads and give everything back."""

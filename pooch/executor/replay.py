@@ -1,0 +1,154 @@
+"""Remembering how an op was called, and calling it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pooch.executor.geometry import Geometry
+from pooch.torchtools.effects import StorageMap, argument_keys, effects_of, written_tensors
+from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
+from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors, storage_key
+
+# Gives the storage of a value made by the step; the flag says that the op is going to write into it.
+Resolve = Callable[[int, bool], torch.UntypedStorage]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeArgument:
+    """A tensor argument on a value that the step made."""
+
+    value: int
+    geometry: Geometry
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OuterArgument:
+    """A tensor argument that existed before the step; it must not change until the replay."""
+
+    tensor: torch.Tensor
+    version: int
+    scratch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One op call: the op, its arguments with tensors replaced, and the state that it depends on."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    grad_enabled: bool
+    random_state: torch.Tensor | None
+    device: torch.device | None
+
+
+def record_call(
+    func: Any, facts: OperatorFacts, args: Any, kwargs: Any, values: StorageMap, device: torch.device
+) -> RecordedCall:
+    """Remember a call before it runs. `values`: which made value lies in which storage."""
+    written = written_tensors(facts, args, kwargs)
+    scratch = () if reads_statistics(facts, func, args) else facts.statistics
+
+    def replaced(tensor: torch.Tensor, is_scratch: bool) -> object:
+        value = values.get(storage_key(tensor)) if has_plain_storage(tensor) else None
+        if value is None or value < 0:
+            return OuterArgument(tensor, tensor._version, is_scratch)
+        return MadeArgument(value, Geometry.of(tensor), storage_key(tensor) in written)
+
+    recorded = tuple(map_tensors(lambda t, i=i: replaced(t, i in scratch), a) for i, a in enumerate(args))
+    named = map_tensors(lambda t: replaced(t, False), kwargs)
+    state = random_state(device) if facts.random else None
+    return RecordedCall(func, recorded, named, torch.is_grad_enabled(), state, device)
+
+
+def find_made(call: RecordedCall) -> list[MadeArgument]:
+    """Arguments of a call that the step itself made."""
+    found: list[MadeArgument] = []
+    stack: list[Any] = [call.args, call.kwargs]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, MadeArgument):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+    return found
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """State of the default generator of a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    """Set the default generator of a device."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStorage]:
+    """Run the op again, below autograd and under the random state it had.
+
+    Returns:
+        Storages of its new values, in the order in which the profile lists what the op writes.
+
+    Raises:
+        RuntimeError: an argument from outside of the step was changed in place since the forward pass.
+    """
+    args = _rebuild(call.args, resolve)
+    kwargs = _rebuild(call.kwargs, resolve)
+    facts = operator_facts(call.func)
+    written, keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
+    result = _call_below_autograd(call, args, kwargs)
+    effects = effects_of(written, list(find_tensors(result)), keys)
+    return [tensor.untyped_storage() for tensor in effects.tensors]
+
+
+def _call_below_autograd(call: RecordedCall, args: Any, kwargs: Any) -> Any:
+    device = call.device
+    current = random_state(device) if call.random_state is not None and device is not None else None
+    if current is not None and device is not None and call.random_state is not None:
+        set_random_state(device, call.random_state)
+    try:
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch.set_grad_enabled(call.grad_enabled),
+            torch.utils._python_dispatch._disable_current_modes(),
+        ):
+            return call.func(*args, **kwargs)
+    finally:
+        if current is not None and device is not None:
+            set_random_state(device, current)
+
+
+def _rebuild(arguments: Any, resolve: Resolve) -> Any:
+    if isinstance(arguments, MadeArgument):
+        return arguments.geometry.on(resolve(arguments.value, arguments.written))
+    if isinstance(arguments, OuterArgument):
+        return _outer_tensor(arguments)
+    if isinstance(arguments, (list, tuple)):
+        rebuilt = [_rebuild(item, resolve) for item in arguments]
+        return rebuilt if isinstance(arguments, list) else tuple(rebuilt)
+    if isinstance(arguments, dict):
+        return {key: _rebuild(item, resolve) for key, item in arguments.items()}
+    return arguments
+
+
+def _outer_tensor(argument: OuterArgument) -> torch.Tensor:
+    if argument.scratch:
+        return argument.tensor.clone()
+    if argument.tensor._version != argument.version:
+        raise RuntimeError(
+            "one of the variables needed for recomputing an activation has been modified by an inplace operation: "
+            f"[{argument.tensor.type()} {list(argument.tensor.shape)}] is at version {argument.tensor._version}; expected "
+            f"version {argument.version} instead"
+        )
+    return argument.tensor

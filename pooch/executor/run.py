@@ -1,0 +1,171 @@
+"""Attaching a plan to a model."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pooch.errors import PlanMismatch, PoochError, UsageError
+from pooch.executor.engines import make_engine
+from pooch.executor.engines.protocol import CopyEngine
+from pooch.executor.statistics import RunStats
+from pooch.executor.step import PlannedStep, StepMode
+from pooch.executor.table import ActionTable
+from pooch.ir import Plan
+from pooch.torchtools.memory_trace import MemoryTracer, live_bytes, quiet_collector
+from pooch.torchtools.signature import model_signature
+from pooch.torchtools.training_state import model_device
+
+OnMismatch = Literal["warn", "error"]
+
+
+class Run:
+    """A plan at work on a model; `remove()` (or leaving it as a context) takes it off again.
+
+    For a plan of region "model" every call of `model.forward` with gradients on runs under the plan. For a plan of region
+    "step" the user marks the region: `with run.step(): loss = forward()`; the backward pass follows outside.
+    """
+
+    def __init__(self, plan: Plan, model: torch.nn.Module, engine: CopyEngine, on_mismatch: OnMismatch) -> None:
+        self.plan, self.model = plan, model
+        self._engine, self._on_mismatch = engine, on_mismatch
+        self._device = model_device(model)
+        self._table = ActionTable.of(plan)
+        self._stats = RunStats()
+        self._inside = threading.local()
+        self._removed = False
+        if plan.region == "model":
+            self._attach()
+
+    @property
+    def stats(self) -> RunStats:
+        """Counts of the last step that was begun."""
+        if self._device.type == "cuda":
+            self._stats.peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        return self._stats
+
+    def _attach(self) -> None:
+        original = self.model.forward
+
+        @functools.wraps(original)
+        def planned_forward(*args: Any, **kwargs: Any) -> Any:
+            with self._region():
+                return original(*args, **kwargs)
+
+        self._own_forward = "forward" in vars(self.model)
+        self._original = original
+        self.model.forward = planned_forward
+
+    @contextmanager
+    def step(self) -> Iterator[RunStats]:
+        """The region that a plan of region "step" covers: the forward pass up to the loss.
+
+        Raises:
+            UsageError: the plan covers `model.forward`, or it was taken off.
+        """
+        if self.plan.region != "step":
+            raise UsageError("this plan covers model.forward by itself: plan with region='step' to use run.step()")
+        if self._removed:
+            raise UsageError("this plan was taken off the model: apply it again")
+        with self._region():
+            yield self._stats
+
+    @contextmanager
+    def _region(self) -> Iterator[None]:
+        if getattr(self._inside, "active", False) or not torch.is_grad_enabled():
+            yield
+            return
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._stats = RunStats(peak_bytes=self._stats.peak_bytes)
+        if self._table.does_nothing:
+            yield
+            return
+        self._inside.active = True
+        try:
+            with self._planned_step():
+                yield
+        finally:
+            self._inside.active = False
+
+    @contextmanager
+    def _planned_step(self) -> Iterator[None]:
+        arena = self._engine.open_arena(self._table.host_bytes)
+        step = PlannedStep(self._table, arena, self._device, self._stats, self._on_mismatch)
+        with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), StepMode(step):
+            yield
+        step.end_forward()
+
+    @contextmanager
+    def measured(self) -> Iterator[RunStats]:
+        """Measure the peak of what runs inside (forward and backward) at the allocator, into `stats.peak_bytes`.
+
+        Needed on the CPU only, whose allocator keeps no counters; it slows the step down a little.
+        """
+        with quiet_collector():
+            start_bytes = live_bytes(self._device)
+            tracer = MemoryTracer(self._device)
+            tracer.start()
+            try:
+                yield self._stats
+            finally:
+                trace = tracer.stop()
+                self._stats.peak_bytes = start_bytes + trace.peak_bytes
+
+    def remove(self) -> None:
+        """Take the plan off the model; steps under way end as they began."""
+        if self._removed:
+            return
+        self._removed = True
+        if self.plan.region == "model":
+            if self._own_forward:
+                self.model.forward = self._original
+            else:
+                del self.model.forward
+        self._engine.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+
+def apply_plan(
+    plan: Plan,
+    model: torch.nn.Module,
+    *,
+    on_mismatch: OnMismatch = "warn",
+    spill_directory: str | Path | None = None,
+) -> Run:
+    """Attach a plan to a model.
+
+    Args:
+        plan: made for this model.
+        model: in the state (training mode, shapes) in which it was profiled.
+        on_mismatch: what to do when a step leaves the profiled path: "warn" once and keep what is left, or "error".
+        spill_directory: where the CPU engine's spill file lies.
+
+    Raises:
+        PlanMismatch: the plan was made for another model or device.
+        TierError: the swap tier cannot be set up.
+    """
+    if on_mismatch not in ("warn", "error"):
+        raise UsageError(f"on_mismatch={on_mismatch!r}: choose 'warn' or 'error'")
+    if not isinstance(model, torch.nn.Module):
+        raise PoochError(f"apply() takes a torch.nn.Module, not {type(model).__name__}")
+    device = model_device(model)
+    if plan.model_signature != model_signature(model):
+        raise PlanMismatch(
+            f"the plan was made for another model ({plan.workload}): its parameters or buffers differ in name, shape or "
+            "dtype; profile this model and plan again"
+        )
+    if plan.device_kind != device.type:
+        raise PlanMismatch(f"the plan was made for {plan.device_kind}, the model is on {device.type}: profile it there")
+    return Run(plan, model, make_engine(device, spill_directory), on_mismatch)

@@ -1,0 +1,31 @@
+"""What a step under a plan did, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class RunStats:
+    """Counts of one step (the last one that was begun).
+
+    Attributes:
+        step_ms: from the beginning of the region to the last read of a saved value.
+        stall_ms: time that compute waited for copies.
+        swapped_out_bytes, swapped_in_bytes: bytes moved.
+        recomputed_ops: ops replayed.
+        peak_bytes: highest live device bytes. Known on a GPU, and on a CPU inside of `run.measured()`; else None.
+        late_swaps: values that had to be brought back when they were read, outside of the schedule.
+        mismatches: steps that left the profiled path (1 for this step, if it did).
+        kept_after_errors: values that stayed on the device because their copy failed.
+    """
+
+    step_ms: float = 0.0
+    stall_ms: float = 0.0
+    swapped_out_bytes: int = 0
+    swapped_in_bytes: int = 0
+    recomputed_ops: int = 0
+    peak_bytes: int | None = None
+    late_swaps: int = 0
+    mismatches: int = 0
+    kept_after_errors: int = 0

@@ -1,0 +1,317 @@
+"""One step under a plan: the dispatch mode of its forward pass, and the hooks through which autograd saves and reads."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pooch.errors import PlanMismatch, TierError
+from pooch.executor.engines.protocol import Arena
+from pooch.executor.geometry import Geometry
+from pooch.executor.records import PackedRecord, PackedTensor, Record, changed_in_place
+from pooch.executor.replay import RecordedCall, find_made, record_call, replay_call
+from pooch.executor.statistics import RunStats
+from pooch.executor.table import ActionTable
+from pooch.ir import Action
+from pooch.torchtools.effects import StorageMap, argument_keys, effects_of, written_tensors
+from pooch.torchtools.operators import operator_facts
+from pooch.torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
+
+
+class PlannedStep:
+    """State of one step, from its forward pass to the end of its backward pass.
+
+    Lives as long as autograd holds one of its handles, so several forward passes before one backward pass each have
+    their own.
+    """
+
+    def __init__(self, table: ActionTable, arena: Arena, device: torch.device, stats: RunStats, on_mismatch: str) -> None:
+        self.table, self.arena, self.device, self.stats = table, arena, device, stats
+        self.on_mismatch = on_mismatch
+        self.values = StorageMap()
+        self.records = {value: Record(value) for value in table.swapped | table.recomputed}
+        self.held: dict[int, torch.UntypedStorage] = {}
+        self.calls: dict[int, RecordedCall] = {}
+        self.to_drop = set(table.dropped)
+        self.on_path = True
+        self.begin = time.perf_counter()
+        self._next = 0
+        self._acted: set[int] = set()
+        weakref.finalize(self, arena.close).atexit = False
+
+    # The forward pass -------------------------------------------------------------------------------------------
+
+    def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
+        """Actions due before the next op, and what has to be remembered of its call."""
+        slot = self.table.first_slot + self._next
+        self.act(slot)
+        if self.on_path and slot in self.table.replayed:
+            self.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
+        for key in written:
+            self._protect(self.values.get(key))
+
+    def _protect(self, value: int | None) -> None:
+        """An op is about to write over a value: let a copy of it end first, and remember that it changed."""
+        record = self.records.get(value) if value is not None else None
+        if record is not None:
+            record.changed = record.handles > 0
+            if record.ticket is not None:
+                self.stats.stall_ms += record.ticket.wait()
+
+    def after_op(self, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
+        """Recognise the op that ran and take hold of what the plan needs of its results."""
+        if not self.on_path or self._next >= len(self.table.expected):
+            for tensor in made:
+                self.values.bind(tensor.untyped_storage(), -1)
+            return
+        expected = self.table.expected[self._next]
+        actual = fingerprint(name, outputs)
+        if expected.fingerprint != actual or len(made) != len(expected.writes):
+            self._leave_path(expected.fingerprint, actual)
+            return
+        self._next += 1
+        for value, tensor in zip(expected.writes, made, strict=True):
+            storage = tensor.untyped_storage()
+            self.values.bind(storage, value)
+            if value in self.table.sources:
+                self.held[value] = storage
+            elif value in self.table.swapped:
+                self.records[value].storage = storage
+
+    def end_forward(self) -> None:
+        """The region is over: frees that are due after its last op."""
+        if self.on_path:
+            self.act(self.table.first_slot + self._next)
+
+    def _leave_path(self, expected: str, actual: str) -> None:
+        self.on_path = False
+        self.stats.mismatches = 1
+        text = (
+            f"the step left the planned path at op {self._next}: expected {expected}, got {actual}; the rest of this step "
+            "keeps its activations (profile and plan again to follow the new path)"
+        )
+        if self.on_mismatch == "error":
+            raise PlanMismatch(text)
+        warnings.warn(text, stacklevel=2)
+
+    # Actions ----------------------------------------------------------------------------------------------------
+
+    def act(self, slot: int) -> None:
+        """Do what the schedule says at the entry of a slot, once."""
+        if slot in self._acted or not self.on_path:
+            return
+        self._acted.add(slot)
+        for action in self.table.actions.get(slot, ()):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        if action.kind == "replay":
+            self._replay(action)
+        elif action.kind == "drop":
+            self._drop(action.target)
+        else:
+            record = self.records[action.target]
+            {"copy_out": self._copy_out, "free": self._free, "copy_in": self._copy_in, "wait": self._wait}[action.kind](record)
+
+    def _copy_out(self, record: Record) -> None:
+        if record.storage is None:
+            return  # the program let go of it before anybody saved it
+        record.size_bytes = record.storage.nbytes()
+        record.ticket = self.arena.copy_out(record.storage, self.table.offsets[record.value])
+        self.stats.swapped_out_bytes += record.size_bytes
+
+    def _free(self, record: Record) -> None:
+        if record.ticket is None:
+            return
+        self.stats.stall_ms += record.ticket.wait()
+        if record.ticket.error is None:
+            record.copied_out = True
+            record.storage = None
+        else:
+            self._warn_kept(record.ticket.error)
+        record.ticket = None
+
+    def _warn_kept(self, error: BaseException) -> None:
+        self.stats.kept_after_errors += 1
+        if self.stats.kept_after_errors == 1:
+            warnings.warn(
+                f"swapping out failed ({error}); the tensor stays on the device, so the peak may pass the budget: "
+                "free room in the tier or choose another with spill_directory=",
+                stacklevel=2,
+            )
+
+    def _copy_in(self, record: Record) -> None:
+        if record.storage is None and record.copied_out and self._is_wanted(record):
+            self._start_copy_in(record)
+
+    def _start_copy_in(self, record: Record) -> None:
+        record.storage = torch.UntypedStorage(record.size_bytes, device=self.device)
+        record.ticket = self.arena.copy_in(record.storage, self.table.offsets[record.value])
+        self.stats.swapped_in_bytes += record.size_bytes
+
+    def _is_wanted(self, record: Record) -> bool:
+        return record.handles > 0 or record.value in self.to_drop
+
+    def _wait(self, record: Record) -> None:
+        if record.ticket is None:
+            return
+        self.stats.stall_ms += record.ticket.wait()
+        if record.ticket.error is not None:
+            raise TierError(f"a swapped activation cannot be read back ({record.ticket.error})") from record.ticket.error
+        record.ticket = None
+
+    def _drop(self, value: int) -> None:
+        self.held.pop(value, None)
+        self.to_drop.discard(value)
+        record = self.records.get(value)
+        if record is not None and record.handles == 0:
+            record.storage = None
+
+    def _replay(self, action: Action) -> None:
+        call = self.calls.get(action.target)
+        if call is None:
+            return  # the forward pass left the path before this op
+        storages = replay_call(call, lambda value, written: self._resolve(value, written, action.in_place))
+        self.stats.recomputed_ops += 1
+        expected = self.table.expected[action.target - self.table.first_slot]
+        for value, storage in zip(expected.writes, storages, strict=True):
+            if value in action.outputs:
+                self._put(value, storage)
+
+    def _put(self, value: int, storage: torch.UntypedStorage) -> None:
+        record = self.records.get(value)
+        if record is None:
+            self.held[value] = storage
+        elif self._is_wanted(record):
+            record.storage = storage
+
+    def _resolve(self, value: int, written: bool, in_place: tuple[int, ...]) -> torch.UntypedStorage:
+        """The storage of a made value for a replay: a fresh copy where the op writes into a value that is still needed."""
+        if written and value in in_place:
+            return self.held.pop(value)
+        storage = self.held.get(value)
+        if storage is None:
+            record = self.records[value]
+            self._ensure(record)
+            assert record.storage is not None
+            storage = record.storage
+        return storage.clone() if written else storage
+
+    # Saving and reading -----------------------------------------------------------------------------------------
+
+    def pack(self, tensor: torch.Tensor) -> object:
+        """What autograd gets to hold for a tensor that it saves."""
+        if not has_plain_storage(tensor):
+            return tensor
+        value = self.values.get(storage_key(tensor))
+        record = self.records.get(value) if value is not None else None
+        if record is None:
+            return PackedTensor(self, value, tensor)
+        if record.storage is None and record.value in self.table.swapped and not record.copied_out:
+            record.storage = tensor.untyped_storage()  # saved again after an earlier save was let go of
+        return PackedRecord(self, record, Geometry.of(tensor), self._released)
+
+    def unpack(self, packed: object) -> torch.Tensor:
+        """The tensor that autograd reads, after the actions tied to its first read."""
+        if isinstance(packed, torch.Tensor):
+            return packed
+        assert isinstance(packed, PackedTensor | PackedRecord)
+        value = packed.value if isinstance(packed, PackedTensor) else packed.record.value
+        slot = self.table.anchor_of.get(value) if value is not None else None
+        if slot is not None:
+            self.act(slot)
+        self.stats.step_ms = (time.perf_counter() - self.begin) * 1000
+        if isinstance(packed, PackedTensor):
+            return packed.checked()
+        if packed.record.changed:
+            raise changed_in_place(f"{packed.geometry.dtype} {list(packed.geometry.size)}")
+        self._ensure(packed.record)
+        assert packed.record.storage is not None
+        return packed.geometry.on(packed.record.storage)
+
+    def _released(self, record: Record) -> None:
+        """Autograd let go of a value: so do we, unless a later replay reads it."""
+        if record.value in self.to_drop and self.on_path:
+            return
+        if record.ticket is not None:
+            record.ticket.wait()
+            record.ticket = None
+        record.storage = None
+
+    # Outside of the schedule ------------------------------------------------------------------------------------
+
+    def _ensure(self, record: Record) -> None:
+        """Have a value on the device, whatever the schedule has or has not done."""
+        if record.storage is not None:
+            self._wait(record)
+            return
+        self.stats.late_swaps += 1
+        if record.copied_out:
+            self._start_copy_in(record)
+            self._wait(record)
+        else:
+            self._make_again(record.value)
+
+    def _make_again(self, value: int) -> None:
+        """Replay what a value needs, sources first; iterative, since a chain of replays may be long."""
+        made: dict[int, torch.UntypedStorage] = {}
+        stack = [value]
+        while stack:
+            missing = [read for read in self._reads_of(stack[-1]) if not self._at_hand(read, made)]
+            if missing:
+                stack.extend(missing)
+                continue
+            current = stack.pop()
+            if not self._at_hand(current, made):
+                self._replay_outside(current, made)
+        self.records[value].storage = made[value]
+
+    def _reads_of(self, value: int) -> list[int]:
+        call = self.calls[self.table.producer_of[value]]
+        return [a.value for a in find_made(call)]
+
+    def _at_hand(self, value: int, made: dict[int, torch.UntypedStorage]) -> bool:
+        record = self.records.get(value)
+        here = record is not None and (record.storage is not None or record.copied_out)
+        return here or value in made or value in self.held
+
+    def _replay_outside(self, value: int, made: dict[int, torch.UntypedStorage]) -> None:
+        slot = self.table.producer_of[value]
+
+        def resolve(read: int, written: bool) -> torch.UntypedStorage:
+            storage = made.get(read)
+            if storage is None:
+                return self._resolve(read, written, ())
+            return storage.clone() if written else storage
+
+        storages = replay_call(self.calls[slot], resolve)
+        self.stats.recomputed_ops += 1
+        made.update(zip(self.table.expected[slot - self.table.first_slot].writes, storages, strict=True))
+
+
+class StepMode(TorchDispatchMode):
+    """Shows every op of the region to the step, below autograd."""
+
+    def __init__(self, step: PlannedStep) -> None:
+        super().__init__()
+        self._step = step
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        facts = operator_facts(func)
+        if facts.is_view:
+            return func(*args, **kwargs)
+        written = written_tensors(facts, args, kwargs)
+        keys = argument_keys(args, kwargs)
+        self._step.before_op(func, facts, args, kwargs, written)
+        result = func(*args, **kwargs)
+        outputs = list(find_tensors(result))
+        effects = effects_of(written, outputs, keys)
+        if effects.tensors:
+            self._step.after_op(facts.name, outputs, effects.tensors)
+        return result

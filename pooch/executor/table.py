@@ -1,0 +1,64 @@
+"""The plan as the runtime looks things up in it; made once when a plan is applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pooch.ir import Action, ExpectedOp, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTable:
+    """Lookups of one plan.
+
+    Attributes:
+        expected: forward ops of the region, in order.
+        first_slot: slot of the first of them.
+        actions: {slot: actions at its entry, in order}.
+        anchor_of: {value id: slot at whose entry the backward pass first reads it}.
+        swapped, recomputed, sources: as in the schedule.
+        dropped: values that the schedule lets go of by a "drop" of its own.
+        replayed: slots of ops whose calls have to be remembered.
+        producer_of: {value id: slot of the op that makes it}.
+        offsets: {value id: offset in the tier}. host_bytes: size of the tier.
+    """
+
+    expected: tuple[ExpectedOp, ...]
+    first_slot: int
+    actions: dict[int, tuple[Action, ...]]
+    anchor_of: dict[int, int]
+    swapped: frozenset[int]
+    recomputed: frozenset[int]
+    sources: frozenset[int]
+    dropped: frozenset[int]
+    replayed: frozenset[int]
+    producer_of: dict[int, int]
+    offsets: dict[int, int]
+    host_bytes: int
+
+    @property
+    def does_nothing(self) -> bool:
+        """Everything is kept: the step runs without hooks."""
+        return not self.actions
+
+    @classmethod
+    def of(cls, plan: Plan) -> ActionTable:
+        """Index a plan."""
+        schedule = plan.schedule
+        actions: dict[int, list[Action]] = {}
+        for action in schedule.actions:
+            actions.setdefault(action.slot, []).append(action)
+        return cls(
+            expected=plan.expected,
+            first_slot=plan.first_slot,
+            actions={slot: tuple(listed) for slot, listed in actions.items()},
+            anchor_of={value: slot for slot, values in plan.anchors for value in values},
+            swapped=frozenset(schedule.swapped),
+            recomputed=frozenset(schedule.recomputed),
+            sources=frozenset(schedule.sources),
+            dropped=frozenset(a.target for a in schedule.actions if a.kind == "drop"),
+            replayed=frozenset(a.target for a in schedule.actions if a.kind == "replay"),
+            producer_of={v: plan.first_slot + i for i, op in enumerate(plan.expected) for v in op.writes},
+            offsets=dict(schedule.host_offsets),
+            host_bytes=schedule.host_bytes,
+        )

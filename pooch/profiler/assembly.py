@@ -1,0 +1,219 @@
+"""From a recorded step to slots, spans and values: where the memory trace meets the recorded ops."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy
+
+from pooch.ir import Op, Value
+from pooch.profiler.recorder import ForwardRecorder, ValueRecord
+from pooch.profiler.step import StepRecord
+from pooch.torchtools.memory_trace import Span
+from pooch.torchtools.operators import is_view_name
+
+# Deciding on smaller values costs more (hooks, solver) than their bytes are worth.
+SMALLEST_ACTIVATION_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """When one storage lay in device memory, in ns; `end_ns` is None where it outlived the trace."""
+
+    start_ns: int
+    end_ns: int | None
+    size_bytes: int
+
+
+class StepAssembly:
+    """Puts one recorded step on the axis of slots.
+
+    Args:
+        record: the recorded step.
+        released: the recorder of the pass in which autograd kept nothing.
+    """
+
+    def __init__(self, record: StepRecord, released: ForwardRecorder) -> None:
+        self.record = record
+        self.recorder = record.recorder
+        self.released = released
+        spans = {span.name: span for span in record.trace.markers}
+        self.spans: list[Span] = [spans[f"op {op.call}"] for op in self.recorder.ops]
+        self.forward_ops = len(self.spans)
+        self.spans += [span for span in record.trace.operators if not is_view_name(span.name)]
+        self.spans.append(spans["end"])
+        self.starts = [span.start_ns for span in self.spans]
+        self.unpack_slots = [self.next_slot(spans[f"unpack {i}"].start_ns) for i in range(len(record.unpacks))]
+
+    @property
+    def end(self) -> int:
+        """Number of slots, which as a slot means "outlives the step"."""
+        return len(self.spans)
+
+    def slot_at(self, time_ns: int) -> int:
+        """The slot that lasts at this time."""
+        return max(0, bisect_right(self.starts, time_ns) - 1)
+
+    def next_slot(self, time_ns: int) -> int:
+        """The first slot that begins after this time."""
+        return min(bisect_right(self.starts, time_ns), self.end - 1)
+
+    @cached_property
+    def measured_points(self) -> numpy.ndarray:
+        """int64 array of shape (2 * slots,): live bytes above the start of the step, as measured."""
+        points = numpy.zeros(2 * self.end, dtype=numpy.int64)
+        live, slot = 0, -1
+        for event in self.record.trace.events:
+            while slot + 1 < self.end and self.starts[slot + 1] <= event.time_ns:
+                slot += 1
+                points[2 * slot] = points[2 * slot + 1] = live
+            live += event.size_bytes
+            if slot >= 0:
+                points[2 * slot + 1] = max(points[2 * slot + 1], live)
+        for later in range(slot + 1, self.end):
+            points[2 * later] = points[2 * later + 1] = live
+        return points
+
+    @cached_property
+    def _lives_at(self) -> dict[int, list[Life]]:
+        lives: dict[int, list[Life]] = {}
+        open_lives: dict[int, tuple[int, int]] = {}
+        for event in self.record.trace.events:
+            if event.size_bytes > 0:
+                open_lives[event.pointer] = (event.time_ns, event.size_bytes)
+            elif event.pointer in open_lives:
+                start, size = open_lives.pop(event.pointer)
+                lives.setdefault(event.pointer, []).append(Life(start, event.time_ns, size))
+        for pointer, (start, size) in open_lives.items():
+            lives.setdefault(pointer, []).append(Life(start, None, size))
+        return lives
+
+    def life(self, pointer: int, time_ns: int) -> Life | None:
+        """The life of the storage that lay at `pointer` at that time."""
+        for life in self._lives_at.get(pointer, ()):
+            if life.start_ns <= time_ns and (life.end_ns is None or time_ns < life.end_ns):
+                return life
+        return None
+
+    def slot_after_last(self, life: Life) -> int:
+        """Last slot in which the storage is held."""
+        return self.end if life.end_ns is None else self.slot_at(life.end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What assembly hands on: values, ops without times, anchors, and the in-core curve above the start."""
+
+    values: tuple[Value, ...]
+    anchors: tuple[tuple[int, tuple[int, ...]], ...]
+    in_core_points: numpy.ndarray
+
+
+def assemble_values(assembly: StepAssembly) -> StepFacts:
+    """Lifetimes of all values, and the curve as it would be with every saved value kept on the device."""
+    points = assembly.measured_points.copy()
+    first_unpacks = _first_unpacks(assembly)
+    values = [_make_value(assembly, record, first_unpacks, points) for record in assembly.recorder.values]
+    anchors: dict[int, list[int]] = {}
+    for value_id, number in sorted(first_unpacks.items(), key=lambda item: item[1]):
+        if values[value_id].role == "made":  # the runtime recognises only values that it saw being made
+            anchors.setdefault(assembly.unpack_slots[number], []).append(value_id)
+    ordered = tuple((slot, tuple(anchors[slot])) for slot in sorted(anchors))
+    return StepFacts(tuple(values), ordered, points)
+
+
+def _first_unpacks(assembly: StepAssembly) -> dict[int, int]:
+    """{value id: number of its first unpack}."""
+    first: dict[int, int] = {}
+    for number, unpack in enumerate(assembly.record.unpacks):
+        if unpack.value >= 0:
+            first.setdefault(unpack.value, number)
+    return first
+
+
+def _make_value(
+    assembly: StepAssembly, record: ValueRecord, first_unpacks: dict[int, int], points: numpy.ndarray
+) -> Value:
+    released = assembly.released.values[record.id].released_after
+    release = assembly.end if released is None else max(released, record.producer)
+    allocated, death = record.size_bytes, release
+    if record.producer >= 0:
+        born = assembly.life(record.pointer, assembly.spans[record.producer].end_ns)
+        if born is not None:
+            allocated, death = born.size_bytes, assembly.slot_after_last(born)
+            death = _fill_absence(assembly, record, death, allocated, points)
+    number = first_unpacks.get(record.id, -1)
+    first_unpack = assembly.unpack_slots[number] if number >= 0 else -1
+    return Value(
+        id=record.id,
+        size_bytes=record.size_bytes,
+        allocated_bytes=allocated,
+        role=record.role,  # type: ignore[arg-type]
+        producer=record.producer,
+        overwrites=record.overwrites,
+        overwritten_at=record.overwritten_at,
+        label=record.label,
+        dtype=record.dtype,
+        shape=record.shape,
+        saved=record.saved,
+        saved_outside_model=record.saved_outside_model,
+        release=release,
+        first_unpack=first_unpack,
+        death=death,
+        fixed=_why_fixed(record, release, first_unpack),
+    )
+
+
+def _fill_absence(
+    assembly: StepAssembly, record: ValueRecord, left: int, allocated: int, points: numpy.ndarray
+) -> int:
+    """Where the value was off the device while recorded (mode "offload"), add it to the curve; returns its death in-core."""
+    death = left
+    for number, unpack in enumerate(assembly.record.unpacks):
+        if unpack.value != record.id or unpack.pointer == record.pointer:
+            continue
+        slot = assembly.unpack_slots[number]
+        back = assembly.life(unpack.pointer, assembly.starts[slot])
+        if back is None or slot <= death:
+            continue
+        points[2 * death + 2 : 2 * slot] += allocated
+        death = assembly.slot_after_last(back)
+    return death
+
+
+def _why_fixed(record: ValueRecord, release: int, first_unpack: int) -> str | None:
+    if record.role != "made":
+        return f"{record.role}: existed before the step"
+    if not record.saved:
+        return "autograd does not save it"
+    if first_unpack < 0:
+        return "the backward pass never reads it"
+    if record.overwritten_at >= 0:
+        return "an in-place op writes over it"
+    if release >= first_unpack:
+        return "the program itself holds it until the backward pass"
+    if record.size_bytes < SMALLEST_ACTIVATION_BYTES:
+        return f"smaller than {SMALLEST_ACTIVATION_BYTES} bytes"
+    return None
+
+
+def assemble_ops(assembly: StepAssembly, points: Sequence[int], times_ms: Sequence[float]) -> tuple[Op, ...]:
+    """Ops of the whole step. `points`: in-core live bytes, persistent ones included; `times_ms`: one per slot."""
+    ops: list[Op] = []
+    for index, span in enumerate(assembly.spans):
+        entry, peak = int(points[2 * index]), int(points[2 * index + 1])
+        if index < assembly.forward_ops:
+            record = assembly.recorder.ops[index]
+            ops.append(
+                Op(
+                    index, record.name, "forward", record.module, times_ms[index], entry, peak,
+                    record.reads, record.writes, record.fingerprint, record.refusal, record.random,
+                )
+            )  # fmt: skip
+        else:
+            name = span.name if index < assembly.end - 1 else "pooch.end"
+            ops.append(Op(index, name, "backward", span.node, times_ms[index], entry, peak))
+    return tuple(ops)

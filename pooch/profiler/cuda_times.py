@@ -1,0 +1,57 @@
+"""Op times on a GPU: the kernels that each op launched, as the device itself timed them (no synchronize per op)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from pooch.profiler.assembly import StepAssembly
+from pooch.profiler.recorder import ForwardRecorder
+from pooch.profiler.step import check_loss
+from pooch.torchtools.memory_trace import MARKER
+from pooch.torchtools.operators import is_view_name
+
+_NODE = "autograd::engine::evaluate_function: "
+
+
+def cuda_slot_times_ms(
+    forward: Callable[[], torch.Tensor], model: torch.nn.Module, assembly: StepAssembly
+) -> list[float] | None:
+    """Device time of each slot's op in one more run of the step, in ms; None where the ops differ from the assembly."""
+    recorder = ForwardRecorder(model)
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    model.zero_grad(set_to_none=True)
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+        with recorder.path.watched(), recorder:
+            loss = check_loss(forward())
+        loss.backward()
+        torch.cuda.synchronize()
+    events = list(profiler.events() or ())
+    by_marker = {e.name: e.device_time_total / 1000 for e in events if e.name.startswith(MARKER) and _on_cpu(e)}
+    forward_times = [by_marker.get(f"{MARKER}op {op.call}", 0.0) for op in recorder.ops]
+    backward = sorted((e for e in events if _is_backward_op(e)), key=lambda e: e.time_range.start)
+    times = [*forward_times, *(e.device_time_total / 1000 for e in backward), 0.0]
+    return times if len(times) == assembly.end else None
+
+
+def _on_cpu(event: Any) -> bool:
+    return bool(event.device_type == torch.autograd.DeviceType.CPU)
+
+
+def _is_backward_op(event: Any) -> bool:
+    """An outermost operator under an autograd node."""
+    if not _on_cpu(event) or "::" not in event.name or is_view_name(event.name) or event.name.startswith(_NODE):
+        return False
+    parent = event.cpu_parent
+    under_node = False
+    while parent is not None:
+        if parent.name.startswith(_NODE):
+            under_node = True
+            break
+        if "::" in parent.name and not parent.name.startswith("torch::autograd"):
+            return False
+        parent = parent.cpu_parent
+    return under_node and not event.name.startswith("torch::autograd")

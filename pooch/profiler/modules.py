@@ -1,0 +1,57 @@
+"""Which module is running: the path that labels ops, and the extent of `model.forward`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+class ModulePath:
+    """Stack of the modules that are running now.
+
+    Args:
+        model: whose modules have names.
+        on_enter, on_leave: called when the model's own forward begins and ends.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, on_enter: Callable[[], None] | None = None, on_leave: Callable[[], None] | None = None
+    ) -> None:
+        self._model = model
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._on_enter, self._on_leave = on_enter, on_leave
+        self._stack: list[str] = []
+
+    @property
+    def current(self) -> str:
+        """Path of the innermost running module, "" at the top."""
+        return self._stack[-1] if self._stack else ""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Follow every module call inside."""
+        handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            self._stack.clear()
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        self._stack.append(self._names.get(id(module), self.current))
+        if module is self._model and self._on_enter is not None:
+            self._on_enter()
+
+    def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        if module is self._model and self._on_leave is not None:
+            self._on_leave()

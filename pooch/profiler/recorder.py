@@ -1,0 +1,176 @@
+"""Recording the forward pass: ops, the values that they read and write, and what autograd saves."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pooch.profiler.modules import ModulePath
+from pooch.torchtools.effects import Effects, argument_keys, effects_of, written_tensors
+from pooch.torchtools.memory_trace import marker
+from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
+from pooch.torchtools.tensors import dtype_name, find_tensors, fingerprint, has_plain_storage, storage_key
+
+
+@dataclass
+class OpRecord:
+    """One forward op as it happened; `call` numbers its marker in the memory trace."""
+
+    name: str
+    module: str
+    call: int
+    time_ms: float
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    fingerprint: str
+    refusal: str | None
+    random: bool
+
+
+@dataclass
+class ValueRecord:
+    """One value as it happened; fields as in `pooch.ir.Value`, filled in as the step goes on."""
+
+    id: int
+    size_bytes: int
+    pointer: int
+    producer: int
+    overwrites: int
+    label: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    overwritten_at: int = -1
+    saved: bool = False
+    saved_outside_model: bool = False
+    released_after: int | None = None
+    unpacks: list[int] = field(default_factory=list)
+
+
+class ForwardRecorder(TorchDispatchMode):
+    """A dispatch mode that records every op below autograd.
+
+    Values are keyed by storage; a storage's finalizer tells when it is gone, so that an address reused later is
+    never taken for it.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.ops: list[OpRecord] = []
+        self.values: list[ValueRecord] = []
+        self.model_begin = self.model_end = -1
+        self.path = ModulePath(model, self._enter_model, self._leave_model)
+        self._calls = 0
+        self._value_of: dict[int, int] = {}
+        self._depth = 0
+        self._parameters = {storage_key(p) for p in model.parameters() if has_plain_storage(p)}
+        self._buffers = {storage_key(b) for b in model.buffers() if has_plain_storage(b)}
+
+    def _enter_model(self) -> None:
+        self._depth += 1
+        if self.model_begin < 0:
+            self.model_begin = len(self.ops)
+
+    def _leave_model(self) -> None:
+        self._depth -= 1
+        if self.model_end < 0 and self._depth == 0:
+            self.model_end = len(self.ops)
+
+    @property
+    def inside_model(self) -> bool:
+        """Whether the first call of the model's forward is running (later calls count as outside)."""
+        return self._depth > 0 and self.model_end < 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        facts = operator_facts(func)
+        if facts.is_view:
+            return func(*args, **kwargs)
+        reads = self._read_values(func, facts, args, kwargs)
+        written, read_keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
+        call = self._calls
+        self._calls += 1
+        with marker(f"op {call}"):
+            start = time.perf_counter()
+            result = func(*args, **kwargs)
+            elapsed_ms = (time.perf_counter() - start) * 1000
+        outputs = list(find_tensors(result))
+        effects = effects_of(written, outputs, read_keys)
+        if effects.tensors:
+            self._record(facts, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
+        return result
+
+    def _read_values(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> tuple[int, ...]:
+        skipped = () if reads_statistics(facts, func, args) else facts.statistics
+        read: dict[int, None] = {}
+        for position, argument in enumerate(args):
+            if position not in skipped:
+                read.update(dict.fromkeys(self.value_id(t) for t in find_tensors(argument) if has_plain_storage(t)))
+        read.update(dict.fromkeys(self.value_id(t) for t in find_tensors(kwargs) if has_plain_storage(t)))
+        return tuple(read)
+
+    def _record(
+        self, facts: OperatorFacts, call: int, elapsed_ms: float, reads: tuple[int, ...], effects: Effects, text: str
+    ) -> None:
+        index, name = len(self.ops), facts.name
+        refusal = facts.refusal or (None if effects.ordinary else "its result is not an ordinary strided tensor")
+        writes = tuple(self._new_value(tensor, index, name).id for tensor in effects.tensors)
+        self.ops.append(
+            OpRecord(name, self.path.current, call, elapsed_ms, reads, writes, text, refusal, facts.random)
+        )
+
+    def value_id(self, tensor: torch.Tensor) -> int:
+        """Id of the value that the tensor's storage holds now; unknown storages existed before the step."""
+        key = storage_key(tensor)
+        known = self._value_of.get(key)
+        if known is not None:
+            return known
+        role = "parameter" if key in self._parameters else "buffer" if key in self._buffers else "external"
+        return self._add(tensor, key, -1, role, role, -1).id
+
+    def _new_value(self, tensor: torch.Tensor, producer: int, name: str) -> ValueRecord:
+        key = storage_key(tensor)
+        overwrites = self._value_of.get(key, -1)
+        if overwrites >= 0:
+            self.values[overwrites].overwritten_at = producer
+        path = self.path.current
+        short = name.removeprefix("aten.").split(".")[0]
+        return self._add(tensor, key, producer, "made", f"{path}.{short}" if path else short, overwrites)
+
+    def _add(
+        self, tensor: torch.Tensor, key: int, producer: int, role: str, label: str, overwrites: int
+    ) -> ValueRecord:
+        storage = tensor.untyped_storage()
+        value = ValueRecord(
+            id=len(self.values),
+            size_bytes=storage.nbytes(),
+            pointer=storage.data_ptr(),
+            producer=producer,
+            overwrites=overwrites,
+            label=label,
+            dtype=dtype_name(tensor.dtype),
+            shape=tuple(tensor.shape),
+            role=role,
+        )
+        self.values.append(value)
+        if key not in self._value_of:
+            weakref.finalize(storage, self._storage_gone, key).atexit = False
+        self._value_of[key] = value.id
+        return value
+
+    def _storage_gone(self, key: int) -> None:
+        self.values[self._value_of.pop(key)].released_after = len(self.ops) - 1
+
+    def note_saved(self, tensor: torch.Tensor) -> int | None:
+        """Note that autograd saves the tensor; returns its value's id (None where its memory is not ordinary)."""
+        if not has_plain_storage(tensor):
+            return None
+        value = self.values[self.value_id(tensor)]
+        value.saved = True
+        value.saved_outside_model |= not self.inside_model
+        return value.id

@@ -1,0 +1,155 @@
+"""Every allocation of a stretch of code, from torch's own profiler, with markers and operators on the same clock.
+
+The CPU allocator keeps no counters, but it reports each allocation and each free to the profiler; the
+CUDA allocator does the same. So one mechanism gives the exact memory curve on both, workspaces inside of operators included
+(oneDNN's too: it allocates through the same allocator).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity
+
+from pooch.torchtools.tensors import storage_bytes
+
+MARKER = "pooch:"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvent:
+    """An allocation (size_bytes > 0) or a free (size_bytes < 0) at address `pointer`."""
+
+    time_ns: int
+    pointer: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named stretch of time: a marker of ours, or an operator. `node`: the autograd node around it ("" in the forward pass)."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTrace:
+    """What happened, in order of time.
+
+    Attributes:
+        events: allocations and frees on the device.
+        markers: stretches opened with `marker(name)`, names without their prefix.
+        operators: outermost operators that the backward pass ran.
+    """
+
+    events: tuple[MemoryEvent, ...]
+    markers: tuple[Span, ...]
+    operators: tuple[Span, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest live bytes above the start."""
+        live = peak = 0
+        for event in self.events:
+            live += event.size_bytes
+            peak = max(peak, live)
+        return peak
+
+
+def marker(name: str) -> Any:
+    """A context manager that leaves a named stretch in the trace."""
+    return record_function(MARKER + name)
+
+
+class MemoryTracer:
+    """Records a `MemoryTrace` between `start` and `stop`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+
+    def start(self) -> None:
+        """Begin to record."""
+        self._profiler.__enter__()
+
+    def stop(self) -> MemoryTrace:
+        """End, and read what was recorded."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._profiler.__exit__(None, None, None)
+        results = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
+        return _read_tree(results.experimental_event_tree(), self._device)
+
+
+@contextmanager
+def quiet_collector() -> Iterator[None]:
+    """No cyclic garbage collection inside: it would free tensors at moments that differ from run to run."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
+    from torch._C._profiler import _EventType
+
+    events: list[MemoryEvent] = []
+    markers: list[Span] = []
+    operators: list[Span] = []
+    stack: list[tuple[Any, str, bool]] = [(root, "", False) for root in reversed(roots)]
+    while stack:
+        event, node, inside_operator = stack.pop()
+        name = event.name
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            if fields.device.type == device.type:
+                events.append(MemoryEvent(event.start_time_ns, fields.ptr or 0, fields.alloc_size))
+        elif event.tag == _EventType.TorchOp:
+            span = Span(name, event.start_time_ns, event.end_time_ns, node)
+            if name.startswith(MARKER):
+                markers.append(Span(name[len(MARKER) :], span.start_ns, span.end_ns, node))
+            elif name.startswith(_NODE):
+                node = name[len(_NODE) :]
+            elif node and not inside_operator and "::" in name and not name.startswith("torch::autograd"):
+                operators.append(span)
+                inside_operator = True
+        stack.extend((child, node, inside_operator) for child in reversed(event.children))
+    by_time = _start_of
+    return MemoryTrace(
+        tuple(sorted(events, key=lambda e: e.time_ns)),
+        tuple(sorted(markers, key=by_time)),
+        tuple(sorted(operators, key=by_time)),
+    )
+
+
+_NODE = "autograd::engine::evaluate_function: "
+
+
+def _start_of(span: Span) -> int:
+    return span.start_ns
+
+
+def live_bytes(device: torch.device) -> int:
+    """Device bytes of all tensors that live now: from the allocator on a GPU, from the interpreter's objects on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    found: list[torch.Tensor] = []
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), torch.Tensor) and candidate.device.type == "cpu":
+            found.append(candidate)
+            if candidate.is_leaf and candidate.grad is not None:
+                found.append(candidate.grad)
+    return storage_bytes(found)

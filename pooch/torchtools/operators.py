@@ -1,0 +1,107 @@
+"""Facts about one ATen operator that decide how it is traced and whether it can be replayed.
+
+Most of them follow from the operator's schema. What the schema does not say stands in the tables below, each entry
+with its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+# These update running statistics through arguments that their schema does not mark as written. In training mode
+# their outputs do not depend on the running statistics, so a replay gets scratch copies and the real ones move once.
+_BATCH_NORMS = {
+    "aten::native_batch_norm",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::_batch_norm_with_update",
+}
+_RUNNING_STATISTICS = ("running_mean", "running_var")
+
+_REFUSALS = {
+    "aten::rrelu_with_noise": "it writes the noise that it draws into an argument",
+    "aten::rrelu_with_noise_": "it writes the noise that it draws into an argument",
+    "aten::_fft_c2r": "inverse transforms are not bitwise repeatable",
+    "aten::_fft_c2c": "complex transforms are not bitwise repeatable",
+    "aten::linalg_lstsq": "its results are not bitwise repeatable",
+    "aten::set_": "it swaps the storage of a tensor",
+    "aten::resize_": "it changes the storage of a tensor",
+}
+_REFUSED_NAMESPACES = {
+    "c10d": "collectives must run once on every rank",
+    "_c10d_functional": "collectives must run once on every rank",
+    "fsdp": "sharding must run once on every rank",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """What is known of an operator before it runs.
+
+    Attributes:
+        name: such as "aten.relu_.default".
+        is_view: every output aliases an input and nothing is written: it computes nothing.
+        written: positions of arguments that it writes in place; written_names: the same for keyword arguments.
+        statistics: positions of running statistics that it updates without saying so.
+        random: draws from the random generator.
+        refusal: why it cannot be replayed, or None.
+    """
+
+    name: str
+    is_view: bool
+    written: tuple[int, ...]
+    written_names: tuple[str, ...]
+    statistics: tuple[int, ...]
+    random: bool
+    refusal: str | None
+
+
+@cache
+def operator_facts(func: Any) -> OperatorFacts:
+    """Facts about an `OpOverload` (computed once for each)."""
+    schema = func._schema
+    arguments = schema.arguments
+    written = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+    is_batch_norm = schema.name in _BATCH_NORMS
+    statistics = [i for i, a in enumerate(arguments) if is_batch_norm and a.name in _RUNNING_STATISTICS]
+    written = [i for i in written if i not in statistics]
+    returns = schema.returns
+    is_view = not written and bool(returns) and all(r.alias_info is not None for r in returns)
+    return OperatorFacts(
+        name=str(func),
+        is_view=is_view,
+        written=tuple(i for i in written if not arguments[i].kwarg_only),
+        written_names=tuple(arguments[i].name for i in written),
+        statistics=tuple(statistics),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        refusal=_REFUSALS.get(schema.name) or _REFUSED_NAMESPACES.get(func.namespace),
+    )
+
+
+def reads_statistics(facts: OperatorFacts, func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a batch norm uses its running statistics as input (evaluation mode) instead of updating them."""
+    if not facts.statistics:
+        return False
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name in ("train", "training"):
+            return not (position < len(args) and args[position])
+    return False  # `_batch_norm_with_update` always trains
+
+
+@cache
+def is_view_name(name: str) -> bool:
+    """Whether a profiler event such as "aten::transpose" names a pure view (no kernel, no memory)."""
+    schemas = torch._C._jit_get_schemas_for_operator(name)
+    return bool(schemas) and all(_is_view_schema(schema) for schema in schemas if "out" not in schema.overload_name)
+
+
+def _is_view_schema(schema: Any) -> bool:
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return False
+    returns = schema.returns
+    return bool(returns) and all(r.alias_info is not None for r in returns)

@@ -1,0 +1,65 @@
+"""Finding tensors in arguments and naming storages. Everything in Pooch is keyed by storage, never by tensor object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identity of the tensor's storage while that storage lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def has_plain_storage(tensor: torch.Tensor) -> bool:
+    """Strided memory that can be copied byte by byte (not sparse, not oneDNN-opaque, not a wrapper subclass)."""
+    if tensor.layout is not torch.strided:
+        return False
+    return not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
+
+
+def find_tensors(arguments: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested lists, tuples and dictionaries of arguments, in order."""
+    if isinstance(arguments, torch.Tensor):
+        yield arguments
+    elif isinstance(arguments, (list, tuple)):
+        for item in arguments:
+            yield from find_tensors(item)
+    elif isinstance(arguments, dict):
+        for item in arguments.values():
+            yield from find_tensors(item)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], arguments: Any) -> Any:
+    """The same nesting with every tensor replaced by `function(tensor)`."""
+    if isinstance(arguments, torch.Tensor):
+        return function(arguments)
+    if isinstance(arguments, (list, tuple)):
+        mapped = [map_tensors(function, item) for item in arguments]
+        return mapped if isinstance(arguments, list) else tuple(mapped)
+    if isinstance(arguments, dict):
+        return {key: map_tensors(function, item) for key, item in arguments.items()}
+    return arguments
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """Shape and dtype for fingerprints: "f32[16,64,112,112]"."""
+    return f"{dtype_name(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Short name: "float32", "int64"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def fingerprint(name: str, outputs: list[torch.Tensor]) -> str:
+    """Text by which an executed op is recognised: its name and what it returned."""
+    return f"{name}({' '.join(map(describe, outputs))})"
+
+
+def storage_bytes(tensors: Iterator[torch.Tensor] | list[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind some tensors."""
+    sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if has_plain_storage(t)}
+    return sum(sizes.values())

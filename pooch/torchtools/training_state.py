@@ -1,0 +1,42 @@
+"""Leaving the user's training state untouched: gradients, buffers and random generators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Restore the random generators of the CPU and of `device` at the end."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+@contextmanager
+def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore gradients, buffers and random state of the model at the end, whatever happens inside."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with random_state_kept(device):
+        try:
+            for parameter, _ in gradients:
+                parameter.grad = None
+            yield
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, saved in buffers:
+                    if not torch.equal(buffer, saved):
+                        buffer.copy_(saved)
+
+
+def model_device(model: torch.nn.Module) -> torch.device:
+    """The device of the model's first parameter or buffer; the CPU for a model without any."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
