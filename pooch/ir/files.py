@@ -90,7 +90,7 @@ def _to_text(document: Profile | Plan) -> str:
     """One line per field and per list element: small enough, and differences between versions can be read."""
     header = {"format": FORMATS[type(document)], "version": VERSION}
     # Numbers that JSON does not know (nan for "cannot be replayed") are written as strings, which the reader accepts.
-    fields = pydantic_core.to_jsonable_python(document, inf_nan_mode="strings")
+    fields = json.loads(pydantic_core.to_json(document, inf_nan_mode="strings"))
     lines = [f"{json.dumps(key)}: {_field_text(value)}" for key, value in {**header, **fields}.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -1,0 +1,253 @@
+"""Profiles and plans as files: what is written is what is read, and every bad file is told in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+import pooch
+from pooch.errors import FileFormatError
+from pooch.ir import Plan, Profile
+from pooch.ir.files import VERSION, load_any, replace_file
+from tests.toys import blocks, chain, profiles
+
+
+@pytest.fixture
+def profile() -> Profile:
+    return blocks(3)
+
+
+@pytest.fixture
+def plan(profile: Profile) -> Plan:
+    return Plan.from_decisions(profile, {profile.activations[0].id: "swap"})
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Rewrite a saved file with one thing changed."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def failure(cls: type[Profile] | type[Plan], path: Path) -> str:
+    with pytest.raises(FileFormatError) as caught:
+        cls.load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+@given(profiles())
+@settings(max_examples=30, deadline=None)
+def test_a_profile_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, profile: Profile) -> None:
+    path = tmp_path_factory.mktemp("profiles") / "p.json"
+    profile.save(path)
+    assert Profile.load(path) == profile
+    assert load_any(path) == profile
+
+
+def test_a_plan_comes_back_as_it_was_also_with_costs_that_are_no_numbers(profile: Profile, tmp_path: Path) -> None:
+    plan = Plan.from_decisions(profile, {})
+    assert any(choice.replay_ms != choice.replay_ms for choice in plan.choices)  # nan: dropout cannot be replayed
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert repr(loaded) == repr(plan)  # nan is unequal to itself, its text is not
+    json.loads((tmp_path / "plan.json").read_text(), parse_constant=pytest.fail)  # strict JSON: no bare NaN
+
+
+def test_the_header_comes_first(profile: Profile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "p.json")
+    assert list(json.loads((tmp_path / "p.json").read_text()))[:2] == ["format", "version"]
+
+
+def test_saving_replaces_the_file_and_leaves_nothing_beside_it(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("old")
+    profile.save(path)
+    assert Profile.load(path) == profile
+    assert [entry.name for entry in tmp_path.iterdir()] == ["p.json"]
+
+
+def test_saving_through_a_link_keeps_the_link(profile: Profile, tmp_path: Path) -> None:
+    target, link = tmp_path / "real.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    profile.save(link)
+    assert link.is_symlink()
+    assert Profile.load(target) == profile
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("old")
+
+    def disk_full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", disk_full)
+    with pytest.raises(FileFormatError, match="no space left on device"):
+        replace_file(path, b"new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["p.json"]
+
+
+@pytest.mark.parametrize("place", ["missing/p.json", "."])
+def test_places_that_cannot_be_written_to(profile: Profile, tmp_path: Path, place: str) -> None:
+    with pytest.raises(FileFormatError, match="cannot write"):
+        profile.save(tmp_path / place)
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing(tmp_path: Path) -> None:
+    assert "does not exist" in failure(Profile, tmp_path / "none.json")
+
+
+def test_unreadable(tmp_path: Path) -> None:
+    assert "cannot read" in failure(Profile, tmp_path)  # a folder
+
+
+def test_empty(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("")
+    assert "is empty" in failure(Profile, path)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_truncated(profile: Profile, tmp_path: Path, share: float) -> None:
+    path = tmp_path / "p.json"
+    profile.save(path)
+    whole = path.read_bytes().rstrip()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    message = failure(Profile, path)
+    assert "is truncated" in message
+    assert "pooch profile" in message
+
+
+def test_not_json(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("hello: world\n")
+    assert "is not JSON" in failure(Profile, path)
+
+
+def test_binary(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(b"\x80\x02}q\x00.")
+    assert "binary" in failure(Profile, path)
+
+
+def test_nested_beyond_all_measure(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("[" * 200_000)
+    failure(Profile, path)
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "3", '{"a": 1}', '{"format": ["x"], "version": 1}'])
+def test_foreign_json(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(content)
+    assert "not a Pooch profile or plan" in failure(Profile, path)
+
+
+def test_a_plan_where_a_profile_is_wanted_and_the_other_way_round(profile: Profile, plan: Plan, tmp_path: Path) -> None:
+    profile.save(tmp_path / "p.json")
+    plan.save(tmp_path / "plan.json")
+    assert "is a pooch-plan file" in failure(Profile, tmp_path / "plan.json")
+    assert "is a pooch-profile file" in failure(Plan, tmp_path / "p.json")
+
+
+def test_newer_version(profile: Profile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "p.json")
+    path = changed(tmp_path / "p.json", lambda content: content.update(version=VERSION + 1))
+    message = failure(Profile, path)
+    assert "newer Pooch" in message
+    assert "upgrade" in message
+
+
+@pytest.mark.parametrize("version", [0, -1, None, "1", True])
+def test_unreadable_version(profile: Profile, tmp_path: Path, version: object) -> None:
+    profile.save(tmp_path / "p.json")
+    assert "version" in failure(Profile, changed(tmp_path / "p.json", lambda content: content.update(version=version)))
+
+
+def test_a_field_of_another_type(profile: Profile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "p.json")
+    path = changed(tmp_path / "p.json", lambda content: content["ops"][3].update(time_ms="soon"))
+    message = failure(Profile, path)
+    assert "is damaged" in message
+    assert "ops.3.time_ms" in message
+
+
+def test_a_missing_field(profile: Profile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "p.json")
+    assert "values" in failure(Profile, changed(tmp_path / "p.json", lambda content: content.pop("values")))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: c["ops"][2].update(index=7), "op 2 has index 7"),
+        (lambda c: c["values"][1].update(id=0), "value 1 has id 0"),
+        (lambda c: c["ops"][0]["reads"].append(10_000), "op 0 names a value"),
+        (lambda c: c["values"][4].update(producer=10_000), "value 4 names an op"),
+        (lambda c: c["values"][4].update(size_bytes=-1), "negative size"),
+        (lambda c: c["values"][4].update(death=10_000), "beyond the end"),
+        (lambda c: c["anchors"].reverse(), "ascending order"),
+        (lambda c: c["anchors"][0].__setitem__(0, 0), "outside of the backward pass"),
+        (lambda c: c["anchors"][0][1].append(10_000), "an anchor names a value"),
+        (lambda c: c.update(forward_ops=10_000), "forward_ops"),
+        (lambda c: c.update(model_begin=5, model_end=3), "not within the forward pass"),
+        (lambda c: c["link"].update(out_bytes_per_ms=0), "rate of the link"),
+        (lambda c: c["ops"][1].update(entry_bytes=10**15), "at its entry"),
+        (lambda c: c["ops"][1].update(time_ms="nan"), "has the time"),
+        (lambda c: c["ops"][1].update(phase="backward"), "marked backward"),
+        (lambda c: c.update(ops=[], values=[], anchors=[], forward_ops=0, model_end=0), "no ops"),
+    ],
+)
+def test_inconsistent_profiles(
+    profile: Profile, tmp_path: Path, change: Callable[[dict[str, Any]], None], told: str
+) -> None:
+    profile.save(tmp_path / "p.json")
+    message = failure(Profile, changed(tmp_path / "p.json", change))
+    assert "is inconsistent" in message
+    assert told in message
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: c["choices"].append(c["choices"][0]), "decided on twice"),
+        (lambda c: c["choices"][0].update(value=-1), "negative value"),
+        (lambda c: c["schedule"]["actions"].reverse(), "ascending order of slots"),
+        (lambda c: c["schedule"]["actions"][0].update(target=-4), "negative target"),
+        (lambda c: c["schedule"].update(host_offsets=[]), "tier's layout"),
+        (lambda c: c["schedule"].update(host_bytes=-1), "outside of the tier"),
+        (lambda c: c["anchors"].reverse(), "anchors"),
+    ],
+)
+def test_inconsistent_plans(plan: Plan, tmp_path: Path, change: Callable[[dict[str, Any]], None], told: str) -> None:
+    assert plan.schedule.swapped  # else half of these changes would change nothing
+    plan.save(tmp_path / "plan.json")
+    message = failure(Plan, changed(tmp_path / "plan.json", change))
+    assert "is inconsistent" in message
+    assert told in message
+
+
+def test_files_are_small_and_read_line_by_line(tmp_path: Path) -> None:
+    profile = replace(chain(4), notes=("a note",))
+    profile.save(tmp_path / "p.json")
+    lines = (tmp_path / "p.json").read_text().splitlines()
+    assert len([line for line in lines if line.startswith('{"index"')]) == len(profile.ops)
+
+
+def test_the_public_names_are_these_classes() -> None:
+    assert pooch.Profile is Profile
+    assert pooch.Plan is Plan

@@ -1,0 +1,81 @@
+"""The package itself: quick to import, lazy, and not the other `pooch`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pooch
+from pooch._identity import refuse_other_pooch
+from tests.toys import blocks
+
+HEAVY = ("torch", "pandas", "matplotlib", "pulp", "pydantic")
+
+
+def run_python(code: str) -> str:
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    return finished.stdout.strip()
+
+
+def test_importing_is_quick_and_loads_nothing_heavy() -> None:
+    code = f"""
+import time; start = time.perf_counter()
+import pooch
+elapsed = time.perf_counter() - start
+import sys; print(elapsed, [name for name in {HEAVY} if name in sys.modules])
+"""
+    best = min(run_python(code) for _ in range(3))
+    elapsed, _, loaded = best.partition(" ")
+    assert loaded == "[]"
+    assert float(elapsed) < 0.3
+
+
+def test_planning_and_simulating_a_saved_profile_does_not_import_torch(tmp_path: Path) -> None:
+    blocks(3).save(tmp_path / "p.json")
+    code = f"""
+import pooch, sys
+profile = pooch.Profile.load({str(tmp_path / "p.json")!r})
+plan = pooch.plan(profile, budget="60%")
+print(pooch.simulate(profile, plan).peak_bytes <= plan.budget_bytes < profile.peak_bytes, "torch" in sys.modules)
+"""
+    assert run_python(code) == "True False"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in pooch.__all__:
+        assert getattr(pooch, name) is not None
+        assert name in dir(pooch)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'retrieve'"):
+        pooch.retrieve  # noqa: B018
+
+
+def test_stage_functions_are_functions_and_no_modules() -> None:
+    import pooch.profiler
+
+    for name in ("profile", "plan", "simulate", "apply"):
+        assert callable(getattr(pooch, name))
+
+
+def test_files_of_the_download_helper_are_refused(tmp_path: Path) -> None:
+    package = tmp_path / "pooch"
+    package.mkdir()
+    refuse_other_pooch([str(package)])
+    (package / "core.py").write_text("def retrieve(): ...")
+    with pytest.raises(ImportError, match="pip uninstall pooch"):
+        refuse_other_pooch([str(package)])
+
+
+def test_metadata_of_the_download_helper_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "pooch"
+    package.mkdir()
+    (tmp_path / "pooch_planner-0.1.0.dist-info").mkdir()
+    refuse_other_pooch([str(package)])
+    (tmp_path / "pooch-1.8.2.dist-info").mkdir()
+    with pytest.raises(ImportError, match="download helper"):
+        refuse_other_pooch([str(package)])
