@@ -1,0 +1,25 @@
+"""The planner: decides per activation between keep, swap and recompute. Needs neither torch nor a GPU."""
+
+from pooch.planner.contract import (
+    Evaluation,
+    Evaluator,
+    PlannedDecisions,
+    PlanningRequest,
+    Policy,
+    PolicyOutcome,
+    Progress,
+)
+from pooch.planner.planning import make_plan
+from pooch.planner.policies import policies
+
+__all__ = [
+    "Evaluation",
+    "Evaluator",
+    "PlannedDecisions",
+    "PlanningRequest",
+    "Policy",
+    "PolicyOutcome",
+    "Progress",
+    "make_plan",
+    "policies",
+]

@@ -1,0 +1,152 @@
+"""Facts about each activation that decisions are made by: bytes, costs, and when it has to be where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy
+
+from pooch.ir.dataflow import Dataflow
+from pooch.ir.plan import Choice, Decisions
+from pooch.ir.profile import Value
+
+NEVER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One activation, as the planner sees it.
+
+    Attributes:
+        value: its id. memory_bytes: what it takes on the device. size_bytes: what a copy moves.
+        out_ms, in_ms: duration of a copy. replay_ms: of its own recipe (nan where it cannot be replayed).
+        born: slot that makes it. release: last slot in which the program holds it. need: slot of its first
+            unpack, or NEVER. death: last slot in which autograd holds it.
+        can_swap, can_recompute: the choice is possible and would free memory for some time.
+        can_join: recomputing it frees nothing by itself, but changes replays that run anyway: they make no second
+            copy of it beside a sibling, or run earlier.
+        ops: forward ops of its recipe. sources: activations that the recipe reads.
+    """
+
+    value: int
+    memory_bytes: int
+    size_bytes: int
+    out_ms: float
+    in_ms: float
+    replay_ms: float
+    born: int
+    release: int
+    need: int
+    death: int
+    can_swap: bool
+    can_recompute: bool
+    can_join: bool
+    ops: tuple[int, ...]
+    sources: tuple[int, ...]
+
+    @property
+    def copy_ms(self) -> float:
+        """Time on the link, out and back."""
+        return self.out_ms + (self.in_ms if self.need != NEVER else 0.0)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What can sensibly be chosen for it, keep first."""
+        swap: tuple[Choice, ...] = ("swap",) if self.can_swap else ()
+        recompute: tuple[Choice, ...] = ("recompute",) if self.can_recompute or self.can_join else ()
+        return ("keep", *swap, *recompute)
+
+
+class Candidates:
+    """All activations of a dataflow, and the memory and work that decisions cost at the very least.
+
+    Args:
+        dataflow: the profile and what follows from it.
+    """
+
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+        self.items: tuple[Candidate, ...] = tuple(self._make(value) for value in dataflow.activations)
+        # In-core compute time of the step: no plan is faster.
+        self.compute_ms: float = sum(op.time_ms for op in dataflow.profile.ops)
+
+    def _make(self, value: Value) -> Candidate:
+        dataflow, link = self.dataflow, self.dataflow.profile.link
+        replayable = dataflow.refusal(value.id) is None
+        recipe = dataflow.recipe(value.id) if replayable else None
+        has_room = self._has_room(value, slots=1)
+        return Candidate(
+            value=value.id,
+            memory_bytes=value.allocated_bytes,
+            size_bytes=value.size_bytes,
+            out_ms=link.out_ms(value.size_bytes),
+            in_ms=link.in_ms(value.size_bytes),
+            replay_ms=dataflow.replay_ms(value.id),
+            born=value.producer,
+            release=max(value.release, value.producer),
+            need=value.first_unpack,
+            death=value.death,
+            can_swap=has_room,
+            can_recompute=replayable and has_room,
+            can_join=replayable and not has_room and self._has_room(value, slots=0),
+            ops=recipe.ops if recipe else (),
+            sources=tuple(s for s in recipe.sources if s in dataflow.activation_ids) if recipe else (),
+        )
+
+    def _has_room(self, value: Value, slots: int) -> bool:
+        """Whether at least so many slots lie between its release and its first use in the backward pass."""
+        if not self.dataflow.is_source(value):  # it is written over, so nothing could bring it back
+            return False
+        until = value.first_unpack if value.first_unpack != NEVER else value.death
+        return value.release + slots < until
+
+    def all_of(self, choice: Choice) -> dict[int, Choice]:
+        """The choice for every activation for which it frees memory, keep for the others."""
+        return {
+            item.value: choice if (item.can_swap if choice == "swap" else item.can_recompute) else "keep"
+            for item in self.items
+        }
+
+    def ready_slots(self, decisions: Decisions) -> dict[int, int]:
+        """For each activation that leaves: the slot at whose entry it has to be resident again.
+
+        That is its first unpack, or the slot at which the first replay reads it; `end` where never.
+        """
+        ready: dict[int, int] = {}
+        for item in reversed(self.items):
+            own = item.need if item.need != NEVER else self.dataflow.end
+            ready[item.value] = min(own, ready.get(item.value, own))
+            if decisions.get(item.value, "keep") == "recompute" and ready[item.value] < self.dataflow.end:
+                for source in item.sources:
+                    ready[source] = min(ready[item.value], ready.get(source, self.dataflow.end))
+        return ready
+
+    def least_points(self, decisions: Decisions) -> numpy.ndarray:
+        """int64 array of shape (2 * ops,): bytes that decisions need at each point at the very least.
+
+        No prefetch, no workspace of replays, every copy out done at once: what no schedule can go below.
+        """
+        change = numpy.zeros(2 * self.dataflow.end + 1, dtype=numpy.int64)
+        ready = self.ready_slots(decisions)
+        for item in self.items:
+            last = self.dataflow.span_end(item.death)
+            change[2 * item.born + 1] += item.memory_bytes
+            change[last + 1] -= item.memory_bytes
+            away, back = 2 * (item.release + 1), min(2 * ready[item.value], last + 1)
+            if decisions.get(item.value, "keep") != "keep" and away < back:
+                change[away] -= item.memory_bytes
+                change[back] += item.memory_bytes
+        points: numpy.ndarray = self.dataflow.base_points + numpy.cumsum(change[:-1])
+        return points
+
+    def least_ms(self, decisions: Decisions) -> float:
+        """Compute time that decisions cost at the very least: each op of a replay counted once, copies free."""
+        ready = self.ready_slots(decisions)
+        replayed = {
+            op
+            for item in self.items
+            if decisions.get(item.value, "keep") == "recompute" and ready[item.value] < self.dataflow.end
+            for op in item.ops
+        }
+        ops = self.dataflow.profile.ops
+        return self.compute_ms + sum(ops[op].time_ms for op in replayed)

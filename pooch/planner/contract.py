@@ -1,0 +1,112 @@
+"""What goes into planning and what comes out of it; the stages after it come in as an injected evaluator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pooch.ir.dataflow import Dataflow
+from pooch.ir.plan import Choice, Decision, Decisions
+from pooch.ir.schedule import Schedule
+from pooch.ir.timeline import Timeline
+
+Status = Literal["optimal", "feasible", "heuristic", "manual"]
+Progress = Callable[[str, float], None]  # what is being done, and which share of the planning is done (0 to 1)
+
+OPTIMAL_GAP = 0.01  # a plan whose gap is at most this is called optimal
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What decisions come to: the schedule that they are lowered to, and its simulation."""
+
+    schedule: Schedule
+    timeline: Timeline
+
+
+class Evaluator(Protocol):
+    """Lowering and simulation, injected so that the planner imports neither."""
+
+    def evaluate(self, decisions: Decisions, budget_bytes: int) -> Evaluation:
+        """Lower the decisions for the budget and simulate them.
+
+        Decisions that do not fit are no error: they come back with `timeline.peak_bytes` over the budget.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningRequest:
+    """The inputs of every policy.
+
+    Attributes:
+        dataflow: the profile and what follows from it. evaluator: lowering and simulation.
+        budget_bytes: of device memory, everything included. host_budget_bytes: of the swap tier, None = unlimited.
+        time_limit_s: a safety: policies limit themselves by counts, so that the same inputs give the same plan.
+        progress: called with a text and the share that is done.
+        started_s: when planning began, on the monotonic clock.
+    """
+
+    dataflow: Dataflow
+    budget_bytes: int
+    evaluator: Evaluator
+    host_budget_bytes: int | None = None
+    time_limit_s: float = 30.0
+    progress: Progress | None = None
+    started_s: float = field(default_factory=time.monotonic)
+
+    def remaining_s(self) -> float:
+        """Seconds until the time limit, not below zero."""
+        return max(0.0, self.started_s + self.time_limit_s - time.monotonic())
+
+    def report(self, text: str, share: float) -> None:
+        """Tell the listener, if there is one, how far planning is."""
+        if self.progress is not None:
+            self.progress(text, share)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOutcome:
+    """The outputs of every policy.
+
+    Attributes:
+        decisions: one choice per activation. evaluation: of exactly these decisions.
+        lower_bound_ms: no plan under the budget is faster in the simulator's model.
+        proven: the bound comes from the program (else the plan is a cheap policy's: status "heuristic").
+        notes: what happened on the way.
+    """
+
+    decisions: dict[int, Choice]
+    evaluation: Evaluation
+    lower_bound_ms: float
+    proven: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDecisions:
+    """A plan before it is packed into a `Plan`: decisions, why, and how good they are.
+
+    Attributes:
+        decisions: one choice per activation of the region. schedule, timeline: what they come to.
+        lower_bound_ms: no plan under the budget is faster in the simulator's model.
+        gap: (step - lower bound) / step.
+        status: "optimal" (gap at most 1%), "feasible", or "heuristic" (a cheap policy's plan).
+        notes: what happened on the way. rows: one `Decision` per activation, in forward order.
+        planning_ms: wall time spent.
+    """
+
+    decisions: dict[int, Choice]
+    schedule: Schedule
+    timeline: Timeline
+    lower_bound_ms: float
+    gap: float
+    status: Status
+    notes: tuple[str, ...]
+    rows: tuple[Decision, ...]
+    planning_ms: float
+
+
+Policy = Callable[[PlanningRequest], PolicyOutcome]

@@ -1,0 +1,100 @@
+"""Planning as the rest of Pooch calls it: a policy by name, then what every plan carries whatever policy made it."""
+
+from __future__ import annotations
+
+import time
+
+from pooch.errors import UsageError
+from pooch.ir.dataflow import Dataflow
+from pooch.ir.plan import Choice
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import (
+    OPTIMAL_GAP,
+    Evaluator,
+    PlannedDecisions,
+    PlanningRequest,
+    Policy,
+    PolicyOutcome,
+    Progress,
+    Status,
+)
+from pooch.planner.policies import policies
+from pooch.planner.reasons import decision_rows
+
+
+def make_plan(
+    dataflow: Dataflow,
+    budget_bytes: int,
+    evaluator: Evaluator,
+    *,
+    policy: str = "ilp",
+    host_budget_bytes: int | None = None,
+    time_limit_s: float = 30.0,
+    progress: Progress | None = None,
+) -> PlannedDecisions:
+    """Decide on every activation so that the step fits the budget and is short.
+
+    Args:
+        dataflow: the profile, and the region to plan for.
+        budget_bytes: bound on all device bytes.
+        evaluator: lowering and simulation.
+        policy: a name in `policies`.
+        host_budget_bytes: bound on the bytes in the swap tier, None = unlimited.
+        time_limit_s: a safety; planning normally ends by itself and earlier.
+        progress: called with a text and the share that is done.
+
+    Raises:
+        UsageError: there is no such policy.
+        InfeasibleBudget: nothing fits; it carries the smallest budget for which a plan is known.
+    """
+    request = PlanningRequest(dataflow, budget_bytes, evaluator, host_budget_bytes, time_limit_s, progress)
+    outcome = find_policy(policy)(request)
+    gap = _gap(outcome)
+    decisions = _as_lowered(outcome)
+    planned = PlannedDecisions(
+        decisions=decisions,
+        schedule=outcome.evaluation.schedule,
+        timeline=outcome.evaluation.timeline,
+        lower_bound_ms=outcome.lower_bound_ms,
+        gap=gap,
+        status=_status(outcome, gap),
+        notes=outcome.notes,
+        rows=decision_rows(Candidates(dataflow), decisions),
+        planning_ms=(time.monotonic() - request.started_s) * 1000,
+    )
+    request.report("planned", 1.0)
+    return planned
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in policies:
+        raise UsageError(f"there is no policy {name!r}: choose one of {', '.join(sorted(policies))}")
+    return policies[name]
+
+
+def _as_lowered(outcome: PolicyOutcome) -> dict[int, Choice]:
+    """The decisions as the schedule carries them out: what never has to leave is kept, whatever was allowed to it."""
+    schedule = outcome.evaluation.schedule
+    leaving: dict[Choice, frozenset[int]] = {
+        "keep": frozenset(outcome.decisions),
+        "swap": frozenset(schedule.swapped),
+        "recompute": frozenset(schedule.recomputed),
+    }
+    return {value: choice if value in leaving[choice] else "keep" for value, choice in outcome.decisions.items()}
+
+
+def _gap(outcome: PolicyOutcome) -> float:
+    """Share of the step that might be saved at most."""
+    step_ms = outcome.evaluation.timeline.step_ms
+    return max(0.0, step_ms - outcome.lower_bound_ms) / step_ms if step_ms > 0 else 0.0
+
+
+def _status(outcome: PolicyOutcome, gap: float) -> Status:
+    if gap <= OPTIMAL_GAP:
+        return "optimal"
+    return "feasible" if outcome.proven else "heuristic"

@@ -1,0 +1,173 @@
+"""The integer program, closed over the simulator: solve, lower, simulate, correct what the program did not see, repeat.
+
+The first program is a relaxation of the simulator's model, so its dual bound holds for every plan. Later ones
+reserve bytes where the simulator took more than the program had counted, and mark the slots where that happened;
+their plans fit better and their bounds say nothing. A local search on the simulator polishes the best plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pooch.errors import InfeasibleBudget
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import OPTIMAL_GAP, PlanningRequest, PolicyOutcome
+from pooch.planner.heuristics import try_rules
+from pooch.planner.improve import Effort, improve
+from pooch.planner.marks import Marks, choose_marks, make_marks
+from pooch.planner.minimum import leanest_plan
+from pooch.planner.program import StepProgram
+from pooch.planner.solver import Limits, Solution, SolverUnavailable
+from pooch.planner.trials import Trial, Trials
+
+PIECES = 48  # per phase, that the marks cut it into
+ROUNDS = 4  # programs solved for a plan at most
+SMALL_SHARE = 0.0005  # activations below this share of the budget are left out of the program
+CLOSE_ENOUGH = 0.001  # a plan this near the bound is not worth another solve
+EFFORT = Effort(trials=300, passes=4)
+
+
+def ilp(request: PlanningRequest) -> PolicyOutcome:
+    """Plan with the integer program.
+
+    Raises:
+        InfeasibleBudget: no plan was found, neither by rules nor by looking for the leanest one.
+    """
+    candidates = Candidates(request.dataflow)
+    trials = Trials(request, candidates)
+    kept = trials.run({})
+    if kept.fits:
+        return PolicyOutcome(kept.decisions, kept.evaluation, kept.step_ms, True, ("everything fits",))
+    request.report("trying simple rules", 0.05)
+    try_rules(trials)
+    if trials.best is None:
+        _try_leanest(trials)
+    return _Planning(request, trials).run()
+
+
+def _try_leanest(trials: Trials) -> None:
+    """The last resort: the plan that needs the fewest bytes.
+
+    Raises:
+        InfeasibleBudget: even that one does not fit.
+    """
+    leanest = leanest_plan(trials)
+    if leanest.budget_bytes > trials.request.budget_bytes:
+        raise InfeasibleBudget(trials.request.budget_bytes, leanest.budget_bytes, "ilp")
+    trials.run(leanest.decisions, leanest.budget_bytes)
+
+
+class _Planning:
+    """One request's way from a simple plan to the best that is found.
+
+    Args:
+        request: what is asked. trials: already hold a plan that fits.
+    """
+
+    def __init__(self, request: PlanningRequest, trials: Trials) -> None:
+        self.request = request
+        self.trials = trials
+        self.candidates = trials.candidates
+        self.bound_ms = self.candidates.compute_ms
+        self.notes: list[str] = []
+        self.is_proven = False
+        self.marks = choose_marks(self.candidates, PIECES)
+        self.reserve_bytes: dict[int, int] = {}
+        self.host_reserve_bytes = 0
+
+    def run(self) -> PolicyOutcome:
+        """Solve, correct, improve."""
+        try:
+            self._solve_rounds()
+        except SolverUnavailable as error:
+            self.notes.append(f"{error}; the plan is the best of the simple rules")
+        self.request.report("improving the plan", 0.7)
+        improve(self.trials, EFFORT, self.bound_ms)
+        if self.is_proven and self._gap() > OPTIMAL_GAP and self.request.remaining_s() > 1:
+            self._tighten_bound()
+        best = self._best()
+        bound_ms = min(self.bound_ms, best.step_ms)  # the solver's tolerance must not put it above a real plan
+        return PolicyOutcome(best.decisions, best.evaluation, bound_ms, self.is_proven, tuple(self.notes))
+
+    def _best(self) -> Trial:
+        assert self.trials.best is not None, "planning starts from a plan that fits"
+        return self.trials.best
+
+    def _gap(self) -> float:
+        step_ms = self._best().step_ms
+        return (step_ms - self.bound_ms) / step_ms if step_ms > 0 else 0.0
+
+    def _solve_rounds(self) -> None:
+        for number in range(ROUNDS):
+            if self._gap() <= CLOSE_ENOUGH or self.request.remaining_s() <= 0.1 * self.request.time_limit_s:
+                return
+            self.request.report(f"solving the integer program, round {number + 1}", 0.1 + 0.6 * number / ROUNDS)
+            program = self._program(self.reserve_bytes, self.host_reserve_bytes)
+            solution = self._solve(program, share=0.4 if number == 0 else 0.25)
+            if number == 0:
+                self._take_bound(solution)
+            if not solution.values:
+                return
+            trial = self.trials.run(program.decisions(solution.values))
+            if trial.fits:
+                return
+            self._correct(trial)
+
+    def _program(self, reserve_bytes: dict[int, int], host_reserve_bytes: int) -> StepProgram:
+        host_bytes = self.request.host_budget_bytes
+        return StepProgram(
+            self.candidates,
+            self.marks,
+            self.request.budget_bytes,
+            host_budget_bytes=None if host_bytes is None else max(0, host_bytes - host_reserve_bytes),
+            reserve_bytes=reserve_bytes,
+            least_bytes=int(SMALL_SHARE * self.request.budget_bytes),
+        )
+
+    def _solve(self, program: StepProgram, share: float) -> Solution:
+        limits = Limits(gap=0.001, nodes=300, time_s=max(1.0, share * self.request.remaining_s()))
+        solution = program.program.solve(limits, program.start(self._best().decisions))
+        if solution.solver == "CBC" and not self.is_proven:
+            self.notes.append("HiGHS is missing, CBC was used")
+        return solution
+
+    def _take_bound(self, solution: Solution) -> None:
+        """The dual bound of a program without reserves holds for every plan."""
+        self.is_proven = True
+        self.bound_ms = max(self.bound_ms, solution.bound)
+
+    def _tighten_bound(self) -> None:
+        """Solve the relaxation once more with the marks that the simulator pointed at."""
+        self.request.report("tightening the bound", 0.9)
+        self._mark(_fullest_slots(self._best(), self.marks, 0.98 * self.request.budget_bytes))
+        self._take_bound(self._solve(self._program({}, 0), share=0.5))
+
+    def _correct(self, trial: Trial) -> None:
+        """Reserve what the simulator takes beyond the program's count where it is over the budget."""
+        points = trial.evaluation.timeline.point_bytes
+        counted = self.candidates.least_points(trial.decisions)
+        slots = _fullest_slots(trial, self.marks, self.request.budget_bytes)
+        for slot in slots:
+            taken = int(max(points[2 * slot], points[2 * slot + 1]))
+            beyond = taken - int(counted[2 * slot + 1])
+            self.reserve_bytes[slot] = max(self.reserve_bytes.get(slot, 0), beyond)
+        self._mark(slots)
+        if not self.trials.fits_host(trial.evaluation):
+            swapped = sum(i.size_bytes for i in self.candidates.items if trial.decisions[i.value] == "swap")
+            self.host_reserve_bytes += max(1, trial.evaluation.schedule.host_bytes - swapped)
+
+    def _mark(self, slots: Iterable[int]) -> None:
+        self.marks = make_marks(self.candidates, sorted({*self.marks.slots, *(s for s in slots if s > 0)}))
+
+
+def _fullest_slots(trial: Trial, marks: Marks, over_bytes: float) -> list[int]:
+    """In each interval in which the plan takes more than `over_bytes`: the slot where it takes most."""
+    points = trial.evaluation.timeline.point_bytes
+    fullest: dict[int, int] = {}
+    for slot in range(len(points) // 2):
+        taken = max(points[2 * slot], points[2 * slot + 1])
+        if taken > over_bytes:
+            t = marks.interval_of(slot)
+            best = fullest.get(t, slot)
+            fullest[t] = slot if taken >= max(points[2 * best], points[2 * best + 1]) else best
+    return sorted(fullest.values())

@@ -1,0 +1,15 @@
+"""Plain training: everything stays on the device. In PoocH's terms (Ito et al. 2019): `in_core`."""
+
+from __future__ import annotations
+
+from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.policies.fixed import fixed_outcome
+
+
+def keep_all(request: PlanningRequest) -> PolicyOutcome:
+    """Keep every activation.
+
+    Raises:
+        InfeasibleBudget: the in-core peak is over the budget.
+    """
+    return fixed_outcome(request, {}, "keep_all")

@@ -1,0 +1,184 @@
+"""The integer program: keep, swap or recompute for each activation, so that the step is short and memory suffices.
+
+Every row holds for every schedule of the simulator's model (`docs/planner.md` argues why, row by row), so what the
+solver proves about the program is a lower bound for all plans. It follows the design of HiRemate and OffMate (2024: a
+step is as long as its slowest stream, transfers may be cut into fractions) and Checkmate's "a replay finds its
+sources" (2019), but copies are summed up by size classes, so the program grows with activations + marks
+and not with their product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pooch.ir.plan import Choice, Decisions
+from pooch.planner.candidates import NEVER, Candidate, Candidates
+from pooch.planner.copies import CopyStreams
+from pooch.planner.marks import Marks
+from pooch.planner.residency import Residency
+from pooch.planner.solver import LinearProgram, Terms, Variable
+
+
+class StepProgram:
+    """Builds the program for one budget and one choice of marks.
+
+    Args:
+        candidates: all activations. marks: where memory is checked.
+        budget_bytes: of device memory. host_budget_bytes: of the tier, None = unlimited.
+        reserve_bytes: for each slot, bytes that the simulator was seen to take beyond what the program
+            models (workspace of replays, say). With a reserve the program is no relaxation any more.
+        least_bytes: activations smaller than this are left out, which can only lower the optimum.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        marks: Marks,
+        budget_bytes: int,
+        *,
+        host_budget_bytes: int | None = None,
+        reserve_bytes: Mapping[int, int] | None = None,
+        least_bytes: int = 0,
+    ) -> None:
+        self.candidates = candidates
+        self.marks = marks
+        self.budget_bytes = budget_bytes
+        self.reserve_bytes = reserve_bytes or {}
+        self.items = tuple(item for item in candidates.items if item.memory_bytes >= least_bytes)
+        self.program = LinearProgram()
+        # x_i: one choice per activation (only variables for choices that it has)
+        self.swap: dict[int, Variable] = {}
+        self.recompute: dict[int, Variable] = {}
+        self._add_choices()
+        self.residency = Residency(self.program, candidates, self.items, marks, self.swap, self.recompute)
+        self.copies = CopyStreams(self.program, candidates, self.items, marks, self.swap, self.residency)
+        # T_t: duration of interval t. P_t: time spent on replays until its end
+        self.duration: list[Variable] = [self.program.variable() for _ in range(marks.count)]
+        self.replayed: list[Variable] = [self.program.variable() for _ in range(marks.count)]
+        self._add_replays()
+        self._add_durations()
+        self._add_memory()
+        self._add_host_memory(host_budget_bytes)
+        self.program.minimise(dict.fromkeys(self.duration, 1.0))
+
+    def _add_choices(self) -> None:
+        """swap_i + recompute_i <= 1; keep_i is what is left."""
+        for item in self.items:
+            if item.can_swap:
+                self.swap[item.value] = self.program.binary()
+            if item.can_recompute:
+                self.recompute[item.value] = self.program.binary()
+            if item.can_swap and item.can_recompute:
+                self.program.at_most({self.swap[item.value]: 1.0, self.recompute[item.value]: 1.0}, 1.0)
+
+    def _add_replays(self) -> None:
+        """Each op that some replay needs runs at least once; not before something is made by it, and not after."""
+        users = self._users_of_ops()
+        total: Terms = {self.replayed[-1]: -1.0}
+        own_ms: dict[int, float] = {}
+        for op, values in users.items():
+            time_ms = self.candidates.dataflow.profile.ops[op].time_ms
+            if len(values) == 1:
+                own_ms[values[0]] = own_ms.get(values[0], 0.0) + time_ms
+                continue
+            once = self.program.variable(1.0)  # replay_o: the op runs again
+            total[once] = time_ms
+            for value in values:
+                self.program.at_most({self.recompute[value]: 1.0, once: -1.0}, 0.0)
+        for value, time_ms in own_ms.items():
+            total[self.recompute[value]] = time_ms
+        self.program.at_most(total, 0.0)
+        for t in range(self.marks.count):
+            self._add_replays_until(t, own_ms)
+
+    def _users_of_ops(self) -> dict[int, list[int]]:
+        """For each op of a recipe: the activations whose replay surely runs it."""
+        users: dict[int, list[int]] = {}
+        for item in self.items:
+            if item.can_recompute and item.need != NEVER:
+                for op in item.ops:
+                    users.setdefault(op, []).append(item.value)
+        return users
+
+    def _add_replays_until(self, t: int, own_ms: Mapping[int, float]) -> None:
+        """P is monotone, at most the recipes of what is back by then, at least the ops that belong to it alone."""
+        if t > 0:
+            self.program.at_most({self.replayed[t - 1]: 1.0, self.replayed[t]: -1.0}, 0.0)
+        most: Terms = {self.replayed[t]: 1.0}
+        least: Terms = {self.replayed[t]: -1.0}
+        in_forward = t < len(self.marks.slots) and self.marks.slots[t] < self.candidates.dataflow.profile.forward_ops
+        for item in () if in_forward else self.items:
+            back = self.residency.replayed_by(item, t)
+            if back.at_most is not None:
+                most[back.at_most] = -item.replay_ms
+            if back.at_least is not None and own_ms.get(item.value):
+                least[back.at_least] = own_ms[item.value]
+        self.program.at_most(most, 0.0)
+        if len(least) > 1 and t < self.marks.count - 1:
+            self.program.at_most(least, 0.0)
+
+    def _add_durations(self) -> None:
+        """T_t >= compute + replays + what copies slow it down by; T_t >= busy time of each copy stream."""
+        for t in range(self.marks.count):
+            work: Terms = {self.duration[t]: -1.0, self.replayed[t]: 1.0}
+            if t > 0:
+                work[self.replayed[t - 1]] = -1.0
+            work.update(self.copies.slowdown(t))
+            self.program.at_most(work, -self.marks.compute_ms[t])
+            for busy in self.copies.busy(t):
+                self.program.at_most({**busy, self.duration[t]: -1.0}, 0.0)
+
+    def _add_memory(self) -> None:
+        """At the op of each mark: what nobody decides on, and what is there of the activations, within the budget."""
+        base = self.candidates.dataflow.base_points
+        for t, slot in enumerate(self.marks.slots):
+            point = 2 * slot + 1
+            free_bytes = float(self.budget_bytes - int(base[point]) - self.reserve_bytes.get(slot, 0))
+            terms: Terms = {}
+            for item in self.items:
+                if self._is_alive(item, point):
+                    free_bytes -= item.memory_bytes
+                    terms.update(self._absence(item, t))
+                elif item.born < slot and item.need == NEVER and item.value in self.swap:
+                    terms[self.swap[item.value]] = float(item.memory_bytes)  # dead: it counts as freed no longer
+            terms.update(self.copies.away(t))
+            scale = float(max(1, self.budget_bytes)) / 1000  # keeps the numbers near 1 for the solver
+            self.program.at_most({v: factor / scale for v, factor in terms.items()}, free_bytes / scale)
+
+    def _is_alive(self, item: Candidate, point: int) -> bool:
+        return 2 * item.born + 1 <= point <= self.candidates.dataflow.span_end(item.death)
+
+    def _absence(self, item: Candidate, t: int) -> Terms:
+        """Bytes that are not there because the value will be recomputed (swapped ones are counted by streams)."""
+        slot = self.marks.slots[t]
+        is_needed = item.need != NEVER and item.need <= slot
+        if item.value not in self.recompute or item.release >= slot or is_needed:
+            return {}
+        terms: Terms = {self.recompute[item.value]: -float(item.memory_bytes)}
+        back = self.residency.replayed_by(item, t)
+        if back.at_least is not None:
+            terms[back.at_least] = float(item.memory_bytes)
+        return terms
+
+    def _add_host_memory(self, host_budget_bytes: int | None) -> None:
+        """Swapped values fit into the tier."""
+        if host_budget_bytes is None:
+            return
+        terms: Terms = {self.swap[i.value]: i.size_bytes / 2**20 for i in self.items if i.value in self.swap}
+        self.program.at_most(terms, host_budget_bytes / 2**20)
+
+    def decisions(self, values: tuple[float, ...]) -> dict[int, Choice]:
+        """What a solution says, for all activations (those left out are kept)."""
+        chosen: dict[int, Choice] = {item.value: "keep" for item in self.candidates.items}
+        for value, variable in self.swap.items():
+            if values[variable] > 0.5:
+                chosen[value] = "swap"
+        for value, variable in self.recompute.items():
+            if values[variable] > 0.5:
+                chosen[value] = "recompute"
+        return chosen
+
+    def start(self, decisions: Decisions) -> dict[Variable, float]:
+        """Values of the choice variables that say the same as `decisions`."""
+        swap = {variable: float(decisions[value] == "swap") for value, variable in self.swap.items()}
+        return swap | {variable: float(decisions[value] == "recompute") for value, variable in self.recompute.items()}

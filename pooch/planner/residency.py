@@ -1,0 +1,120 @@
+"""The part of the program about the backward pass: when recomputed values, and what replays read, are back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pooch.planner.candidates import NEVER, Candidate, Candidates
+from pooch.planner.marks import Marks
+from pooch.planner.solver import LinearProgram, Terms, Variable
+
+WINDOW = 16  # intervals before its first unpack in which a value is followed as a source of earlier replays
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """Bounds on "was replayed by then" as variables; None stands for zero."""
+
+    at_least: Variable | None
+    at_most: Variable | None
+
+
+class Residency:
+    """Variables r[i, t]: recomputed value i was replayed by mark t; n[i, t]: a replay read swapped value i by then.
+
+    Both are monotone in t and only exist in the window in which they are not known: from the first interval in which a
+    replay could read the value to the interval of its first unpack. Outside of `WINDOW` intervals they are left out,
+    which leaves rows out and so only lowers the optimum.
+
+    Args:
+        program: to add to. candidates, items: all activations, and those in the program. marks: the intervals.
+        swap, recompute: the choice variables.
+    """
+
+    def __init__(
+        self,
+        program: LinearProgram,
+        candidates: Candidates,
+        items: tuple[Candidate, ...],
+        marks: Marks,
+        swap: Mapping[int, Variable],
+        recompute: Mapping[int, Variable],
+    ) -> None:
+        self.program, self.candidates, self.items, self.marks = program, candidates, items, marks
+        self.swap, self.recompute = swap, recompute
+        self.first: dict[int, int] = {}  # first interval in which the value may be wanted by a replay
+        self.own: dict[int, int] = {item.value: self._own_interval(item) for item in items}
+        self.replayed: dict[tuple[int, int], Variable] = {}  # r[i, t]
+        self.fetched: dict[tuple[int, int], Variable] = {}  # n[i, t]
+        self._find_windows()
+        self._add_monotone(self.replayed, recompute)
+        self._add_monotone(self.fetched, swap)
+        self._add_sources()
+
+    def _own_interval(self, item: Candidate) -> int:
+        """The interval of the first unpack; of the death, where nobody unpacks it."""
+        return self.marks.interval_of(item.need if item.need != NEVER else item.death)
+
+    def _find_windows(self) -> None:
+        """From the last activation to the first: a source may be wanted as soon as what it serves."""
+        wanted: dict[int, int] = {}
+        for item in reversed(self.items):
+            own = self.own[item.value]
+            self.first[item.value] = max(min(wanted.get(item.value, own), own), own - WINDOW)
+            if item.value in self.recompute:
+                for source in item.sources:
+                    wanted[source] = min(wanted.get(source, self.marks.count), self.first[item.value])
+
+    def _add_monotone(self, table: dict[tuple[int, int], Variable], choice: Mapping[int, Variable]) -> None:
+        """v[i, t] <= v[i, t + 1] <= choice_i, for each interval of the window."""
+        for value, chosen in choice.items():
+            following = chosen
+            for t in reversed(range(self.first[value], self.own[value])):
+                table[value, t] = self.program.variable(1.0)
+                self.program.at_most({table[value, t]: 1.0, following: -1.0}, 0.0)
+                following = table[value, t]
+
+    def _add_sources(self) -> None:
+        """keep_i + r[i, t] + n[i, t] >= r[j, t]: when j has been replayed, its source i was there, and it stays."""
+        inside = {item.value: item for item in self.items}
+        for item in self.items:
+            if item.value not in self.recompute:
+                continue
+            for source in item.sources:
+                if source in inside:
+                    self._add_source(item, inside[source])
+
+    def _add_source(self, item: Candidate, source: Candidate) -> None:
+        last = self.own[item.value] if item.need != NEVER else self.own[item.value] - 1
+        for t in range(self.first[item.value], min(last, self.own[source.value] - 1) + 1):
+            if t < self.first[source.value]:
+                continue
+            replayed = self.replayed.get((item.value, t), self.recompute[item.value])
+            terms: Terms = {replayed: 1.0}
+            if source.value in self.swap:
+                terms[self.swap[source.value]] = 1.0
+                terms[self.fetched[source.value, t]] = -1.0
+            if source.value in self.recompute:
+                terms[self.recompute[source.value]] = 1.0
+                terms[self.replayed[source.value, t]] = -1.0
+            if len(terms) > 1:
+                self.program.at_most(terms, 1.0)
+
+    def replayed_by(self, item: Candidate, t: int) -> Back:
+        """Bounds on whether the value has been replayed by mark t."""
+        chosen = self.recompute.get(item.value)
+        if chosen is None:
+            return Back(None, None)
+        if t >= self.own[item.value]:
+            return Back(chosen if item.need != NEVER else None, chosen)
+        variable = self.replayed.get((item.value, t))
+        if variable is not None:
+            return Back(variable, variable)
+        return Back(None, chosen)
+
+    def fetched_by(self, item: Candidate, t: int) -> Variable | None:
+        """The variable that says "the swapped value is back by mark t, because it was read"; None: not known to be."""
+        if t >= self.own[item.value]:
+            return self.swap.get(item.value) if item.need != NEVER else None
+        return self.fetched.get((item.value, t))

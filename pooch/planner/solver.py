@@ -1,0 +1,162 @@
+"""The only file that knows PuLP: linear programs with some binaries, solved by HiGHS, or CBC where it is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pulp
+
+Variable = int  # position in the program
+Terms = dict[Variable, float]  # a linear expression
+
+
+class SolverUnavailable(Exception):
+    """No solver is installed, or it crashed; the planner then answers with a cheap policy's plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When the solver may stop.
+
+    Attributes:
+        gap: relative distance of solution and bound at which it is done.
+        nodes: branch-and-bound nodes (the same on every machine). time_s: a safety.
+    """
+
+    gap: float
+    nodes: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What the solver found.
+
+    Attributes:
+        values: one per variable; empty where no solution was found.
+        objective: of the solution (inf without one). bound: no solution is below this (-inf if not even that is known).
+        infeasible: it was proven that there is no solution.
+        solver: who said so.
+    """
+
+    values: tuple[float, ...]
+    objective: float
+    bound: float
+    infeasible: bool
+    solver: str
+
+
+class LinearProgram:
+    """Minimise a linear objective under rows `terms <= upper`; collects, then hands everything to PuLP at once."""
+
+    def __init__(self) -> None:
+        self._bounds: list[tuple[float, float | None]] = []
+        self._is_binary: list[bool] = []
+        self._rows: list[tuple[Terms, float]] = []
+        self._objective: Terms = {}
+
+    def variable(self, upper: float | None = None) -> Variable:
+        """A continuous variable from 0 to `upper`."""
+        self._bounds.append((0.0, upper))
+        self._is_binary.append(False)
+        return len(self._bounds) - 1
+
+    def binary(self) -> Variable:
+        """A variable that is 0 or 1."""
+        handle = self.variable(1.0)
+        self._is_binary[handle] = True
+        return handle
+
+    def at_most(self, terms: Mapping[Variable, float], upper: float) -> None:
+        """Add the row `terms <= upper`."""
+        self._rows.append((dict(terms), upper))
+
+    def minimise(self, terms: Mapping[Variable, float]) -> None:
+        """Set the objective."""
+        self._objective = dict(terms)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Variables and rows."""
+        return len(self._bounds), len(self._rows)
+
+    def solve(self, limits: Limits, start: Mapping[Variable, float] | None = None) -> Solution:
+        """Hand the program to HiGHS, or to CBC where highspy is missing.
+
+        Args:
+            limits: when to stop.
+            start: values of some variables of a known solution, for solvers that can use it.
+
+        Raises:
+            SolverUnavailable: neither solver is there, or it crashed.
+        """
+        try:
+            if pulp.HiGHS(msg=False).available():
+                return self._solve_with_highs(limits, start or {})
+            if pulp.PULP_CBC_CMD(msg=False).available():
+                return self._solve_with_cbc(limits)
+        except SolverUnavailable:
+            raise
+        except Exception as error:  # PuLP and its solvers raise whatever they like; a plan must come out all the same
+            raise SolverUnavailable(f"the solver failed: {type(error).__name__}: {error}") from error
+        raise SolverUnavailable("neither HiGHS (pip install highspy) nor CBC is installed")
+
+    def _problem(self) -> tuple[Any, list[Any]]:
+        """The program as a PuLP problem, and its variables."""
+        problem = pulp.LpProblem("pooch", pulp.LpMinimize)
+        width = len(str(len(self._bounds)))  # PuLP sorts by name; equal width keeps our order
+        columns = [
+            pulp.LpVariable(f"x{index:0{width}d}", low, high, pulp.LpBinary if is_binary else pulp.LpContinuous)
+            for index, ((low, high), is_binary) in enumerate(zip(self._bounds, self._is_binary, strict=True))
+        ]
+        problem += pulp.LpAffineExpression([(columns[i], factor) for i, factor in self._objective.items()])
+        for terms, upper in self._rows:
+            expression = pulp.LpAffineExpression([(columns[i], factor) for i, factor in terms.items()])
+            problem.addConstraint(pulp.LpConstraint(expression, pulp.LpConstraintLE, rhs=upper))
+        return problem, columns
+
+    def _solve_with_highs(self, limits: Limits, start: Mapping[Variable, float]) -> Solution:
+        """Through PuLP's HiGHS, step by step.
+
+        Its one-call form fails where the node limit is reached, and takes no start.
+        """
+        problem, columns = self._problem()
+        solver = pulp.HiGHS(
+            msg=False, timeLimit=max(0.1, limits.time_s), gapRel=limits.gap, mip_max_nodes=limits.nodes, random_seed=0
+        )
+        solver.createAndConfigureSolver(problem)
+        solver.buildSolverModel(problem)
+        model = problem.solverModel
+        if start:
+            indices = [columns[variable].index for variable in start]
+            model.setSolution(len(indices), indices, list(start.values()))
+        solver.callSolver(problem)
+        status, info = str(model.getModelStatus()), model.getInfo()
+        if status.endswith(("kInfeasible", "kUnboundedOrInfeasible")):
+            return Solution((), math.inf, math.inf, True, "HiGHS")
+        if status.endswith(("kNotset", "Error", "kMemoryLimit")):
+            raise SolverUnavailable(f"HiGHS stopped with {status.rpartition('.')[2]}")
+        objective, values = float(info.objective_function_value), list(model.getSolution().col_value)
+        bound = float(info.mip_dual_bound) if any(self._is_binary) else objective
+        if not math.isfinite(objective) or info.primal_solution_status != 2:
+            return Solution((), math.inf, bound, False, "HiGHS")
+        return Solution(tuple(values[column.index] for column in columns), objective, bound, False, "HiGHS")
+
+    def _solve_with_cbc(self, limits: Limits) -> Solution:
+        """CBC tells no dual bound through PuLP, so the bound is that of the relaxation without integrality."""
+        relaxed, _ = self._problem()
+        relaxed.solve(pulp.PULP_CBC_CMD(msg=False, mip=False, timeLimit=max(1.0, limits.time_s / 2)))
+        if relaxed.status == pulp.LpStatusInfeasible:
+            return Solution((), math.inf, math.inf, True, "CBC")
+        is_solved = relaxed.sol_status == pulp.LpSolutionOptimal
+        bound = float(pulp.value(relaxed.objective)) if is_solved else -math.inf
+        problem, columns = self._problem()
+        options = {"gapRel": limits.gap, "timeLimit": max(1.0, limits.time_s / 2), "maxNodes": limits.nodes}
+        problem.solve(pulp.PULP_CBC_CMD(msg=False, **options))
+        if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+            return Solution((), math.inf, bound, problem.status == pulp.LpStatusInfeasible, "CBC")
+        values = tuple(float(column.varValue or 0.0) for column in columns)
+        return Solution(values, float(pulp.value(problem.objective)), bound, False, "CBC")

@@ -1,0 +1,126 @@
+"""Candidate plans tried through the evaluator, and the best of them: whatever else happens, there is an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pooch.ir.plan import Choice, Decisions
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import Evaluation, PlanningRequest
+
+ELITE = 6  # good plans that are remembered as places to start from
+BISECTIONS = 8  # halvings between the budget that decisions surely need and one that is known to do
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Decisions as they were lowered and simulated.
+
+    Attributes:
+        decisions: one choice per activation. evaluation: of them. fits: within the device and the host budget.
+    """
+
+    decisions: dict[int, Choice]
+    evaluation: Evaluation
+    fits: bool
+
+    @property
+    def step_ms(self) -> float:
+        """Simulated duration."""
+        return self.evaluation.timeline.step_ms
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Shorter is better, then leaner; times are rounded so that noise of sums decides nothing."""
+        return round(self.step_ms, 6), self.evaluation.timeline.peak_bytes
+
+
+class Trials:
+    """Evaluates plans and keeps the best that fits.
+
+    Args:
+        request: budgets and evaluator. candidates: the activations.
+    """
+
+    def __init__(self, request: PlanningRequest, candidates: Candidates) -> None:
+        self.request = request
+        self.candidates = candidates
+        self.elite: list[Trial] = []  # that fit, the best first
+        self.count = 0
+        self._seen: set[tuple[Choice, ...]] = set()
+
+    def run(self, decisions: Decisions, lowering_bytes: int | None = None) -> Trial:
+        """Evaluate decisions and remember them if they are the best so far.
+
+        Args:
+            decisions: activations that are not named are kept.
+            lowering_bytes: lower for this smaller budget instead of the request's.
+        """
+        chosen = self._complete(decisions)
+        budget_bytes = self.request.budget_bytes
+        evaluation = self.request.evaluator.evaluate(chosen, lowering_bytes or budget_bytes)
+        self.count += 1
+        self._seen.add(tuple(chosen.values()))
+        fits = evaluation.timeline.peak_bytes <= budget_bytes and self.fits_host(evaluation)
+        trial = Trial(chosen, evaluation, fits)
+        if fits and all(other.rank != trial.rank for other in self.elite):
+            self.elite = sorted([*self.elite, trial], key=lambda other: other.rank)[:ELITE]
+        return trial
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest plan so far that fits, the leanest among equals."""
+        return self.elite[0] if self.elite else None
+
+    def _complete(self, decisions: Decisions) -> dict[int, Choice]:
+        return {item.value: decisions.get(item.value, "keep") for item in self.candidates.items}
+
+    def fits_host(self, evaluation: Evaluation) -> bool:
+        """Whether the schedule's tier is within the host budget."""
+        allowed = self.request.host_budget_bytes
+        return allowed is None or evaluation.schedule.host_bytes <= allowed
+
+    def is_promising(self, decisions: Mapping[int, Choice]) -> bool:
+        """Whether decisions are new, and might fit and be faster than the best: told without lowering them."""
+        if tuple(decisions.values()) in self._seen:
+            return False
+        if self.best is not None and self.candidates.least_ms(decisions) > self.best.rank[0]:
+            return False
+        return self.might_fit(decisions)
+
+    def might_fit(self, decisions: Decisions) -> bool:
+        """Whether what decisions need at the very least is within the budget."""
+        return int(self.candidates.least_points(decisions).max()) <= self.request.budget_bytes
+
+    def least_budget(self, decisions: Decisions) -> int:
+        """The smallest budget found under which these decisions fit, by bisection over what they are lowered for.
+
+        It is reached: lowering for exactly this many bytes was seen to stay within them.
+        """
+        chosen = self._complete(decisions)
+        low = int(self.candidates.least_points(chosen).max())
+        reached = self._peak_when_lowered_for(chosen, low)
+        if reached <= low:
+            return low
+        high = self._settle(chosen, reached)
+        for _ in range(BISECTIONS):
+            middle = (low + high) // 2
+            if middle in (low, high):
+                break
+            if self._peak_when_lowered_for(chosen, middle) <= middle:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _settle(self, decisions: Decisions, start_bytes: int) -> int:
+        """A budget at or above `start_bytes` that decisions keep when they are lowered for it."""
+        budget_bytes = start_bytes
+        while (peak_bytes := self._peak_when_lowered_for(decisions, budget_bytes)) > budget_bytes:
+            budget_bytes = peak_bytes
+        return budget_bytes
+
+    def _peak_when_lowered_for(self, decisions: Decisions, budget_bytes: int) -> int:
+        self.count += 1
+        return self.request.evaluator.evaluate(decisions, budget_bytes).timeline.peak_bytes

@@ -1,0 +1,75 @@
+"""What the planner's tests share: the real evaluator, and an oracle that tries every decision there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from pooch.ir import Choice, Decisions, Profile
+from pooch.ir.dataflow import Dataflow
+from pooch.planner import Evaluation
+from pooch.schedule import Lowering
+from pooch.simulator import simulate
+
+
+class RealEvaluator:
+    """Lowers and simulates, and counts how often."""
+
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+        self.count = 0
+        self._lowering = Lowering(dataflow)
+
+    def evaluate(self, decisions: Decisions, budget_bytes: int) -> Evaluation:
+        self.count += 1
+        schedule = self._lowering.lower(decisions, budget_bytes)
+        return Evaluation(schedule, simulate(self.dataflow, schedule, detail=False))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A profile, what follows from it, and an evaluator for it."""
+
+    profile: Profile
+    dataflow: Dataflow
+    evaluator: RealEvaluator
+
+    def share(self, share: float) -> int:
+        """A budget, as a share of the in-core peak."""
+        return int(self.profile.peak_bytes * share)
+
+
+def case(profile: Profile) -> Case:
+    dataflow = Dataflow(profile)
+    return Case(profile, dataflow, RealEvaluator(dataflow))
+
+
+def all_decisions(dataflow: Dataflow) -> Iterator[dict[int, Choice]]:
+    """Every combination of possible choices."""
+    ids = [value.id for value in dataflow.activations]
+    options: list[tuple[Choice, ...]] = [
+        ("keep", "swap", "recompute") if dataflow.refusal(i) is None else ("keep", "swap") for i in ids
+    ]
+    for chosen in product(*options):
+        yield dict(zip(ids, chosen, strict=True))
+
+
+def oracle_ms(of: Case, budget_bytes: int, host_budget_bytes: int | None = None) -> float | None:
+    """The shortest step of any decisions that fit when they are lowered for the budget; None where nothing fits."""
+    best: float | None = None
+    for decisions in all_decisions(of.dataflow):
+        evaluation = RealEvaluator.evaluate(of.evaluator, decisions, budget_bytes)
+        fits_host = host_budget_bytes is None or evaluation.schedule.host_bytes <= host_budget_bytes
+        if evaluation.timeline.peak_bytes <= budget_bytes and fits_host:
+            best = min(evaluation.timeline.step_ms, best if best is not None else float("inf"))
+    return best
+
+
+def oracle_peak(of: Case) -> int:
+    """The smallest peak of any decisions, each lowered for as little as they can possibly do with."""
+    return min(
+        of.evaluator.evaluate(decisions, budget_bytes).timeline.peak_bytes
+        for decisions in all_decisions(of.dataflow)
+        for budget_bytes in (1, of.profile.peak_bytes // 2)
+    )
