@@ -1,0 +1,132 @@
+"""The commands that need no training: what they print and what they write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pooch.ir import Plan, Profile
+from tests.cli.conftest import Command
+
+COMMANDS = ("profile", "plan", "run", "optimize", "show", "simulate", "compare", "devices", "workloads")
+
+
+def test_help_lists_every_command_in_the_order_of_the_pipeline(pooch_command: Command) -> None:
+    outcome = pooch_command("--help")
+    assert outcome.code == 0
+    places = [outcome.out.index(f"\n  {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(pooch_command: Command, name: str) -> None:
+    outcome = pooch_command(name, "--help")
+    assert outcome.code == 0
+    assert outcome.out.startswith(f"Usage: pooch {name}")
+
+
+def test_help_and_saved_profiles_need_no_torch(profile_path: Path) -> None:
+    code = (
+        "import sys; from pooch.cli import main; "
+        f"codes = [main(['--help']), main(['plan', {str(profile_path)!r}, '--budget', '60%', '--json'])]; "
+        "print(codes, 'torch' in sys.modules, file=sys.stderr)"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert finished.stderr.strip() == "[0, 0] False"
+
+
+def test_help_alone_loads_next_to_nothing() -> None:
+    code = (
+        "import sys; from pooch.cli import main; main(['--help']); "
+        "print([name for name in ('torch', 'pandas', 'pulp', 'rich') if name in sys.modules], file=sys.stderr)"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert finished.stderr.strip() == "[]"
+
+
+def test_python_minus_m_is_the_command() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "pooch", "nonsense"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("pooch: No such command")
+
+
+def test_plan_writes_a_plan_and_says_what_it_is(pooch_command: Command, profile_path: Path, tmp_path: Path) -> None:
+    outcome = pooch_command("plan", profile_path, "--budget", "60%", "-o", tmp_path / "out.json")
+    assert outcome.code == 0
+    plan = Plan.load(tmp_path / "out.json")
+    assert plan.policy == "ilp"
+    assert plan.status in outcome.out
+    assert "keep" in outcome.out
+    assert f"wrote {tmp_path / 'out.json'}" in outcome.out
+
+
+def test_plan_as_json_is_one_document(pooch_command: Command, profile_path: Path, profile: Profile) -> None:
+    outcome = pooch_command("plan", profile_path, "--budget", "60%", "--policy", "recompute_all", "--json")
+    record = json.loads(outcome.out)
+    assert record["policy"] == "recompute_all"
+    assert record["keep"] + record["swap"] + record["recompute"] == len(profile.activations)
+    assert record["budget_bytes"] == int(0.6 * profile.peak_bytes)
+    assert outcome.error == ""
+
+
+def test_simulate_predicts_what_the_plan_says(
+    pooch_command: Command, profile_path: Path, plan_path: Path, plan: Plan, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json"
+    outcome = pooch_command("simulate", profile_path, plan_path, "--trace", trace, "--json")
+    record = json.loads(outcome.out)
+    assert record["peak_bytes"] == plan.predicted_peak_bytes
+    assert record["step_ms"] == pytest.approx(plan.predicted_step_ms)
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_compare_has_every_policy_under_every_budget(pooch_command: Command, profile_path: Path) -> None:
+    outcome = pooch_command("compare", profile_path, "--budget", "100%", "--budget", "60%", "--json")
+    rows = json.loads(outcome.out)
+    assert {row["policy"] for row in rows} >= {"ilp", "keep_all", "recompute_all", "swap_all"}
+    assert len({row["budget_bytes"] for row in rows}) == 2
+    assert any(not row["feasible"] and row["minimum_bytes"] for row in rows)
+    table = pooch_command("compare", profile_path, "--budget", "60%", "--policy", "ilp", "--policy", "keep_all")
+    assert "needs" in table.out
+    assert "swap_all" not in table.out
+
+
+@pytest.mark.parametrize("kind", ["profile", "plan"])
+def test_show_prints_tables(pooch_command: Command, profile_path: Path, plan_path: Path, kind: str) -> None:
+    outcome = pooch_command("show", profile_path if kind == "profile" else plan_path)
+    assert outcome.code == 0
+    assert ("activations by layer" if kind == "profile" else "decisions") in outcome.out
+
+
+def test_show_draws_a_profile_and_a_plan(
+    pooch_command: Command, profile_path: Path, plan_path: Path, tmp_path: Path
+) -> None:
+    assert pooch_command("show", profile_path, "--plot", tmp_path / "a.png").code == 0
+    assert pooch_command("show", plan_path, "--profile", profile_path, "--plot", tmp_path / "b.svg").code == 0
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "b.svg").read_text()
+
+
+def test_show_as_json_has_layers_and_decisions(
+    pooch_command: Command, profile_path: Path, plan_path: Path, plan: Plan
+) -> None:
+    record = json.loads(pooch_command("show", plan_path, "--profile", profile_path, "--json").out)
+    assert record["decisions"] == {str(value): choice for value, choice in plan.decisions.items()}
+    swapped = sum(layer["swap_bytes"] for layer in record["layers"])
+    assert swapped == sum(row.size_bytes for row in plan.choices if row.choice == "swap")
+
+
+def test_workloads_lists_the_built_in_ones(pooch_command: Command) -> None:
+    names = {entry["name"] for entry in json.loads(pooch_command("workloads", "--json").out)}
+    assert names == {"resnet50", "gpt2", "unet3d", "lstm"}
+    assert "resnet50" in pooch_command("workloads").out
+
+
+def test_version(pooch_command: Command) -> None:
+    assert pooch_command("--version").out.startswith("pooch-planner ")
