@@ -16,7 +16,7 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @click.option("--budget", "budgets", multiple=True, required=True, metavar="BYTES", help="May be given several times.")
 @click.option("--policy", "policies", multiple=True, help="Only these (default: all).")
 @time_limit_option
-@region_option
+@region_option("model")
 @json_option
 def command(profile_path: Path, as_json: bool, **comparing: Any) -> None:
     """Plan profile P.json by every policy, under each budget."""

@@ -14,6 +14,7 @@ from pooch.cli.options import (
     mode_option,
     planning_options,
     refuse_overwriting,
+    region_option,
     training_options,
     workload_options,
 )
@@ -25,6 +26,7 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @click.option("--budget", required=True, metavar="BYTES", help="16GiB, 800MB, a number of bytes, or 60% of the peak.")
 @mode_option
 @planning_options
+@region_option("step")
 @training_options
 @click.option("-o", "--output", "folder", type=PATH, metavar="FOLDER", help="Keep profile.json and plan.json there.")
 @json_option

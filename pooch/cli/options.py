@@ -31,13 +31,12 @@ def workload_options(function: Function) -> Function:
 
 
 def planning_options(function: Function) -> Function:
-    """--policy, --time-limit, --host-budget, --region."""
+    """--policy, --time-limit, --host-budget."""
     for decorate in reversed(
         (
             click.option("--policy", default="ilp", show_default=True, help="Who decides."),
             time_limit_option,
             click.option("--host-budget", metavar="BYTES", help="Most bytes in the swap tier (default: no limit)."),
-            region_option,
         )
     ):
         function = decorate(function)
@@ -66,13 +65,19 @@ time_limit_option = click.option(
     metavar="SECONDS",
     help="Most seconds to plan for.",
 )
-region_option = click.option(
-    "--region",
-    type=click.Choice(["model", "step"]),
-    default="model",
-    show_default=True,
-    help="What the plan covers: model.forward, or the whole step with the loss.",
-)
+
+
+def region_option(default: str) -> Decorator[Function]:
+    """--region."""
+    return click.option(
+        "--region",
+        type=click.Choice(["model", "step"]),
+        default=default,
+        show_default=True,
+        help="What the plan covers: model.forward, or the whole step with the loss.",
+    )
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable results on stdout.")
 force_option = click.option("--force", is_flag=True, help="Overwrite the output files.")
 mode_option = click.option(

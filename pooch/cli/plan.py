@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from pooch.cli.options import PATH, force_option, json_option, output_option, planning_options, refuse_overwriting
+from pooch.cli.options import (
+    PATH,
+    force_option,
+    json_option,
+    output_option,
+    planning_options,
+    refuse_overwriting,
+    region_option,
+)
 from pooch.cli.output import print_json, print_tables, progress_shown
 
 
@@ -16,6 +24,7 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @click.option("--budget", required=True, metavar="BYTES", help="16GiB, 800MB, a number of bytes, or 60% of the peak.")
 @output_option("Where to write the plan.")
 @planning_options
+@region_option("model")
 @json_option
 @force_option
 def command(profile_path: Path, budget: str, output: Path | None, as_json: bool, force: bool, **planning: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from pooch.executor.statistics import RunStats
 from pooch.executor.step import PlannedStep, StepMode
 from pooch.executor.table import ActionTable
 from pooch.ir import Plan
-from pooch.torchtools.memory_trace import MemoryTracer, live_bytes, quiet_collector
+from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.signature import model_signature
 from pooch.torchtools.training_state import model_device
 
@@ -39,9 +40,11 @@ class Run:
         self._table = ActionTable.of(plan)
         self._stats = RunStats()
         self._inside = threading.local()
-        self._removed = False
+        self._removed = self._warned = self._paused = False
         if plan.region == "model":
             self._attach()
+        else:
+            self._guard = model.register_forward_pre_hook(self._warn_outside)
 
     @property
     def stats(self) -> RunStats:
@@ -62,6 +65,17 @@ class Run:
         self._original = original
         self.model.forward = planned_forward
 
+    def _warn_outside(self, module: torch.nn.Module, args: object) -> None:
+        """A plan of region "step" does nothing unless the user marks the region: say so, once."""
+        idle = self._paused or self._warned or getattr(self._inside, "entered", False)
+        if not idle and torch.is_grad_enabled():
+            self._warned = True
+            warnings.warn(
+                "the model runs outside of `with run.step():`, so the plan does nothing: wrap the forward pass in it, or "
+                "plan with region='model'",
+                stacklevel=2,
+            )
+
     @contextmanager
     def step(self) -> Iterator[RunStats]:
         """The region that a plan of region "step" covers: the forward pass up to the loss.
@@ -73,12 +87,25 @@ class Run:
             raise UsageError("this plan covers model.forward by itself: plan with region='step' to use run.step()")
         if self._removed:
             raise UsageError("this plan was taken off the model: apply it again")
-        with self._region():
-            yield self._stats
+        self._inside.entered = True
+        try:
+            with self._region():
+                yield self._stats
+        finally:
+            self._inside.entered = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Plain training inside, with the plan still attached; for comparing the two in turns."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
     @contextmanager
     def _region(self) -> Iterator[None]:
-        if getattr(self._inside, "active", False) or not torch.is_grad_enabled():
+        if self._paused or getattr(self._inside, "active", False) or not torch.is_grad_enabled():
             yield
             return
         if self._device.type == "cuda":
@@ -108,15 +135,9 @@ class Run:
 
         Needed on the CPU only, whose allocator keeps no counters; it slows the step down a little.
         """
-        with quiet_collector():
-            start_bytes = live_bytes(self._device)
-            tracer = MemoryTracer(self._device)
-            tracer.start()
-            try:
-                yield self._stats
-            finally:
-                trace = tracer.stop()
-                self._stats.peak_bytes = start_bytes + trace.peak_bytes
+        with MemoryMeter(self._device) as meter:
+            yield self._stats
+        self._stats.peak_bytes = meter.peak_bytes
 
     def remove(self) -> None:
         """Take the plan off the model; steps under way end as they began."""
@@ -128,6 +149,8 @@ class Run:
                 self.model.forward = self._original
             else:
                 del self.model.forward
+        else:
+            self._guard.remove()
         self._engine.close()
 
     def __enter__(self) -> Run:

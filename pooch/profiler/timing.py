@@ -10,12 +10,7 @@ import torch
 
 from pooch.profiler.assembly import StepAssembly
 from pooch.profiler.step import check_loss
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the device; nothing to do on the CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+from pooch.torchtools.training_state import synchronize
 
 
 def time_step(forward: Callable[[], torch.Tensor], model: torch.nn.Module, device: torch.device) -> float:

@@ -4,8 +4,28 @@ Importing this imports no torch: what needs it is imported when it is called, so
 simulated on any laptop.
 """
 
+from pooch.session.applying import apply
 from pooch.session.comparison import ComparisonRow, compare, policy_names
+from pooch.session.measuring import Optimized, TrainingReport, measure_training, optimize
 from pooch.session.planning import plan, plan_from_decisions
+from pooch.session.profiling import measure_device_link, measure_devices, profile, profile_workload
 from pooch.session.simulation import simulate, simulate_in_core
 
-__all__ = ["ComparisonRow", "compare", "plan", "plan_from_decisions", "policy_names", "simulate", "simulate_in_core"]
+__all__ = [
+    "ComparisonRow",
+    "Optimized",
+    "TrainingReport",
+    "apply",
+    "compare",
+    "measure_device_link",
+    "measure_devices",
+    "measure_training",
+    "optimize",
+    "plan",
+    "plan_from_decisions",
+    "policy_names",
+    "profile",
+    "profile_workload",
+    "simulate",
+    "simulate_in_core",
+]

@@ -40,3 +40,9 @@ def model_device(model: torch.nn.Module) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device; nothing to do on the CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

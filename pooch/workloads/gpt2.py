@@ -9,9 +9,9 @@ from pooch.workloads.base import Workload
 
 
 def build(
-    batch_size: int = 4,
+    batch_size: int = 1,
     device: str = "cpu",
-    sequence_length: int = 256,
+    sequence_length: int = 1024,
     layers: int = 12,
     width: int = 768,
     heads: int = 12,

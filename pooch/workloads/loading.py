@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pooch.errors import PoochError, WorkloadError
@@ -38,15 +38,33 @@ def load_workload(
     return _complete(_call(function, name, arguments), name, arguments)
 
 
+@dataclass(frozen=True)
+class WorkloadFactory:
+    """Builds the same workload afresh at each call: same weights, same data. Plain data, so another process can have it.
+
+    Attributes:
+        name, batch_size, device, settings: as `load_workload` takes them.
+    """
+
+    name: str
+    batch_size: int | None = None
+    device: str | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    def __call__(self) -> Workload:
+        """Build it."""
+        return load_workload(self.name, batch_size=self.batch_size, device=self.device, settings=self.settings)
+
+
 def workload_factory(
     name: str,
     *,
     batch_size: int | None = None,
     device: str | None = None,
     settings: Mapping[str, Setting] | None = None,
-) -> Callable[[], Workload]:
-    """A function that builds the same workload afresh each time: same weights, same data."""
-    return lambda: load_workload(name, batch_size=batch_size, device=device, settings=settings)
+) -> WorkloadFactory:
+    """What builds a workload, as it was typed."""
+    return WorkloadFactory(name, batch_size, device, settings or {})
 
 
 def find_function(name: str) -> Callable[..., Any]:

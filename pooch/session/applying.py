@@ -1,0 +1,37 @@
+"""Plan + model -> a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pooch.ir import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from pooch.executor import Run
+
+
+def apply(
+    plan: Plan,
+    model: torch.nn.Module,
+    *,
+    on_mismatch: Literal["warn", "error"] = "warn",
+    spill_directory: str | Path | None = None,
+) -> Run:
+    """Attach a plan to a model; also a context manager. `run.stats` tells of the last step, `run.remove()` detaches.
+
+    Args:
+        plan: made for this model, in the mode and with the shapes in which it was profiled.
+        on_mismatch: when a step leaves the profiled path: "warn" and keep what is left, or "error".
+        spill_directory: where the CPU engine's spill file lies (default: POOCH_SPILL_DIRECTORY, or the system's
+            directory for temporary files).
+
+    Raises:
+        PlanMismatch: the plan was made for another model or device.
+        TierError: the swap tier cannot be set up.
+    """
+    from pooch.executor import apply_plan
+
+    return apply_plan(plan, model, on_mismatch=on_mismatch, spill_directory=spill_directory)

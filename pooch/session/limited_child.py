@@ -1,0 +1,95 @@
+"""The child process of `hard_limit`: reads a job from standard input, writes one JSON line per event."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import resource
+import sys
+from typing import Any
+
+from pooch.session.hard_limit import SLACK_BYTES, LimitedJob
+
+_M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+_LARGE_BYTES = 256 * 1024
+
+
+def main() -> None:
+    """Build, settle with one step, set the limit, train."""
+    job = LimitedJob(**json.loads(sys.stdin.read()))
+    _give_large_blocks_back_at_once()
+    training = _Training(job)
+    training.step()  # threads start, code is generated, optimizer state appears: all before the limit
+    _tell(limit_bytes=_set_limit(training, job.budget_bytes))
+    try:
+        for _ in range(job.steps):
+            _tell(loss=training.step())
+        _tell(done=True)
+    except (RuntimeError, MemoryError) as error:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        _tell(died=f"{type(error).__name__}: {lines[0]}"[:300])
+
+
+def _give_large_blocks_back_at_once() -> None:
+    """Large blocks get their own mapping and give it back when freed, so address space means live memory."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+class _Training:
+    """The workload, with its plan if there is one."""
+
+    def __init__(self, job: LimitedJob) -> None:
+        from pooch.executor import apply_plan
+        from pooch.ir import Plan
+        from pooch.torchtools.training_state import model_device
+        from pooch.workloads import load_workload
+
+        settings: Any = job.settings
+        self.workload = load_workload(job.workload, batch_size=job.batch_size, device=job.device, settings=settings)
+        self.device = model_device(self.workload.model)
+        self.run = apply_plan(Plan.load(job.plan_path), self.workload.model) if job.plan_path else None
+
+    def step(self) -> float:
+        """One step with its optimizer; returns the loss."""
+        from pooch.session.training import forward_and_backward
+
+        self.workload.model.zero_grad(set_to_none=True)
+        loss = float(forward_and_backward(self.workload, self.run))
+        if self.workload.optimizer is not None:
+            self.workload.optimizer.step()
+        return loss
+
+
+def _set_limit(training: _Training, budget_bytes: int) -> int:
+    """Limit this process to the budget; returns the limit in bytes (of address space on the CPU)."""
+    import torch
+
+    from pooch.torchtools.memory_trace import live_bytes
+
+    training.workload.model.zero_grad(set_to_none=True)
+    if training.device.type == "cuda":
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(training.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), training.device)
+        return budget_bytes
+    room = budget_bytes - live_bytes(training.device) + SLACK_BYTES
+    limit = _address_space_bytes() + max(0, room)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    return limit
+
+
+def _address_space_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().vms)
+
+
+def _tell(**event: object) -> None:
+    print(json.dumps(event), flush=True)
+
+
+if __name__ == "__main__":
+    main()

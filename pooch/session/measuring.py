@@ -1,0 +1,186 @@
+"""What was promised against what was measured: `pooch run` and `pooch optimize`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pooch.ir import Plan, Profile, Region
+from pooch.session.hard_limit import LimitedOutcome, train_limited
+from pooch.session.planning import plan as make_plan
+from pooch.session.profiling import Mode, profile_workload
+from pooch.session.training import Trained, first_difference, time_in_turns, train_steps
+from pooch.workloads.loading import WorkloadFactory
+
+Progress = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """Nobody is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """A few measured steps beside what was predicted. None: not measured, or there is no plan.
+
+    Attributes:
+        steps: trained. bitwise_equal: loss, gradients, parameters, buffers and random state are those of plain training.
+        first_difference: where they are not.
+        budget_bytes, predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes: all bytes of the process's tensors.
+        within_budget: the measured peak is at most the budget. peak_error: (predicted - measured) / measured.
+        predicted_step_ms, measured_step_ms, plain_step_ms: forward and backward. The measured two are medians
+            of steps that took turns.
+        slowdown: measured_step_ms / plain_step_ms. predicted_slowdown: predicted_step_ms / the profile's in-core step.
+        swapped_out_bytes, swapped_in_bytes, recomputed_ops, stall_ms, late_swaps, mismatches: of the last step.
+        hard_limit_plain, hard_limit_planned: how training went when the budget was made physical.
+    """
+
+    workload: str
+    policy: str
+    steps: int
+    bitwise_equal: bool | None
+    first_difference: str | None
+    budget_bytes: int | None
+    predicted_peak_bytes: int | None
+    measured_peak_bytes: int
+    plain_peak_bytes: int | None
+    within_budget: bool | None
+    peak_error: float | None
+    predicted_step_ms: float | None
+    measured_step_ms: float | None
+    plain_step_ms: float | None
+    slowdown: float | None
+    predicted_slowdown: float | None
+    swapped_out_bytes: int | None
+    swapped_in_bytes: int | None
+    recomputed_ops: int | None
+    stall_ms: float | None
+    late_swaps: int | None
+    mismatches: int | None
+    hard_limit_plain: str | None
+    hard_limit_planned: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Optimized:
+    """What `optimize` made: the profile, the plan, and the training under it."""
+
+    profile: Profile
+    plan: Plan
+    training: TrainingReport
+
+
+def measure_training(
+    factory: WorkloadFactory,
+    plan: Plan | None,
+    *,
+    steps: int = 3,
+    check: bool = False,
+    hard_limit: bool = False,
+    progress: Progress = _silent,
+) -> TrainingReport:
+    """Train a workload for some steps and measure it.
+
+    Args:
+        factory: builds the workload afresh for each training.
+        plan: None: plain training.
+        steps: with the optimizer's step after each.
+        check: train the same steps plainly first and compare bitwise.
+        hard_limit: train twice more in processes that cannot take more than the budget, plainly and planned.
+
+    Raises:
+        PlanMismatch: the plan was made for another model or device.
+    """
+    plain = train_steps(factory(), None, steps, progress) if check or plan is None else None
+    if plan is None:
+        assert plain is not None
+        return _plain_report(factory, plain)
+    workload = factory()
+    planned = train_steps(workload, plan, steps, progress)
+    timing = time_in_turns(workload, plan, steps, progress)
+    del workload
+    outcomes: dict[str, LimitedOutcome] = {}
+    if hard_limit:
+        limit = plan.budget_bytes or plan.predicted_peak_bytes
+        outcomes["plain"] = train_limited(factory, None, limit, steps, progress)
+        outcomes["planned"] = train_limited(factory, plan, limit, steps, progress)
+    difference = first_difference(plain, planned) if plain else None
+    stats, peak = planned.stats, planned.peak_bytes
+    assert stats is not None
+    return TrainingReport(
+        workload=plan.workload,
+        policy=plan.policy,
+        steps=steps,
+        bitwise_equal=None if plain is None else difference is None,
+        first_difference=difference,
+        budget_bytes=plan.budget_bytes or None,
+        predicted_peak_bytes=plan.predicted_peak_bytes,
+        measured_peak_bytes=peak,
+        plain_peak_bytes=plain.peak_bytes if plain else None,
+        within_budget=peak <= plan.budget_bytes if plan.budget_bytes else None,
+        peak_error=(plan.predicted_peak_bytes - peak) / peak,
+        predicted_step_ms=plan.predicted_step_ms,
+        measured_step_ms=timing.planned_ms,
+        plain_step_ms=timing.plain_ms,
+        slowdown=timing.planned_ms / timing.plain_ms,
+        predicted_slowdown=plan.predicted_step_ms / plan.in_core_step_ms,
+        swapped_out_bytes=stats.swapped_out_bytes,
+        swapped_in_bytes=stats.swapped_in_bytes,
+        recomputed_ops=stats.recomputed_ops,
+        stall_ms=stats.stall_ms,
+        late_swaps=stats.late_swaps,
+        mismatches=stats.mismatches,
+        hard_limit_plain=_outcome_text(outcomes.get("plain")),
+        hard_limit_planned=_outcome_text(outcomes.get("planned")),
+    )
+
+
+def _outcome_text(outcome: LimitedOutcome | None) -> str | None:
+    if outcome is None:
+        return None
+    return "went through" if outcome.survived else f"died: {outcome.message}"
+
+
+def _plain_report(factory: WorkloadFactory, plain: Trained) -> TrainingReport:
+    nothing: dict[str, None] = dict.fromkeys(TrainingReport.__dataclass_fields__)
+    known = {
+        "workload": factory.name,
+        "policy": "none (plain training)",
+        "steps": len(plain.steps),
+        "measured_peak_bytes": plain.peak_bytes,
+        "plain_peak_bytes": plain.peak_bytes,
+    }
+    return TrainingReport(**{**nothing, **known})  # type: ignore[arg-type]
+
+
+def optimize(
+    factory: WorkloadFactory,
+    budget: int | str,
+    *,
+    policy: str = "ilp",
+    host_budget: int | str | None = None,
+    time_limit_s: float = 30.0,
+    region: Region = "step",
+    mode: Mode = "auto",
+    steps: int = 3,
+    check: bool = False,
+    hard_limit: bool = False,
+    progress: Progress = _silent,
+) -> Optimized:
+    """Profile a workload, plan it under a budget, train it under the plan, and measure that.
+
+    Raises:
+        InfeasibleBudget: no plan fits.
+    """
+    profile = profile_workload(factory(), mode=mode, progress=progress)
+    plan = make_plan(
+        profile,
+        budget,
+        policy=policy,
+        host_budget=host_budget,
+        time_limit_s=time_limit_s,
+        region=region,
+        progress=lambda text, share: progress(f"planning: {text}"),
+    )
+    report = measure_training(factory, plan, steps=steps, check=check, hard_limit=hard_limit, progress=progress)
+    return Optimized(profile, plan, report)

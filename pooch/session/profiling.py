@@ -1,0 +1,116 @@
+"""A training step -> Profile: the link measured with the engine that will swap, then the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from pooch.errors import UsageError
+from pooch.ir import Device, Link, Profile
+
+if TYPE_CHECKING:
+    import torch
+
+    from pooch.workloads import Workload
+
+Mode = Literal["auto", "run", "offload"]
+Progress = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """Nobody is told."""
+
+
+def profile(
+    forward: Callable[[], torch.Tensor],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    accumulate: bool = False,
+    warmup: int = 1,
+    repeats: int = 3,
+    mode: Mode = "auto",
+    workload: str = "",
+    batch_size: int = 0,
+    progress: Progress = _silent,
+) -> Profile:
+    """Measure one training step. Parameters, gradients, buffers, optimizer and random state stay as they were.
+
+    Args:
+        forward: () -> loss tensor (a scalar). It is run several times, forward and backward.
+        model: whose `forward` the plan will be applied to.
+        optimizer: its state counts as persistent bytes, also what it will only create at its first step.
+        accumulate: gradients live through the step (else they appear in the backward pass and are freed after it).
+        warmup, repeats: plain steps before, and timed steps of which the median counts.
+        mode: "run" (plain), "offload" (saved tensors leave the device, for models that do not fit), "auto"
+            (run, and offload after an out-of-memory).
+        workload, batch_size: for the profile's reader.
+        progress: called with what is being done.
+
+    Raises:
+        ProfileError: the forward raises, its loss cannot be differentiated, or the step changes from run to run.
+    """
+    import torch
+
+    from pooch.profiler import ProfileOptions, profile_step
+    from pooch.torchtools.training_state import model_device
+
+    if not callable(forward):
+        raise UsageError(f"forward is {type(forward).__name__}: give a function that takes nothing and returns the loss")
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
+    if warmup < 0 or repeats < 1:
+        raise UsageError(f"warmup={warmup}, repeats={repeats}: give at least 0 and 1")
+    progress("measuring the link to the swap tier")
+    options = ProfileOptions(accumulate, warmup, repeats, mode, workload, batch_size)
+    return profile_step(forward, model, optimizer, measure_device_link(model_device(model)), options, progress)
+
+
+def profile_workload(
+    workload: Workload,
+    *,
+    accumulate: bool = False,
+    warmup: int = 1,
+    repeats: int = 3,
+    mode: Mode = "auto",
+    progress: Progress = _silent,
+) -> Profile:
+    """`profile` for a workload, under its own name."""
+    return profile(
+        workload.forward,
+        workload.model,
+        workload.optimizer,
+        accumulate=accumulate,
+        warmup=warmup,
+        repeats=repeats,
+        mode=mode,
+        workload=workload.name,
+        batch_size=workload.batch_size,
+        progress=progress,
+    )
+
+
+def measure_device_link(device: torch.device) -> Link:
+    """Cost of transfers between a device and its swap tier, measured now."""
+    from pooch.executor.engines import make_engine
+    from pooch.executor.engines.measurement import measure_link
+
+    engine = make_engine(device)
+    try:
+        return measure_link(engine, device)
+    finally:
+        engine.close()
+
+
+def measure_devices(progress: Progress = _silent) -> list[tuple[Device, Link]]:
+    """Every device here, with its measured link."""
+    import torch
+
+    from pooch.profiler.profiler import describe_device
+
+    devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] + [torch.device("cpu")]
+    found: list[tuple[Device, Link]] = []
+    for device in devices:
+        progress(f"measuring {device}")
+        found.append((describe_device(device), measure_device_link(device)))
+    return found

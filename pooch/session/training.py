@@ -1,0 +1,165 @@
+"""Training for a few steps, plainly and under a plan, and measuring what was promised."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pooch.ir import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from pooch.executor import Run, RunStats
+    from pooch.workloads import Workload
+
+Progress = Callable[[str], None]
+SEED = 1234
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One measured step. `digests`: {what: digest of its bytes} of loss and gradients; peak in bytes."""
+
+    loss: float
+    digests: dict[str, str]
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A few steps, measured. `final`: digests of parameters, buffers and random state at the end."""
+
+    steps: tuple[StepResult, ...]
+    final: dict[str, str]
+    stats: RunStats | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest peak of the steps."""
+        return max(step.peak_bytes for step in self.steps)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Digest of a tensor's bytes: equal for bitwise equal contents."""
+    import torch
+
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(memoryview(raw.numpy()), digest_size=16).hexdigest()
+
+
+def train_steps(workload: Workload, plan: Plan | None, steps: int, progress: Progress) -> Trained:
+    """Train for some steps, plainly (plan None) or under a plan, with every step measured at the allocator.
+
+    Args:
+        workload: freshly built; its training state changes.
+    """
+    import torch
+
+    torch.manual_seed(SEED)
+    results: list[StepResult] = []
+    with applied(plan, workload) as run:
+        for number in range(steps):
+            progress(f"{'planned' if plan else 'plain'} step {number + 1} of {steps}")
+            results.append(_measured_step(workload, run))
+        stats = run.stats if run is not None else None
+    return Trained(tuple(results), _final_digests(workload), stats)
+
+
+@contextmanager
+def applied(plan: Plan | None, workload: Workload) -> Iterator[Run | None]:
+    """The plan on the workload's model, or nothing."""
+    from pooch.executor import apply_plan
+
+    if plan is None:
+        yield None
+        return
+    with apply_plan(plan, workload.model) as run:
+        yield run
+
+
+def forward_and_backward(workload: Workload, run: Run | None) -> torch.Tensor:
+    """One step as the user's loop does it; returns the loss."""
+    region: Any = run.step() if run is not None and run.plan.region == "step" else nullcontext()
+    with region:
+        loss = workload.forward()
+    loss.backward()
+    return loss.detach()
+
+
+def _measured_step(workload: Workload, run: Run | None) -> StepResult:
+    from pooch.torchtools.memory_meter import MemoryMeter
+    from pooch.torchtools.training_state import model_device
+
+    workload.model.zero_grad(set_to_none=True)
+    with MemoryMeter(model_device(workload.model)) as meter:
+        loss = forward_and_backward(workload, run)
+    if run is not None:
+        run.stats.peak_bytes = meter.peak_bytes
+    digests = {"loss": digest(loss)}
+    for name, parameter in workload.model.named_parameters():
+        if parameter.grad is not None:
+            digests[f"gradient of {name}"] = digest(parameter.grad)
+    if workload.optimizer is not None:
+        workload.optimizer.step()
+    return StepResult(float(loss), digests, meter.peak_bytes)
+
+
+def _final_digests(workload: Workload) -> dict[str, str]:
+    import torch
+
+    found = {f"parameter {name}": digest(p) for name, p in workload.model.named_parameters()}
+    found |= {f"buffer {name}": digest(b) for name, b in workload.model.named_buffers()}
+    found["random state"] = digest(torch.get_rng_state())
+    if torch.cuda.is_available():
+        found["random state of the GPU"] = digest(torch.cuda.get_rng_state())
+    return found
+
+
+def first_difference(plain: Trained, planned: Trained) -> str | None:
+    """What differs first between two trainings ("step 2: gradient of fc.weight"), or None where all is bitwise equal."""
+    pairs = [(f"step {i + 1}: ", a.digests, b.digests) for i, (a, b) in enumerate(zip(plain.steps, planned.steps, strict=True))]
+    for prefix, expected, actual in [*pairs, ("after training: ", plain.final, planned.final)]:
+        for name in expected.keys() | actual.keys():
+            if expected.get(name) != actual.get(name):
+                return prefix + name
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Medians of steps that took turns, so that both saw the same machine. In ms."""
+
+    plain_ms: float
+    planned_ms: float
+
+
+def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress) -> Timing:
+    """Time plain and planned steps alternately on one model; nothing is measured but time."""
+    plain: list[float] = []
+    planned: list[float] = []
+    with applied(plan, workload) as run:
+        assert run is not None
+        for number in range(steps + 1):
+            progress(f"timing step {number} of {steps}" if number else "warming up")
+            with run.paused():
+                plain.append(_timed_step(workload, None))
+            planned.append(_timed_step(workload, run))
+    return Timing(statistics.median(plain[1:]), statistics.median(planned[1:]))
+
+
+def _timed_step(workload: Workload, run: Run | None) -> float:
+    from pooch.torchtools.training_state import model_device, synchronize
+
+    device = model_device(workload.model)
+    workload.model.zero_grad(set_to_none=True)
+    synchronize(device)
+    start = time.perf_counter()
+    forward_and_backward(workload, run)
+    synchronize(device)
+    return (time.perf_counter() - start) * 1000

@@ -1,0 +1,40 @@
+"""The measured peak: highest live device bytes while something runs."""
+
+from __future__ import annotations
+
+import torch
+
+from pooch.torchtools.memory_trace import MemoryTracer, live_bytes, quiet_collector
+
+
+class MemoryMeter:
+    """A context; `peak_bytes` afterwards is the highest number of bytes of all the process's tensors on the device.
+
+    On a GPU the caching allocator's own counter. On the CPU, whose allocator keeps none, the allocations that it
+    reports to torch's profiler, above the tensors that lived at the start; what lived at the start and is freed inside counts
+    as if it stayed, so the figure is never too low.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._quiet = quiet_collector()
+        self._tracer: MemoryTracer | None = None
+        self._start_bytes = 0
+        self.peak_bytes = 0
+
+    def __enter__(self) -> MemoryMeter:
+        self._quiet.__enter__()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._start_bytes = live_bytes(self._device)
+            self._tracer = MemoryTracer(self._device)
+            self._tracer.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._tracer is None:
+            self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        else:
+            self.peak_bytes = self._start_bytes + self._tracer.stop().peak_bytes
+        self._quiet.__exit__(None, None, None)
