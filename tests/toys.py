@@ -93,7 +93,8 @@ class ToyStep:
             reads: ids. sizes: of the written values, in bytes.
             saves: which of the read values autograd saves for it. saves_outputs: which outputs, by position.
             overwrites: id of a read value whose storage the first output takes over (in place).
-            backward_ops: how many ops its backward has; the first unpacks. 0: it never runs, so nothing is unpacked.
+            backward_ops: how many ops its backward has; the first unpacks. 0: it never runs, nothing is unpacked, and
+                autograd lets go after the forward pass where the op's index is even, else at the end.
             gradient_bytes: live beside the values while its backward runs.
         """
         index = len(self.ops)
@@ -178,8 +179,9 @@ class _Build:
         held = told.held_until
         release = self.end if held is None else max([told.producer, held, *told.readers])
         death = max([release, *unpacks])
-        if told.savers and len(unpacks) < len(told.savers):  # a node that never runs holds it to the end
-            death = max(death, self.end - 1)
+        for op in told.savers:
+            if op not in self.unpack_slot:  # a node that never runs: dropped after the forward pass, or kept to the end
+                death = max(death, self.forward_ops if op % 2 == 0 else self.end - 1)
         outside = any(not self.model[0] <= op < self.model[1] for op in told.savers)
         return Value(
             id=index, size_bytes=told.size_bytes, allocated_bytes=self._allocated(told.size_bytes), role=told.role,

@@ -217,6 +217,33 @@ def test_a_value_that_the_program_holds_until_its_need_is_kept():
         assert (schedule.actions, schedule.swapped, schedule.recomputed) == ((), (), ())
 
 
+def test_a_value_that_is_written_over_later_is_kept():
+    profile = in_place_step()
+    first = replace(profile.values[1], saved=True, fixed=None)
+    profile = replace(profile, values=(profile.values[0], first, *profile.values[2:]))
+    for choice in ("swap", "recompute"):
+        schedule = lower(Dataflow(profile), {1: choice}, 1)
+        assert (schedule.actions, schedule.swapped, schedule.recomputed) == ((), (), ())
+
+
+def test_a_source_that_autograd_drops_early_is_kept_rather_than_swapped_and_replayed_rather_than_lost():
+    step = toys.ToyStep()
+    (first,) = step.op([step.external(8)], [10])
+    (second,) = step.op([first], [10])
+    step.op([first], [1], saves=[first], backward_ops=0)  # op 2: autograd drops value 1 after the forward pass
+    (last,) = step.op([second], [10], saves=[second])
+    step.op([last], [10], saves=[last])
+    profile = step.build()
+    assert (profile.values[1].first_unpack, profile.values[1].death) == (-1, 5)
+    schedule = lowered(profile, {1: "swap", 2: "recompute"}, 1)
+    assert told(schedule) == ["6 replay 1 keeps [2]", "6 drop 1"]
+    assert schedule.sources == (1,)
+    schedule = lowered(profile, {1: "recompute", 2: "recompute"}, 1)
+    assert told(schedule) == ["6 replay 0 keeps [1]", "6 replay 1 keeps [2]", "6 drop 1"]
+    schedule = lowered(profile, {1: "swap"}, 1)
+    assert told(schedule) == ["1 copy_out 1", "3 free 1"]
+
+
 def test_host_room_is_aligned_and_apart():
     profile = toys.chain(5, size_bytes=5000)
     schedule = lowered(profile, {1: "swap", 2: "swap", 3: "swap"}, 1)

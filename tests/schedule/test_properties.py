@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from pooch.errors import InvalidSchedule
-from pooch.ir import Choice, Profile, Region, Schedule
+from pooch.ir import Action, Choice, Profile, Region, Schedule
 from pooch.ir.dataflow import Dataflow
 from pooch.schedule import lower, verify
 from pooch.simulator import simulate
@@ -136,6 +137,49 @@ def test_a_budget_that_the_decisions_can_keep_is_kept(case):
     roomy = lower(case.dataflow, case.decided, 1 << 60)
     assert roomy.swapped == ()
     assert peak <= simulate(case.dataflow, roomy).peak_bytes
+
+
+@moderate
+@given(case=cases)
+def test_frees_are_late_and_copies_in_are_early(case):
+    """One action slot later, or one anchor earlier, is over the budget (or out of order)."""
+    if simulate(case.dataflow, case.schedule).peak_bytes > case.budget_bytes:
+        return
+    waits = {action.target: action.slot for action in case.schedule.actions if action.kind == "wait"}
+    copies = [action for action in case.schedule.actions if action.kind == "copy_in"]
+    assert [waits[copy.target] for copy in copies] == sorted(waits[copy.target] for copy in copies)
+    for moved in [*later_frees(case), *earlier_copies(case, copies)]:
+        event("moved")
+        with pytest.raises(InvalidSchedule):
+            verify(case.dataflow, moved, case.decided, case.budget_bytes)
+
+
+def later_frees(case: Case) -> Iterator[Schedule]:
+    """The schedules in which the last free of one slot happens at the next slot that takes actions."""
+    slots = sorted({*case.dataflow.forward_slots, *case.dataflow.anchor_slots})
+    last = {action.slot: action for action in case.schedule.actions if action.kind == "free"}
+    for slot, action in last.items():
+        following = slots[slots.index(slot) + 1 :]
+        if following:
+            others = [other for other in case.schedule.actions if other is not action]
+            begin = sum(other.slot < following[0] for other in others)
+            while begin < len(others) and others[begin].kind == "copy_out" and others[begin].slot == following[0]:
+                begin += 1
+            others.insert(begin, replace(action, slot=following[0]))
+            yield replace(case.schedule, actions=tuple(others))
+
+
+def earlier_copies(case: Case, copies: list[Action]) -> Iterator[Schedule]:
+    """The schedules in which one copy in starts an anchor earlier, last in that entry, but not before its fellows."""
+    freed = {action.target: action.slot for action in case.schedule.actions if action.kind == "free"}
+    anchors = case.dataflow.anchor_slots
+    for place, copy in enumerate(copies):
+        earlier = anchors[anchors.index(copy.slot) - 1] if copy.slot > anchors[0] else -1
+        before = copies[place - 1].slot if place else -1
+        if earlier > freed[copy.target] and earlier >= before:
+            others = [other for other in case.schedule.actions if other is not copy]
+            others.insert(sum(other.slot <= earlier for other in others), replace(copy, slot=earlier))
+            yield replace(case.schedule, actions=tuple(others))
 
 
 def test_the_interpreter_notices_wrong_contents():

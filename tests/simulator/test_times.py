@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import replace
 from random import Random
@@ -99,7 +100,8 @@ def test_without_detail_only_the_intervals_are_missing():
     dataflow = Dataflow(toys.chain(6, link=toys.SLOW_LINK))
     schedule = lower(dataflow, toys.some_decisions(dataflow, "sr"), 30)
     full, quick = simulate(dataflow, schedule), simulate(dataflow, schedule, detail=False)
-    assert full.intervals and not quick.intervals
+    assert full.intervals
+    assert not quick.intervals
     assert quick.step_ms == full.step_ms
     assert quick.stall_ms == full.stall_ms
     assert (quick.point_bytes == full.point_bytes).all()
@@ -133,7 +135,7 @@ def check_streams(timeline: Timeline, link: Link) -> None:
         together = interval.kind == "copy" and not link.full_duplex
         queues["copies" if together else interval.stream].append(interval)
     for queue in queues.values():
-        for before, after in zip(queue, queue[1:], strict=False):
+        for before, after in itertools.pairwise(queue):
             assert before.end_ms <= after.start_ms + 1e-9
 
 
@@ -148,7 +150,7 @@ def check_rates(timeline: Timeline, profile, compute: list[Interval]) -> None:
         cuts |= {t for c in copies for t in (c.start_ms, c.end_ms) if interval.start_ms < t < interval.end_ms}
         times = sorted(cuts)
         work = 0.0
-        for begin, end in zip(times, times[1:], strict=False):
+        for begin, end in itertools.pairwise(times):
             middle = (begin + end) / 2
             share = sum(shares[c.stream] for c in copies if c.start_ms < middle < c.end_ms)
             work += (end - begin) / (1 + share)
