@@ -14,11 +14,11 @@ def command(as_json: bool) -> None:
     """List the devices with their measured transfer rates."""
     from pooch import session
     from pooch.report.summaries import device_record
-    from pooch.report.tables import devices_table
+    from pooch.report.tables import devices_tables
 
     with progress_shown() as progress:
         found = session.measure_devices(progress=progress)
     if as_json:
         print_json([device_record(device, link) for device, link in found])
         return
-    print_tables(devices_table(found))
+    print_tables(*devices_tables(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,12 +13,18 @@ from pooch.cli.options import (
     json_option,
     mode_option,
     planning_options,
-    refuse_overwriting,
+    refuse_existing,
     region_option,
     training_options,
     workload_options,
 )
 from pooch.cli.output import print_json, print_tables, progress_shown
+from pooch.errors import FileFormatError, UsageError
+
+if TYPE_CHECKING:
+    from pooch.session import Optimized
+
+_PROFILE, _PLAN = "profile.json", "plan.json"
 
 
 @click.command("optimize")
@@ -44,23 +50,40 @@ def command(
 ) -> None:
     """Profile WORKLOAD, plan it under --budget, train it under the plan, and measure that."""
     from pooch import session
+    from pooch.cli.run import print_training, refuse_broken_promise
     from pooch.report.summaries import plan_record, profile_record
     from pooch.report.tables import choices_table, plan_table, profile_table
-    from pooch.report.training import training_record, training_table
+    from pooch.report.training import training_record
     from pooch.workloads import parse_settings, workload_factory
 
-    paths = {name: folder / f"{name}.json" for name in ("profile", "plan")} if folder else {}
-    for path in paths.values():
-        refuse_overwriting(path, force)
+    _check_folder(folder, force)
     factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
     with progress_shown() as progress:
         result = session.optimize(factory, budget, progress=progress, **optimizing)
-    if paths:
-        result.profile.save(paths["profile"])
-        result.plan.save(paths["plan"])
+    if folder is not None:
+        _save(result, folder)
     if as_json:
         parts = {"profile": profile_record(result.profile), "plan": plan_record(result.plan)}
         print_json(parts | {"training": training_record(result.training)})
+    else:
+        print_tables(profile_table(result.profile), plan_table(result.plan), choices_table(result.plan))
+        print_training(result.training)
+    refuse_broken_promise(result.training)
+
+
+def _check_folder(folder: Path | None, force: bool) -> None:
+    if folder is None:
         return
-    print_tables(profile_table(result.profile), plan_table(result.plan), choices_table(result.plan))
-    print_tables(training_table(result.training))
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: --output takes one, for {_PROFILE} and {_PLAN}")
+    for name in (_PROFILE, _PLAN):
+        refuse_existing(folder / name, force)
+
+
+def _save(result: Optimized, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileFormatError(f"cannot make the folder {folder}: {error.strerror}: give another one") from error
+    result.profile.save(folder / _PROFILE)
+    result.plan.save(folder / _PLAN)

@@ -11,7 +11,7 @@ import click
 from pooch.errors import UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Decorator = Callable[[Function], Function]
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PATH = click.Path(path_type=Path)
 
@@ -67,7 +67,7 @@ time_limit_option = click.option(
 )
 
 
-def region_option(default: str) -> Decorator[Function]:
+def region_option(default: str) -> Decorator:
     """--region."""
     return click.option(
         "--region",
@@ -89,7 +89,7 @@ mode_option = click.option(
 )
 
 
-def output_option(help_text: str, *, required: bool = False) -> Decorator[Function]:
+def output_option(help_text: str, *, required: bool = False) -> Decorator:
     """-o/--output."""
     return click.option("-o", "--output", type=PATH, required=required, metavar="FILE", help=help_text)
 
@@ -102,7 +102,16 @@ def refuse_overwriting(path: Path | None, force: bool) -> None:
     """
     if path is None:
         return
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists already: give --force to overwrite it, or another name")
+    refuse_existing(path, force)
     if not path.resolve().parent.is_dir():
         raise UsageError(f"the folder of {path} does not exist: make it first, or give another name")
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Stop where the file is there already and `--force` was not given.
+
+    Raises:
+        UsageError: so it is.
+    """
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already: give --force to overwrite it, or another name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -32,7 +33,7 @@ def command(
     device: str | None,
     settings: tuple[str, ...],
     output: Path,
-    mode: str,
+    mode: Literal["auto", "run", "offload"],
     warmup: int,
     repeats: int,
     accumulate: bool,

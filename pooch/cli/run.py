@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pooch.cli.options import PATH, json_option, training_options, workload_options
 from pooch.cli.output import print_json, print_tables, progress_shown
+from pooch.errors import PoochError
+
+if TYPE_CHECKING:
+    from pooch.session import TrainingReport
 
 
 @click.command("run")
@@ -29,7 +34,7 @@ def command(
     """Train WORKLOAD for a few steps under a plan; tell peak, time and whether the numbers are the same."""
     from pooch import session
     from pooch.ir import Plan
-    from pooch.report.training import training_record, training_table
+    from pooch.report.training import training_record
     from pooch.workloads import parse_settings, workload_factory
 
     plan = Plan.load(plan_path) if plan_path else None
@@ -41,4 +46,25 @@ def command(
     if as_json:
         print_json(training_record(report))
     else:
-        print_tables(training_table(report))
+        print_training(report)
+    refuse_broken_promise(report)
+
+
+def print_training(report: TrainingReport) -> None:
+    """The tables of a training."""
+    from pooch.report.training import training_tables
+
+    print_tables(*training_tables(report))
+
+
+def refuse_broken_promise(report: TrainingReport) -> None:
+    """A promise that was measured and not kept is an error, also for programs.
+
+    Raises:
+        PoochError: which one.
+    """
+    from pooch.report.training import broken_promise
+
+    broken = broken_promise(report)
+    if broken is not None:
+        raise PoochError(broken)

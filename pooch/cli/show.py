@@ -28,11 +28,8 @@ def command(
 
     _check_plot(plot, force)
     document = load_any(path)
-    if isinstance(document, Profile):
-        profile, plan = document, None
-    else:
-        plan = document
-        profile = Profile.load(profile_path) if profile_path else None
+    plan = document if isinstance(document, Plan) else None
+    profile = document if isinstance(document, Profile) else _optional_profile(profile_path)
     if plot is not None:
         _draw(profile, plan, plot, depth)
     if as_json:
@@ -41,6 +38,10 @@ def command(
         _print_tables(profile, plan, depth, show_all)
         if plot is not None:
             click.echo(f"wrote {plot}")
+
+
+def _optional_profile(path: Path | None) -> Profile | None:
+    return Profile.load(path) if path else None
 
 
 def _check_plot(plot: Path | None, force: bool) -> None:

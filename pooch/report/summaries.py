@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from pooch.ir import Plan, Profile, Timeline
+from pooch.ir import Device, Link, Plan, Profile, Timeline
 from pooch.session import ComparisonRow
 
 Record = dict[str, object]
@@ -47,6 +47,24 @@ def profile_record(profile: Profile) -> Record:
         "out_bytes_per_ms": profile.link.out_bytes_per_ms,
         "in_bytes_per_ms": profile.link.in_bytes_per_ms,
         "notes": list(profile.notes),
+    }
+
+
+def device_record(device: Device, link: Link) -> Record:
+    """A device and the cost of moving bytes between it and its swap tier."""
+    return {
+        "kind": device.kind,
+        "name": device.name,
+        "memory_bytes": device.memory_bytes,
+        "tier": link.tier,
+        "out_latency_ms": link.out_latency_ms,
+        "in_latency_ms": link.in_latency_ms,
+        "out_bytes_per_ms": link.out_bytes_per_ms,
+        "in_bytes_per_ms": link.in_bytes_per_ms,
+        "full_duplex": link.full_duplex,
+        "out_compute_share": link.out_compute_share,
+        "in_compute_share": link.in_compute_share,
+        "software": dict(device.software),
     }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from pooch.ir import Plan, Profile, Timeline
+from pooch.ir import Device, Link, Plan, Profile, Timeline
 from pooch.report.layers import choice_frame, layer_frame
 from pooch.report.summaries import Record, comparison_records
 from pooch.session import ComparisonRow
@@ -95,6 +95,26 @@ def timeline_table(timeline: Timeline) -> Table:
         "swap tier": format_bytes(timeline.host_bytes),
     }
     return facts_table("simulated step", facts)
+
+
+def devices_tables(found: Iterable[tuple[Device, Link]]) -> list[Table]:
+    """Each device with its measured link."""
+    return [_device_table(device, link) for device, link in found]
+
+
+def _device_table(device: Device, link: Link) -> Table:
+    duplex = "at once at full rate" if link.full_duplex else "share one queue"
+    shares = f"{link.out_compute_share:.0%} while copying out, {link.in_compute_share:.0%} while copying in"
+    facts = {
+        "memory": format_bytes(device.memory_bytes),
+        "swap tier": link.tier,
+        "copies out": f"{_rate(link.out_bytes_per_ms)} after {format_ms(link.out_latency_ms)}",
+        "copies in": f"{_rate(link.in_bytes_per_ms)} after {format_ms(link.in_latency_ms)}",
+        "both ways": duplex,
+        "compute lost": shares,
+        "software": ", ".join(f"{name} {version}" for name, version in device.software.items()),
+    }
+    return facts_table(f"{device.kind}: {device.name}", facts)
 
 
 def comparison_table(rows: Iterable[ComparisonRow]) -> Table:

@@ -1,56 +1,118 @@
-"""What training under a plan came to. Reads any report dataclass whose field names carry their units."""
+"""What training under a plan came to: promised beside measured."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
 
 from pooch.report.summaries import Record
 from pooch.report.tables import facts_table
+from pooch.session import TrainingReport
 from pooch.units import format_bytes, format_ms
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+_UNKNOWN = "-"
 
 
-def training_record(report: DataclassInstance) -> Record:
-    """For `--json`: every field, by its name."""
-    return {name: _for_json(value) for name, value in asdict(report).items()}
+def training_record(report: TrainingReport) -> Record:
+    """For `--json`: every field by its name, and `kept`: no promise was broken."""
+    fields = {name: _for_json(value) for name, value in asdict(report).items()}
+    return fields | {"kept": broken_promise(report) is None}
 
 
-def training_table(report: DataclassInstance) -> Table:
-    """For people: every field, written with its unit."""
-    facts = {_heading(name): _told(name, value) for name, value in asdict(report).items() if value is not None}
-    return facts_table("training", facts)
+def training_tables(report: TrainingReport) -> list[Table]:
+    """For people: peak and time in a row each, then what was done and whether the numbers are the same."""
+    return [_measured_table(report), facts_table("", _facts(report))]
 
 
-def _heading(name: str) -> str:
-    return name.removesuffix("_bytes").removesuffix("_ms").replace("_", " ")
+def broken_promise(report: TrainingReport) -> str | None:
+    """What was promised and not kept, in one line; None where all that was measured was kept."""
+    if report.bitwise_equal is False:
+        return f"the numbers are not those of plain training: first difference at {report.first_difference}"
+    if report.within_budget is False and report.budget_bytes is not None:
+        peak, budget = format_bytes(report.measured_peak_bytes), format_bytes(report.budget_bytes)
+        return f"the measured peak {peak} is over the budget {budget}: profile again, or plan with a smaller budget"
+    if report.hard_limit_planned is not None and not _went_through(report.hard_limit_planned):
+        return f"planned training under the hard limit {report.hard_limit_planned}"
+    return None
 
 
-def _told(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(_told(name, each) for each in value) or "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{_heading(key)} {_told(key, each)}" for key, each in value.items()) or "none"
-    if isinstance(value, int | float) and name.endswith("_bytes"):
-        return format_bytes(value)
-    if isinstance(value, int | float) and name.endswith("_ms"):
-        return format_ms(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _measured_table(report: TrainingReport) -> Table:
+    title = f"training {report.workload}, {report.steps} steps, plan by {report.policy}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for heading in ("plain", "predicted", "measured", "budget", "measured / plain"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    plain_bytes = report.plain_peak_bytes
+    table.add_row(
+        "peak",
+        _bytes(plain_bytes),
+        _bytes(report.predicted_peak_bytes),
+        _bytes(report.measured_peak_bytes),
+        _bytes(report.budget_bytes),
+        f"{report.measured_peak_bytes / plain_bytes:.3f}" if plain_bytes else _UNKNOWN,
+    )
+    table.add_row(
+        "step",
+        _ms(report.plain_step_ms),
+        _ms(report.predicted_step_ms),
+        _ms(report.measured_step_ms),
+        "",
+        f"{report.slowdown:.3f}" if report.slowdown is not None else _UNKNOWN,
+    )
+    return table
 
 
-def _for_json(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
+def _facts(report: TrainingReport) -> dict[str, str]:
+    facts = {
+        "same numbers": _same_numbers(report),
+        "within budget": _yes_or_no(report.within_budget),
+        "peak error": f"{report.peak_error:+.2%}" if report.peak_error is not None else None,
+        "predicted slowdown": f"{report.predicted_slowdown:.3f}x" if report.predicted_slowdown is not None else None,
+        "swapped": _swapped(report),
+        "recomputed": f"{report.recomputed_ops} ops a step" if report.recomputed_ops is not None else None,
+        "stalled": _ms(report.stall_ms) if report.stall_ms is not None else None,
+        "late swaps": _count(report.late_swaps),
+        "left the plan": _count(report.mismatches),
+        "hard limit, plain": report.hard_limit_plain,
+        "hard limit, planned": report.hard_limit_planned,
+    }
+    return {name: text for name, text in facts.items() if text is not None}
+
+
+def _same_numbers(report: TrainingReport) -> str:
+    if report.bitwise_equal is None:
+        return "not checked (--check)"
+    return "yes, bitwise" if report.bitwise_equal else f"NO: {report.first_difference}"
+
+
+def _swapped(report: TrainingReport) -> str | None:
+    if report.swapped_out_bytes is None:
         return None
-    if isinstance(value, list | tuple):
-        return [_for_json(each) for each in value]
-    if isinstance(value, Mapping):
-        return {str(key): _for_json(each) for key, each in value.items()}
-    return value
+    return f"{_bytes(report.swapped_out_bytes)} out, {_bytes(report.swapped_in_bytes)} in a step"
+
+
+def _went_through(outcome: str) -> bool:
+    return outcome.startswith("went through")
+
+
+def _bytes(number: int | None) -> str:
+    return _UNKNOWN if number is None else format_bytes(number)
+
+
+def _ms(milliseconds: float | None) -> str:
+    return _UNKNOWN if milliseconds is None else format_ms(milliseconds)
+
+
+def _count(number: int | None) -> str | None:
+    return None if number is None else str(number)
+
+
+def _yes_or_no(value: bool | None) -> str | None:
+    return None if value is None else ("yes" if value else "NO")
+
+
+def _for_json(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
