@@ -22,11 +22,12 @@ class Outcome:
 
     @property
     def error_line(self) -> str:
-        """What went to stderr, checked to be one line."""
-        assert self.error.startswith("pooch: ")
-        assert self.error.count("\n") == 1
+        """The one line that tells the error; only indented lines of progress may stand before it."""
+        *progress, line = self.error.splitlines()
+        assert all(text.startswith("  ") for text in progress), self.error
+        assert line.startswith("pooch: ")
         assert "Traceback" not in self.error
-        return self.error.strip()
+        return line
 
 
 Command = Callable[..., Outcome]

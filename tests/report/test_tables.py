@@ -1,0 +1,164 @@
+"""Tables and records: sums by layer and by choice, what a comparison and a training say."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from pooch.ir import Device, Plan, Profile
+from pooch.ir.dataflow import Dataflow
+from pooch.report import summaries, tables
+from pooch.report.layers import OUTSIDE, choice_frame, layer_frame, layer_of
+from pooch.report.training import broken_promise, training_record, training_tables
+from pooch.session import TrainingReport, compare
+from tests.toys import FAST_LINK, blocks, some_decisions
+
+
+def text_of(*shown: object) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    for each in shown:
+        console.print(each)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def profile() -> Profile:
+    return blocks(4, link=FAST_LINK)
+
+
+@pytest.fixture
+def plan(profile: Profile) -> Plan:
+    return Plan.from_decisions(profile, some_decisions(Dataflow(profile, "model"), "ksr"))
+
+
+REPORT = TrainingReport(
+    workload="toy",
+    policy="ilp",
+    steps=3,
+    bitwise_equal=True,
+    first_difference=None,
+    budget_bytes=100 * 2**20,
+    predicted_peak_bytes=98 * 2**20,
+    measured_peak_bytes=99 * 2**20,
+    plain_peak_bytes=160 * 2**20,
+    within_budget=True,
+    peak_error=-0.0101,
+    predicted_step_ms=110.0,
+    measured_step_ms=120.0,
+    plain_step_ms=100.0,
+    slowdown=1.2,
+    predicted_slowdown=1.1,
+    swapped_out_bytes=2**20,
+    swapped_in_bytes=2**20,
+    recomputed_ops=7,
+    stall_ms=3.0,
+    late_swaps=0,
+    mismatches=0,
+    hard_limit_plain=None,
+    hard_limit_planned=None,
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "depth", "layer"),
+    [("a.b.c", 2, "a.b"), ("a.b.c", None, "a.b.c"), ("a", 2, "a"), ("", 2, OUTSIDE), ("", None, OUTSIDE)],
+)
+def test_layers_are_module_paths_of_some_depth(path: str, depth: int | None, layer: str) -> None:
+    assert layer_of(path, depth) == layer
+
+
+def test_layer_sums_are_those_of_the_profile_and_the_plan(profile: Profile, plan: Plan) -> None:
+    frame = layer_frame(profile, plan)
+    assert frame["size_bytes"].sum() == sum(value.size_bytes for value in profile.activations)
+    assert frame["activations"].sum() == len(profile.activations)
+    forward_ms = sum(op.time_ms for op in profile.ops[: profile.forward_ops])
+    assert frame["forward_ms"].sum() == pytest.approx(forward_ms)
+    by_choice = frame[["keep_bytes", "swap_bytes", "recompute_bytes"]].sum()
+    assert by_choice.sum() == frame["size_bytes"].sum()
+    assert all(by_choice > 0)
+
+
+def test_deeper_paths_are_gathered_by_depth(profile: Profile) -> None:
+    ops = tuple(replace(op, module=f"net.block{op.index // 5}.op{op.index}") for op in profile.ops)
+    frame = layer_frame(replace(profile, ops=ops), depth=2)
+    assert list(frame.index) == [f"net.block{number}" for number in range(4)]
+    assert len(layer_frame(replace(profile, ops=ops), depth=1)) == 1
+
+
+def test_choice_sums(plan: Plan) -> None:
+    frame = choice_frame(plan)
+    assert list(frame.index) == ["keep", "swap", "recompute"]
+    assert frame["activations"].sum() == len(plan.choices)
+    assert frame.loc["keep", "copy_ms"] == 0
+    assert frame.loc["recompute", "replay_ms"] > 0
+
+
+def test_tables_show_names_and_units(profile: Profile, plan: Plan) -> None:
+    text = text_of(tables.profile_table(profile), tables.plan_table(plan), tables.layers_table(profile, plan))
+    for told in ("blocks4", "MiB", "layer1", "manual", "in-core"):
+        assert told in text
+    assert "nan" not in text
+
+
+def test_decisions_tables_keep_to_the_largest(plan: Plan) -> None:
+    text = text_of(tables.decisions_table(plan, longest=3))
+    assert f"3 largest of {len(plan.choices)} activations" in text
+    assert text.count("decided by hand") == 3
+
+
+def test_a_comparison_says_what_does_not_fit(profile: Profile) -> None:
+    rows = compare(profile, ["60%"], policies=["keep_all", "recompute_all"], time_limit_s=5)
+    text = text_of(tables.comparison_table(rows))
+    assert "needs" in text
+    records = summaries.comparison_records(rows)
+    assert [record["feasible"] for record in records] == [row.plan is not None for row in rows]
+    json.dumps(records, allow_nan=False)
+
+
+def test_records_are_json_also_without_a_bound(profile: Profile, plan: Plan) -> None:
+    unbounded = replace(plan, lower_bound_ms=float("-inf"), gap=float("inf"))
+    record = summaries.plan_record(unbounded)
+    assert record["lower_bound_ms"] is None
+    json.dumps([record, summaries.profile_record(profile)], allow_nan=False)
+
+
+def test_devices_are_told_with_rates() -> None:
+    device = Device("cpu", "a processor", 2**34, software={"torch": "2"})
+    text = text_of(*tables.devices_tables([(device, FAST_LINK)]))
+    assert "a processor" in text
+    assert "16.00 GiB" in text
+    json.dumps(summaries.device_record(device, FAST_LINK), allow_nan=False)
+
+
+def test_a_training_that_kept_its_promises() -> None:
+    text = text_of(*training_tables(REPORT))
+    for told in ("99.00 MiB", "100.00 MiB", "1.200", "yes, bitwise", "7 ops"):
+        assert told in text
+    assert broken_promise(REPORT) is None
+    assert training_record(REPORT)["kept"] is True
+
+
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        (replace(REPORT, bitwise_equal=False, first_difference="step 2: loss"), "step 2: loss"),
+        (replace(REPORT, within_budget=False, measured_peak_bytes=2**30), "over the budget"),
+        (replace(REPORT, hard_limit_planned="died: MemoryError"), "died: MemoryError"),
+    ],
+)
+def test_a_training_that_broke_a_promise(report: TrainingReport, told: str) -> None:
+    message = broken_promise(report)
+    assert message is not None
+    assert told in message
+    assert training_record(report)["kept"] is False
+
+
+def test_a_plain_training_has_nothing_to_keep() -> None:
+    nothing = dict.fromkeys(TrainingReport.__dataclass_fields__)
+    plain = TrainingReport(**(nothing | {"workload": "toy", "steps": 1, "measured_peak_bytes": 5, "policy": "none"}))
+    assert broken_promise(plain) is None
+    assert "not checked" in text_of(*training_tables(plain))
