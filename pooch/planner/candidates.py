@@ -126,17 +126,12 @@ class Candidates:
 
         No prefetch, no workspace of replays, every copy out done at once: what no schedule can go below.
         """
-        change = numpy.zeros(2 * self.dataflow.end + 1, dtype=numpy.int64)
         ready = self.ready_slots(decisions)
+        points = self.dataflow.in_core_points.copy()
         for item in self.items:
-            last = self.dataflow.span_end(item.death)
-            change[2 * item.born + 1] += item.memory_bytes
-            change[last + 1] -= item.memory_bytes
-            away, back = 2 * (item.release + 1), min(2 * ready[item.value], last + 1)
-            if decisions.get(item.value, "keep") != "keep" and away < back:
-                change[away] -= item.memory_bytes
-                change[back] += item.memory_bytes
-        points: numpy.ndarray = self.dataflow.base_points + numpy.cumsum(change[:-1])
+            if decisions.get(item.value, "keep") != "keep":
+                away, back = 2 * (item.release + 1), min(2 * ready[item.value], self.dataflow.life_ends[item.value])
+                points[away:back] -= item.memory_bytes  # an empty slice where it cannot leave in time
         return points
 
     def least_ms(self, decisions: Decisions) -> float:

@@ -7,9 +7,10 @@ pass, and coming back in order of need is never worse. So one variable per inter
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from pooch.planner.candidates import Candidate, Candidates
+from pooch.planner.candidates import NEVER, Candidate, Candidates
 from pooch.planner.marks import Marks
 from pooch.planner.residency import Residency
 from pooch.planner.solver import LinearProgram, Terms, Variable
@@ -20,13 +21,13 @@ CLASSES = 4  # of bytes per ms of copying; one is enough where the latency is sm
 class _CopyClass:
     """Values that give about the same number of bytes for a ms of copying.
 
-    Variables (cumulative until the end of interval t): `out`, `back` in ms of copying; `freed`, `taken` in bytes.
+    Variables, cumulative until the end of interval t: `out`, `back`: ms of copying; `freed`, `taken`: units of memory.
     """
 
-    def __init__(self, program: LinearProgram, items: Sequence[Candidate], count: int) -> None:
+    def __init__(self, program: LinearProgram, items: Sequence[Candidate], count: int, unit_bytes: float) -> None:
         self.items = items
-        self.most_freed_per_ms = max(item.memory_bytes / max(item.out_ms, 1e-9) for item in items)
-        self.least_taken_per_ms = min(item.memory_bytes / max(item.in_ms, 1e-9) for item in items)
+        self.most_freed_per_ms = max(item.memory_bytes / unit_bytes / max(item.out_ms, 1e-9) for item in items)
+        self.least_taken_per_ms = min(item.memory_bytes / unit_bytes / max(item.in_ms, 1e-9) for item in items)
         self.out: list[Variable] = [program.variable() for _ in range(count)]
         self.back: list[Variable] = [program.variable() for _ in range(count)]
         self.freed: list[Variable] = [program.variable() for _ in range(count)]
@@ -39,6 +40,7 @@ class CopyStreams:
     Args:
         program: to add to. candidates, items: all activations, and those in the program. marks: the intervals.
         swap: the choice variables. residency: tells which swapped values a replay reads early.
+        unit_bytes: of memory in the program.
     """
 
     def __init__(
@@ -49,60 +51,83 @@ class CopyStreams:
         marks: Marks,
         swap: Mapping[int, Variable],
         residency: Residency,
+        unit_bytes: float,
     ) -> None:
+        self.unit_bytes = unit_bytes
         self.program, self.marks, self.swap, self.residency = program, marks, swap, residency
         self.link = candidates.dataflow.profile.link
         swappable = [item for item in items if item.value in swap]
-        self.classes = [_CopyClass(program, group, marks.count) for group in _by_density(swappable)]
+        self.classes = [_CopyClass(program, group, marks.count, unit_bytes) for group in _by_density(swappable)]
         for group in self.classes:
-            for t in range(marks.count):
-                self._add_monotone(group, t)
-                self._add_out(group, t)
-                self._add_back(group, t)
+            self._add_monotone(group)
+            self._add_out(group)
+            self._add_back(group)
 
-    def _add_monotone(self, group: _CopyClass, t: int) -> None:
+    def _add_monotone(self, group: _CopyClass) -> None:
         """Cumulative times never shrink."""
-        for cumulative in (group.out, group.back) if t > 0 else ():
-            self.program.at_most({cumulative[t - 1]: 1.0, cumulative[t]: -1.0}, 0.0)
+        for cumulative in (group.out, group.back):
+            for earlier, later in pairwise(cumulative):
+                self.program.at_most({earlier: 1.0, later: -1.0}, 0.0)
 
-    def _add_out(self, group: _CopyClass, t: int) -> None:
+    def _add_out(self, group: _CopyClass) -> None:
         """Only what was made is copied; only what was copied and released is freed; in the end all is copied."""
-        made: Terms = {group.out[t]: 1.0}
-        released: Terms = {group.freed[t]: 1.0}
-        for item in group.items:
-            if self.marks.interval_of(item.born + 1) <= t:
-                made[self.swap[item.value]] = -item.out_ms
-            if self.marks.interval_of(item.release + 1) <= t:
-                released[self.swap[item.value]] = -float(item.memory_bytes)
-        self.program.at_most(made, 0.0)
-        self._at_most_bytes(released)
-        self._at_most_bytes({group.freed[t]: 1.0, group.out[t]: -group.most_freed_per_ms})
-        if t == self.marks.count - 1:
-            self.program.at_most(
-                {group.out[t]: -1.0} | {self.swap[item.value]: item.out_ms for item in group.items}, 0.0
-            )
+        interval_of = self.marks.interval_of
+        made = self._running_sum(group.items, lambda i: interval_of(i.born + 1), lambda i: i.out_ms, -1.0)
+        released = self._running_sum(
+            group.items, lambda i: interval_of(i.release + 1), lambda i: i.memory_bytes / self.unit_bytes, -1.0
+        )
+        for t in range(self.marks.count):
+            self.program.at_most({group.out[t]: 1.0, made[t]: -1.0}, 0.0)
+            self.program.at_most({group.freed[t]: 1.0, released[t]: -1.0}, 0.0)
+            self.program.at_most({group.freed[t]: 1.0, group.out[t]: -group.most_freed_per_ms}, 0.0)
+        self.program.at_most({group.out[-1]: -1.0} | {self.swap[i.value]: i.out_ms for i in group.items}, 0.0)
 
-    def _add_back(self, group: _CopyClass, t: int) -> None:
-        """What was read by then is back by then, takes room, and so does what was copied ahead of need."""
-        time_terms: Terms = {group.back[t]: -1.0}
-        room_terms: Terms = {group.taken[t]: -1.0}
-        for item in group.items:
-            variable = self.residency.fetched_by(item, t)
-            if variable is not None:
-                time_terms[variable] = item.in_ms
-                room_terms[variable] = float(item.memory_bytes)
-        if len(time_terms) > 1:
+    def _add_back(self, group: _CopyClass) -> None:
+        """What was read by then is back by then and takes room, and so does what was copied ahead of need."""
+        unpacked = [item for item in group.items if item.need != NEVER]
+        own = self.residency.own
+        due = self._running_sum(unpacked, lambda i: own[i.value], lambda i: i.in_ms, 1.0)
+        room = self._running_sum(unpacked, lambda i: own[i.value], lambda i: i.memory_bytes / self.unit_bytes, 1.0)
+        for t in range(self.marks.count):
+            time_terms: Terms = {group.back[t]: -1.0, due[t]: 1.0}
+            room_terms: Terms = {group.taken[t]: -1.0, room[t]: 1.0}
+            for item in group.items:
+                early = self.residency.fetched.get((item.value, t))
+                if early is not None:
+                    time_terms[early] = item.in_ms
+                    room_terms[early] = item.memory_bytes / self.unit_bytes
             self.program.at_most(time_terms, 0.0)
-            self._at_most_bytes(room_terms)
-        self._at_most_bytes({group.back[t]: group.least_taken_per_ms, group.taken[t]: -1.0})
+            self.program.at_most(room_terms, 0.0)
+            self.program.at_most({group.back[t]: group.least_taken_per_ms, group.taken[t]: -1.0}, 0.0)
 
-    def _at_most_bytes(self, terms: Terms) -> None:
-        """Bytes on the left are at most zero; scaled for the solver."""
-        scale = max(abs(factor) for factor in terms.values())
-        self.program.at_most({variable: factor / scale for variable, factor in terms.items()}, 0.0)
+    def _running_sum(
+        self,
+        items: Iterable[Candidate],
+        interval: Callable[[Candidate], int],
+        amount: Callable[[Candidate], float],
+        sign: float,
+    ) -> list[Variable]:
+        """For each interval a variable for the amount swapped of the items that count from then on.
+
+        The variables are chained, so that rows stay short.
+
+        Args:
+            sign: 1.0: the variable is at least the amount; -1.0: at most.
+        """
+        starting: dict[int, Terms] = {}
+        for item in items:
+            starting.setdefault(interval(item), {})[self.swap[item.value]] = sign * amount(item)
+        sums: list[Variable] = []
+        for t in range(self.marks.count):
+            sums.append(self.program.variable())
+            terms = {sums[t]: -sign} | starting.get(t, {})
+            if t > 0:
+                terms[sums[t - 1]] = sign
+            self.program.at_most(terms, 0.0)
+        return sums
 
     def away(self, t: int) -> Terms:
-        """Minus the bytes freed so far, plus the room taken again so far."""
+        """Minus the memory freed so far, plus the room taken again so far."""
         terms: Terms = {}
         for group in self.classes:
             terms[group.freed[t]], terms[group.taken[t]] = -1.0, 1.0

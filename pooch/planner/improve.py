@@ -12,6 +12,7 @@ from pooch.planner.trials import Trial, Trials
 
 SMALL = 8  # up to this many activations all changes of up to three decisions are tried
 PARTNERS = 12  # on each side of an exchange in larger problems
+CLOSE = 0.0005  # relative distance to the target at which nothing is left to improve
 Change = dict[int, Choice]
 
 
@@ -54,7 +55,7 @@ class _Stop:
     def is_due(self) -> bool:
         """The best is as good as can be, or the effort is spent."""
         best = self.trials.best
-        is_best = best is not None and best.step_ms <= self.target_ms * (1 + 1e-6)
+        is_best = best is not None and best.step_ms <= self.target_ms * (1 + CLOSE)
         return is_best or self.trials.count >= self.last or self.trials.request.remaining_s() <= self.least_s
 
 

@@ -6,7 +6,6 @@ import time
 
 from pooch.errors import UsageError
 from pooch.ir.dataflow import Dataflow
-from pooch.ir.plan import Choice
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import (
     OPTIMAL_GAP,
@@ -50,16 +49,15 @@ def make_plan(
     request = PlanningRequest(dataflow, budget_bytes, evaluator, host_budget_bytes, time_limit_s, progress)
     outcome = find_policy(policy)(request)
     gap = _gap(outcome)
-    decisions = _as_lowered(outcome)
     planned = PlannedDecisions(
-        decisions=decisions,
+        decisions=outcome.decisions,
         schedule=outcome.evaluation.schedule,
         timeline=outcome.evaluation.timeline,
         lower_bound_ms=outcome.lower_bound_ms,
         gap=gap,
         status=_status(outcome, gap),
         notes=outcome.notes,
-        rows=decision_rows(Candidates(dataflow), decisions),
+        rows=decision_rows(Candidates(dataflow), outcome.decisions),
         planning_ms=(time.monotonic() - request.started_s) * 1000,
     )
     request.report("planned", 1.0)
@@ -75,17 +73,6 @@ def find_policy(name: str) -> Policy:
     if name not in policies:
         raise UsageError(f"there is no policy {name!r}: choose one of {', '.join(sorted(policies))}")
     return policies[name]
-
-
-def _as_lowered(outcome: PolicyOutcome) -> dict[int, Choice]:
-    """The decisions as the schedule carries them out: what never has to leave is kept, whatever was allowed to it."""
-    schedule = outcome.evaluation.schedule
-    leaving: dict[Choice, frozenset[int]] = {
-        "keep": frozenset(outcome.decisions),
-        "swap": frozenset(schedule.swapped),
-        "recompute": frozenset(schedule.recomputed),
-    }
-    return {value: choice if value in leaving[choice] else "keep" for value, choice in outcome.decisions.items()}
 
 
 def _gap(outcome: PolicyOutcome) -> float:

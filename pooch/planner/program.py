@@ -43,6 +43,7 @@ class StepProgram:
         self.candidates = candidates
         self.marks = marks
         self.budget_bytes = budget_bytes
+        self.unit_bytes = max(1.0, budget_bytes / 2048)  # solvers like numbers near one, whatever the budget
         self.reserve_bytes = reserve_bytes or {}
         self.items = tuple(item for item in candidates.items if item.memory_bytes >= least_bytes)
         self.program = LinearProgram()
@@ -51,7 +52,9 @@ class StepProgram:
         self.recompute: dict[int, Variable] = {}
         self._add_choices()
         self.residency = Residency(self.program, candidates, self.items, marks, self.swap, self.recompute)
-        self.copies = CopyStreams(self.program, candidates, self.items, marks, self.swap, self.residency)
+        self.copies = CopyStreams(
+            self.program, candidates, self.items, marks, self.swap, self.residency, self.unit_bytes
+        )
         # T_t: duration of interval t. P_t: time spent on replays until its end
         self.duration: list[Variable] = [self.program.variable() for _ in range(marks.count)]
         self.replayed: list[Variable] = [self.program.variable() for _ in range(marks.count)]
@@ -133,39 +136,40 @@ class StepProgram:
         base = self.candidates.dataflow.base_points
         for t, slot in enumerate(self.marks.slots):
             point = 2 * slot + 1
-            free_bytes = float(self.budget_bytes - int(base[point]) - self.reserve_bytes.get(slot, 0))
+            free_bytes = self.budget_bytes - int(base[point]) - self.reserve_bytes.get(slot, 0)
             terms: Terms = {}
             for item in self.items:
                 if self._is_alive(item, point):
                     free_bytes -= item.memory_bytes
                     terms.update(self._absence(item, t))
                 elif item.born < slot and item.need == NEVER and item.value in self.swap:
-                    terms[self.swap[item.value]] = float(item.memory_bytes)  # dead: it counts as freed no longer
+                    terms[self.swap[item.value]] = (
+                        item.memory_bytes / self.unit_bytes
+                    )  # dead: it counts as freed no longer
             terms.update(self.copies.away(t))
-            scale = float(max(1, self.budget_bytes)) / 1000  # keeps the numbers near 1 for the solver
-            self.program.at_most({v: factor / scale for v, factor in terms.items()}, free_bytes / scale)
+            self.program.at_most(terms, free_bytes / self.unit_bytes)
 
     def _is_alive(self, item: Candidate, point: int) -> bool:
         return 2 * item.born + 1 <= point <= self.candidates.dataflow.span_end(item.death)
 
     def _absence(self, item: Candidate, t: int) -> Terms:
-        """Bytes that are not there because the value will be recomputed (swapped ones are counted by streams)."""
+        """Memory that is not there because the value will be recomputed (swapped ones are counted by streams)."""
         slot = self.marks.slots[t]
         is_needed = item.need != NEVER and item.need <= slot
         if item.value not in self.recompute or item.release >= slot or is_needed:
             return {}
-        terms: Terms = {self.recompute[item.value]: -float(item.memory_bytes)}
+        terms: Terms = {self.recompute[item.value]: -item.memory_bytes / self.unit_bytes}
         back = self.residency.replayed_by(item, t)
         if back.at_least is not None:
-            terms[back.at_least] = float(item.memory_bytes)
+            terms[back.at_least] = item.memory_bytes / self.unit_bytes
         return terms
 
     def _add_host_memory(self, host_budget_bytes: int | None) -> None:
         """Swapped values fit into the tier."""
         if host_budget_bytes is None:
             return
-        terms: Terms = {self.swap[i.value]: i.size_bytes / 2**20 for i in self.items if i.value in self.swap}
-        self.program.at_most(terms, host_budget_bytes / 2**20)
+        terms: Terms = {self.swap[i.value]: i.size_bytes / self.unit_bytes for i in self.items if i.value in self.swap}
+        self.program.at_most(terms, host_budget_bytes / self.unit_bytes)
 
     def decisions(self, values: tuple[float, ...]) -> dict[int, Choice]:
         """What a solution says, for all activations (those left out are kept)."""

@@ -112,9 +112,3 @@ class Residency:
         if variable is not None:
             return Back(variable, variable)
         return Back(None, chosen)
-
-    def fetched_by(self, item: Candidate, t: int) -> Variable | None:
-        """The variable that says "the swapped value is back by mark t, because it was read"; None: not known to be."""
-        if t >= self.own[item.value]:
-            return self.swap.get(item.value) if item.need != NEVER else None
-        return self.fetched.get((item.value, t))

@@ -18,7 +18,8 @@ class Trial:
     """Decisions as they were lowered and simulated.
 
     Attributes:
-        decisions: one choice per activation. evaluation: of them. fits: within the device and the host budget.
+        decisions: one choice per activation, as carried out: what never has to leave is kept, whatever it was allowed.
+        evaluation: of them. fits: within the device and the host budget.
     """
 
     decisions: dict[int, Choice]
@@ -63,7 +64,7 @@ class Trials:
         self.count += 1
         self._seen.add(tuple(chosen.values()))
         fits = evaluation.timeline.peak_bytes <= budget_bytes and self.fits_host(evaluation)
-        trial = Trial(chosen, evaluation, fits)
+        trial = Trial(_carried_out(chosen, evaluation), evaluation, fits)
         if fits and all(other.rank != trial.rank for other in self.elite):
             self.elite = sorted([*self.elite, trial], key=lambda other: other.rank)[:ELITE]
         return trial
@@ -124,3 +125,14 @@ class Trials:
     def _peak_when_lowered_for(self, decisions: Decisions, budget_bytes: int) -> int:
         self.count += 1
         return self.request.evaluator.evaluate(decisions, budget_bytes).timeline.peak_bytes
+
+
+def _carried_out(decisions: Decisions, evaluation: Evaluation) -> dict[int, Choice]:
+    """The decisions without those that the lowering did not need."""
+    schedule = evaluation.schedule
+    leaving: dict[Choice, frozenset[int]] = {
+        "keep": frozenset(decisions),
+        "swap": frozenset(schedule.swapped),
+        "recompute": frozenset(schedule.recomputed),
+    }
+    return {value: choice if value in leaving[choice] else "keep" for value, choice in decisions.items()}

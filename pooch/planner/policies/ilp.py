@@ -23,8 +23,11 @@ from pooch.planner.trials import Trial, Trials
 PIECES = 48  # per phase, that the marks cut it into
 ROUNDS = 4  # programs solved for a plan at most
 SMALL_SHARE = 0.0005  # activations below this share of the budget are left out of the program
+SOLVER_GAP = 0.004
+SOLVER_NODES = 50
 CLOSE_ENOUGH = 0.001  # a plan this near the bound is not worth another solve
-EFFORT = Effort(trials=300, passes=4)
+FIRST_EFFORT = Effort(trials=80, passes=1)
+LAST_EFFORT = Effort(trials=250, passes=4)
 
 
 def ilp(request: PlanningRequest) -> PolicyOutcome:
@@ -77,12 +80,13 @@ class _Planning:
 
     def run(self) -> PolicyOutcome:
         """Solve, correct, improve."""
+        improve(self.trials, FIRST_EFFORT, self.bound_ms)  # a good start makes the solver quick
         try:
             self._solve_rounds()
         except SolverUnavailable as error:
             self.notes.append(f"{error}; the plan is the best of the simple rules")
         self.request.report("improving the plan", 0.7)
-        improve(self.trials, EFFORT, self.bound_ms)
+        improve(self.trials, LAST_EFFORT, self.bound_ms)
         if self.is_proven and self._gap() > OPTIMAL_GAP and self.request.remaining_s() > 1:
             self._tighten_bound()
         best = self._best()
@@ -103,7 +107,7 @@ class _Planning:
                 return
             self.request.report(f"solving the integer program, round {number + 1}", 0.1 + 0.6 * number / ROUNDS)
             program = self._program(self.reserve_bytes, self.host_reserve_bytes)
-            solution = self._solve(program, share=0.4 if number == 0 else 0.25)
+            solution = self._solve(program, share=0.35 if number == 0 else 0.2)
             if number == 0:
                 self._take_bound(solution)
             if not solution.values:
@@ -125,7 +129,7 @@ class _Planning:
         )
 
     def _solve(self, program: StepProgram, share: float) -> Solution:
-        limits = Limits(gap=0.001, nodes=300, time_s=max(1.0, share * self.request.remaining_s()))
+        limits = Limits(SOLVER_GAP, SOLVER_NODES, time_s=max(1.0, share * self.request.remaining_s()))
         solution = program.program.solve(limits, program.start(self._best().decisions))
         if solution.solver == "CBC" and not self.is_proven:
             self.notes.append("HiGHS is missing, CBC was used")
@@ -140,7 +144,7 @@ class _Planning:
         """Solve the relaxation once more with the marks that the simulator pointed at."""
         self.request.report("tightening the bound", 0.9)
         self._mark(_fullest_slots(self._best(), self.marks, 0.98 * self.request.budget_bytes))
-        self._take_bound(self._solve(self._program({}, 0), share=0.5))
+        self._take_bound(self._solve(self._program({}, 0), share=0.2))
 
     def _correct(self, trial: Trial) -> None:
         """Reserve what the simulator takes beyond the program's count where it is over the budget."""

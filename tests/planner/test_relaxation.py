@@ -1,0 +1,73 @@
+"""The program is a relaxation: with decisions fixed, its optimum is never above their simulated step.
+
+This is what the lower bound rests on, so it is tested row by row on decisions of every kind, not only on good ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from pooch.ir import Choice, Decisions, Profile
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import PlanningRequest
+from pooch.planner.marks import choose_marks
+from pooch.planner.program import StepProgram
+from pooch.planner.solver import Limits, Solution
+from pooch.planner.trials import Trials
+from tests.planner.networks import PCIE_16, SPILL_FILE, gpt2, resnet50
+from tests.planner.support import Case, case
+from tests.toys import profiles, random_decisions
+
+
+def solve_fixed(of: Case, decisions: Decisions, budget_bytes: int, pieces: int) -> Solution:
+    """The program with every choice fixed."""
+    candidates = Candidates(of.dataflow)
+    built = StepProgram(candidates, choose_marks(candidates, pieces), budget_bytes)
+    for variable, value in built.start(decisions).items():
+        built.program.at_most({variable: 1.0}, value)
+        built.program.at_most({variable: -1.0}, -value)
+    return built.program.solve(Limits(gap=0.0, nodes=10, time_s=20.0))
+
+
+def assert_relaxed(of: Case, decisions: dict[int, Choice], lowering_bytes: int, pieces: int) -> None:
+    """Whatever these decisions take, in time and memory, the program allows it."""
+    candidates = Candidates(of.dataflow)
+    trial = Trials(PlanningRequest(of.dataflow, lowering_bytes, of.evaluator), candidates).run(decisions)
+    peak_bytes, step_ms = trial.evaluation.timeline.peak_bytes, trial.step_ms
+    solution = solve_fixed(of, trial.decisions, peak_bytes, pieces)
+    assert not solution.infeasible, "the simulator showed a plan within this peak"
+    assert solution.objective <= step_ms * (1 + 1e-6) + 1e-6
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@given(profiles(max_ops=10), st.sampled_from([0.2, 0.6, 0.8, 0.95]), st.sampled_from([3, 48]), st.randoms())
+def test_random_plans_of_random_steps_satisfy_the_program(
+    profile: Profile, share: float, pieces: int, random: Random
+) -> None:
+    of = case(profile)
+    assume(len(of.dataflow.activations) >= 2)
+    assert_relaxed(of, random_decisions(random, of.dataflow), of.share(share), pieces)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("make", [resnet50, gpt2])
+def test_random_plans_of_networks_satisfy_the_program(make: Callable[..., Profile], seed: int) -> None:
+    of = case(make(link=[SPILL_FILE, PCIE_16, SPILL_FILE][seed], speed=[1, 50, 20][seed]))
+    assert_relaxed(of, random_decisions(Random(seed), of.dataflow), of.share(0.5), pieces=24)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@given(profiles(max_ops=12), st.sampled_from([0.2, 0.6, 0.9]), st.randoms())
+def test_no_plan_goes_below_what_decisions_are_said_to_need(profile: Profile, share: float, random: Random) -> None:
+    of = case(profile)
+    assume(of.dataflow.activations)
+    decisions = random_decisions(random, of.dataflow)
+    candidates = Candidates(of.dataflow)
+    timeline = of.evaluator.evaluate(decisions, of.share(share)).timeline
+    assert (candidates.least_points(decisions) <= timeline.point_bytes).all()
+    assert candidates.least_ms(decisions) <= timeline.step_ms + 1e-9
