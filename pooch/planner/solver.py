@@ -107,9 +107,10 @@ class LinearProgram:
     def _problem(self) -> tuple[Any, list[Any]]:
         """The program as a PuLP problem, and its variables."""
         problem = pulp.LpProblem("pooch", pulp.LpMinimize)
+        new_variable = getattr(problem, "add_variable", pulp.LpVariable)  # PuLP 3.3 on, and before
         width = len(str(len(self._bounds)))  # PuLP sorts by name; equal width keeps our order
         columns = [
-            pulp.LpVariable(f"x{index:0{width}d}", low, high, pulp.LpBinary if is_binary else pulp.LpContinuous)
+            new_variable(f"x{index:0{width}d}", low, high, pulp.LpBinary if is_binary else pulp.LpContinuous)
             for index, ((low, high), is_binary) in enumerate(zip(self._bounds, self._is_binary, strict=True))
         ]
         problem += pulp.LpAffineExpression([(columns[i], factor) for i, factor in self._objective.items()])
@@ -130,9 +131,14 @@ class LinearProgram:
         solver.createAndConfigureSolver(problem)
         solver.buildSolverModel(problem)
         model = problem.solverModel
+        place = {column.name: column.index for column in problem.variables()}  # without those in no row
         if start:
-            indices = [columns[variable].index for variable in start]
-            model.setSolution(len(indices), indices, list(start.values()))
+            known = {
+                place[columns[variable].name]: value
+                for variable, value in start.items()
+                if columns[variable].name in place
+            }
+            model.setSolution(len(known), list(known), list(known.values()))
         solver.callSolver(problem)
         status, info = str(model.getModelStatus()), model.getInfo()
         if status.endswith(("kInfeasible", "kUnboundedOrInfeasible")):
@@ -143,7 +149,8 @@ class LinearProgram:
         bound = float(info.mip_dual_bound) if any(self._is_binary) else objective
         if not math.isfinite(objective) or info.primal_solution_status != 2:
             return Solution((), math.inf, bound, False, "HiGHS")
-        return Solution(tuple(values[column.index] for column in columns), objective, bound, False, "HiGHS")
+        found = tuple(values[place[column.name]] if column.name in place else 0.0 for column in columns)
+        return Solution(found, objective, bound, False, "HiGHS")
 
     def _solve_with_cbc(self, limits: Limits) -> Solution:
         """CBC tells no dual bound through PuLP, so the bound is that of the relaxation without integrality."""

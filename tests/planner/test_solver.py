@@ -1,0 +1,84 @@
+"""The boundary to PuLP: both solvers, bounds, limits, and what is said when none is there."""
+
+from __future__ import annotations
+
+import pulp
+import pytest
+
+from pooch.planner.solver import Limits, LinearProgram, SolverUnavailable, Variable
+
+LIMITS = Limits(gap=0.0, nodes=1000, time_s=10.0)
+PRICES, WEIGHTS = (10.0, 13.0, 7.0, 8.0), (5.0, 7.0, 3.0, 4.0)  # best under weight 11: the last three but one
+
+
+def knapsack() -> tuple[LinearProgram, list[Variable]]:
+    program = LinearProgram()
+    taken = [program.binary() for _ in PRICES]
+    program.minimise({variable: -price for variable, price in zip(taken, PRICES, strict=True)})
+    program.at_most(dict(zip(taken, WEIGHTS, strict=True)), 11.0)
+    return program, taken
+
+
+@pytest.fixture
+def no_highs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+
+
+def test_highs_finds_the_optimum_and_its_bound() -> None:
+    program, taken = knapsack()
+    solution = program.solve(LIMITS)
+    assert [round(solution.values[variable]) for variable in taken] == [0, 1, 0, 1]
+    assert (solution.objective, solution.bound, solution.solver) == (pytest.approx(-21), pytest.approx(-21), "HiGHS")
+
+
+def test_a_start_that_is_optimal_is_kept() -> None:
+    program, taken = knapsack()
+    solution = program.solve(LIMITS, dict(zip(taken, (0.0, 1.0, 0.0, 1.0), strict=True)))
+    assert solution.objective == pytest.approx(-21)
+
+
+def test_a_variable_in_no_row_does_no_harm() -> None:
+    program, taken = knapsack()
+    idle = program.binary()
+    solution = program.solve(LIMITS, {idle: 1.0, taken[0]: 0.0})
+    assert solution.values[idle] == 0.0
+    assert solution.objective == pytest.approx(-21)
+
+
+def test_the_node_limit_leaves_a_valid_bound() -> None:
+    program, _ = knapsack()
+    solution = program.solve(Limits(gap=0.0, nodes=0, time_s=10.0))
+    assert solution.bound <= -21 + 1e-6
+
+
+def test_an_infeasible_program_is_said_to_be() -> None:
+    program, taken = knapsack()
+    program.at_most({taken[0]: -1.0}, -2.0)
+    solution = program.solve(LIMITS)
+    assert solution.infeasible
+    assert solution.values == ()
+
+
+@pytest.mark.usefixtures("no_highs")
+def test_cbc_takes_over_with_the_bound_of_the_relaxation() -> None:
+    program, taken = knapsack()
+    solution = program.solve(LIMITS)
+    assert solution.solver == "CBC"
+    assert [round(solution.values[variable]) for variable in taken] == [0, 1, 0, 1]
+    assert solution.bound == pytest.approx(-23)  # 7 + 8 + four fifths of 10
+
+
+@pytest.mark.usefixtures("no_highs")
+def test_without_any_solver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "available", lambda self: False)
+    with pytest.raises(SolverUnavailable, match="pip install highspy"):
+        knapsack()[0].solve(LIMITS)
+
+
+def test_a_crash_is_told_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(self: object, problem: object) -> None:
+        raise MemoryError("no room for the basis")
+
+    monkeypatch.setattr(pulp.HiGHS, "callSolver", crash)
+    with pytest.raises(SolverUnavailable, match="MemoryError: no room for the basis"):
+        knapsack()[0].solve(LIMITS)
