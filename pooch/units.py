@@ -36,7 +36,7 @@ def parse_budget(budget: int | str, peak_bytes: int, *, name: str = "budget") ->
     Raises:
         UsageError: the text does not parse, or the budget is not positive.
     """
-    remedy = f'give a {name} such as 16GiB, 800MB, 60% or a number of bytes'
+    remedy = f"give a {name} such as 16GiB, 800MB, 60% or a number of bytes"
     if isinstance(budget, bool) or not isinstance(budget, int | str):
         raise UsageError(f"the {name} {budget!r} is neither a number of bytes nor a text: {remedy}")
     if isinstance(budget, int):

@@ -124,7 +124,8 @@ class Value:
         release: last slot in which the program itself (not autograd) holds it; `len(ops)` where it never lets go.
         first_unpack: slot of its first read by the backward pass, -1 where never read.
         death: last slot in which it is held in-core; `len(ops)` where it outlives the step.
-        fixed: why nothing can be decided on it ("too small", "held by the program", ...), or None for an activation that a plan
+        fixed: why nothing can be decided on it ("too small", "held by the program", ...), or None for an activation
+        that a plan
             decides on.
     """
 

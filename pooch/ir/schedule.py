@@ -1,4 +1,6 @@
-"""The schedule: a plan lowered to actions tied to slots. What is executed and what is simulated is the same schedule."""
+"""The schedule: a plan lowered to actions tied to slots. What is executed and what is simulated is the same
+schedule.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def load_workload(
 
 @dataclass(frozen=True)
 class WorkloadFactory:
-    """Builds the same workload afresh at each call: same weights, same data. Plain data, so another process can have it.
+    """Builds the same workload afresh at each call: same weights, same data. Plain data, so another process can
+    have it.
 
     Attributes:
         name, batch_size, device, settings: as `load_workload` takes them.
