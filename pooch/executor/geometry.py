@@ -22,13 +22,13 @@ class Geometry:
     def of(cls, tensor: torch.Tensor) -> Geometry:
         """Read it off a tensor."""
         return cls(
-            tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
+            tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
         )
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """A tensor of this geometry on a storage."""
         tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
-        tensor.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
+        tensor.set_(storage, self.offset, self.size, self.stride)
         if self.conjugated:
             tensor = torch._conj(tensor)
         return torch._neg_view(tensor) if self.negated else tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,8 +61,8 @@ def record_call(
             return OuterArgument(tensor, tensor._version, is_scratch)
         return MadeArgument(value, Geometry.of(tensor), storage_key(tensor) in written)
 
-    recorded = tuple(map_tensors(lambda t, i=i: replaced(t, i in scratch), a) for i, a in enumerate(args))
-    named = map_tensors(lambda t: replaced(t, False), kwargs)
+    recorded = tuple(map_tensors(partial(replaced, is_scratch=i in scratch), a) for i, a in enumerate(args))
+    named = map_tensors(partial(replaced, is_scratch=False), kwargs)
     state = random_state(device) if facts.random else None
     return RecordedCall(func, recorded, named, torch.is_grad_enabled(), state, device)
 
@@ -148,7 +149,8 @@ def _outer_tensor(argument: OuterArgument) -> torch.Tensor:
     if argument.tensor._version != argument.version:
         raise RuntimeError(
             "one of the variables needed for recomputing an activation has been modified by an inplace operation: "
-            f"[{argument.tensor.type()} {list(argument.tensor.shape)}] is at version {argument.tensor._version}; expected "
+            f"[{argument.tensor.type()} {list(argument.tensor.shape)}] is at version {argument.tensor._version}; "
+            f"expected "
             f"version {argument.version} instead"
         )
     return argument.tensor

@@ -29,7 +29,8 @@ OnMismatch = Literal["warn", "error"]
 class Run:
     """A plan at work on a model; `remove()` (or leaving it as a context) takes it off again.
 
-    For a plan of region "model" every call of `model.forward` with gradients on runs under the plan. For a plan of region
+    For a plan of region "model" every call of `model.forward` with gradients on runs under the plan. For a plan of
+    region
     "step" the user marks the region: `with run.step(): loss = forward()`; the backward pass follows outside.
     """
 
@@ -71,7 +72,8 @@ class Run:
         if not idle and torch.is_grad_enabled():
             self._warned = True
             warnings.warn(
-                "the model runs outside of `with run.step():`, so the plan does nothing: wrap the forward pass in it, or "
+                "the model runs outside of `with run.step():`, so the plan does nothing: wrap the forward pass in "
+                "it, or "
                 "plan with region='model'",
                 stacklevel=2,
             )
@@ -186,7 +188,8 @@ def apply_plan(
     device = model_device(model)
     if plan.model_signature != model_signature(model):
         raise PlanMismatch(
-            f"the plan was made for another model ({plan.workload}): its parameters or buffers differ in name, shape or "
+            f"the plan was made for another model ({plan.workload}): its parameters or buffers differ in name, shape "
+            f"or "
             "dtype; profile this model and plan again"
         )
     if plan.device_kind != device.type:

@@ -1,4 +1,6 @@
-"""One step under a plan: the dispatch mode of its forward pass, and the hooks through which autograd saves and reads."""
+"""One step under a plan: the dispatch mode of its forward pass, and the hooks through which autograd saves and
+reads.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class PlannedStep:
     their own.
     """
 
-    def __init__(self, table: ActionTable, arena: Arena, device: torch.device, stats: RunStats, on_mismatch: str) -> None:
+    def __init__(
+        self, table: ActionTable, arena: Arena, device: torch.device, stats: RunStats, on_mismatch: str
+    ) -> None:
         self.table, self.arena, self.device, self.stats = table, arena, device, stats
         self.on_mismatch = on_mismatch
         self.values = StorageMap()
@@ -92,7 +96,8 @@ class PlannedStep:
         self.on_path = False
         self.stats.mismatches = 1
         text = (
-            f"the step left the planned path at op {self._next}: expected {expected}, got {actual}; the rest of this step "
+            f"the step left the planned path at op {self._next}: expected {expected}, got {actual}; the rest of this "
+            f"step "
             "keeps its activations (profile and plan again to follow the new path)"
         )
         if self.on_mismatch == "error":
@@ -116,7 +121,9 @@ class PlannedStep:
             self._drop(action.target)
         else:
             record = self.records[action.target]
-            {"copy_out": self._copy_out, "free": self._free, "copy_in": self._copy_in, "wait": self._wait}[action.kind](record)
+            {"copy_out": self._copy_out, "free": self._free, "copy_in": self._copy_in, "wait": self._wait}[action.kind](
+                record
+            )
 
     def _copy_out(self, record: Record) -> None:
         if record.storage is None:
@@ -162,7 +169,9 @@ class PlannedStep:
             return
         self.stats.stall_ms += record.ticket.wait()
         if record.ticket.error is not None:
-            raise TierError(f"a swapped activation cannot be read back ({record.ticket.error})") from record.ticket.error
+            raise TierError(
+                f"a swapped activation cannot be read back ({record.ticket.error})"
+            ) from record.ticket.error
         record.ticket = None
 
     def _drop(self, value: int) -> None:
@@ -191,7 +200,9 @@ class PlannedStep:
             record.storage = storage
 
     def _resolve(self, value: int, written: bool, in_place: tuple[int, ...]) -> torch.UntypedStorage:
-        """The storage of a made value for a replay: a fresh copy where the op writes into a value that is still needed."""
+        """The storage of a made value for a replay: a fresh copy where the op writes into a value that is still
+        needed.
+        """
         if written and value in in_place:
             return self.held.pop(value)
         storage = self.held.get(value)
@@ -298,7 +309,7 @@ class StepMode(TorchDispatchMode):
     """Shows every op of the region to the step, below autograd."""
 
     def __init__(self, step: PlannedStep) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._step = step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -19,7 +19,8 @@ class Candidate:
 
     Attributes:
         value: its id. memory_bytes: what it takes on the device. size_bytes: what a copy moves.
-        out_ms, in_ms: duration of a copy. replay_ms: of its own recipe (nan where it cannot be replayed).
+        out_ms, in_ms: duration of a copy. displaced_ms: compute work that both copies displace. replay_ms: of its
+        own recipe (nan where it cannot be replayed).
         born: slot that makes it. release: last slot in which the program holds it. need: slot of its first
             unpack, or NEVER. death: last slot in which autograd holds it.
         can_swap, can_recompute: the choice is possible and would free memory for some time.
@@ -33,6 +34,7 @@ class Candidate:
     size_bytes: int
     out_ms: float
     in_ms: float
+    displaced_ms: float
     replay_ms: float
     born: int
     release: int
@@ -81,6 +83,7 @@ class Candidates:
             size_bytes=value.size_bytes,
             out_ms=link.out_ms(value.size_bytes),
             in_ms=link.in_ms(value.size_bytes),
+            displaced_ms=self._displaced_ms(value),
             replay_ms=dataflow.replay_ms(value.id),
             born=value.producer,
             release=max(value.release, value.producer),
@@ -92,6 +95,14 @@ class Candidates:
             ops=recipe.ops if recipe else (),
             sources=tuple(s for s in recipe.sources if s in dataflow.activation_ids) if recipe else (),
         )
+
+    def _displaced_ms(self, value: Value) -> float:
+        """Compute advances at rate 1 / (1 + share) while a copy runs."""
+        link = self.dataflow.profile.link
+        out_share = link.out_compute_share / (1 + link.out_compute_share)
+        in_share = link.in_compute_share / (1 + link.in_compute_share)
+        in_ms = link.in_ms(value.size_bytes) if value.first_unpack != NEVER else 0.0
+        return out_share * link.out_ms(value.size_bytes) + in_share * in_ms
 
     def _has_room(self, value: Value, slots: int) -> bool:
         """Whether at least so many slots lie between its release and its first use in the backward pass."""

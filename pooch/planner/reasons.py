@@ -28,33 +28,32 @@ def _row(candidates: Candidates, item: Candidate, choice: Choice) -> Decision:
 def _why(candidates: Candidates, item: Candidate, choice: Choice) -> str:
     room = format_bytes(item.memory_bytes)
     if choice == "recompute":
-        return f"replay {format_ms(item.replay_ms)} against copying {format_ms(item.copy_ms)}; frees {room}"
+        return f"replay {format_ms(item.replay_ms)} against {_copying(item)}; frees {room}"
     if choice == "swap":
-        return f"copying {format_ms(item.copy_ms)} {_beside(candidates)}, {_replay(candidates, item)}; frees {room}"
+        return f"{_copying(item)} against {_replay(candidates, item)}; frees {room}"
     if len(item.choices) == 1:
         return f"{_no_choice(candidates, item)}; holds {room}"
     return f"there is room; saves {_saved(item)}; holds {room}"
 
 
-def _beside(candidates: Candidates) -> str:
-    """How copies and compute get along on this link."""
-    link = candidates.dataflow.profile.link
-    share = max(link.out_compute_share, link.in_compute_share)
-    return "beside compute" if share == 0 else f"beside compute (each ms displaces up to {share:.2f} ms of it)"
+def _copying(item: Candidate) -> str:
+    """What copying takes on the link, and of compute where the two get in each other's way."""
+    cost = f", which slow compute by {format_ms(item.displaced_ms)}," if item.displaced_ms > 0 else ""
+    return f"copies of {format_ms(item.copy_ms)}{cost}"
 
 
 def _replay(candidates: Candidates, item: Candidate) -> str:
     refusal = candidates.dataflow.refusal(item.value)
-    return f"no replay ({refusal})" if refusal is not None else f"against replay {format_ms(item.replay_ms)}"
+    return f"no possible replay ({refusal})" if refusal is not None else f"replay {format_ms(item.replay_ms)}"
 
 
 def _no_choice(candidates: Candidates, item: Candidate) -> str:
     if item.need != NEVER and item.release + 1 >= item.need:
         return "it is read again as soon as the program releases it"
-    return f"nothing else is possible ({candidates.dataflow.refusal(item.value)})"
+    return f"nothing else is possible ({candidates.dataflow.refusal(item.value) or 'it is written over'})"
 
 
 def _saved(item: Candidate) -> str:
     replay = [f"a replay of {format_ms(item.replay_ms)}"] if item.can_recompute else []
-    copying = [f"copying of {format_ms(item.copy_ms)}"] if item.can_swap else []
+    copying = [_copying(item)] if item.can_swap else []
     return " or ".join(replay + copying)

@@ -167,10 +167,10 @@ def _make_value(
     )
 
 
-def _fill_absence(
-    assembly: StepAssembly, record: ValueRecord, left: int, allocated: int, points: numpy.ndarray
-) -> int:
-    """Where the value was off the device while recorded (mode "offload"), add it to the curve; returns its death in-core."""
+def _fill_absence(assembly: StepAssembly, record: ValueRecord, left: int, allocated: int, points: numpy.ndarray) -> int:
+    """Where the value was off the device while recorded (mode "offload"), add it to the curve; returns its death
+    in-core.
+    """
     death = left
     for number, unpack in enumerate(assembly.record.unpacks):
         if unpack.value != record.id or unpack.pointer == record.pointer:

@@ -38,7 +38,7 @@ def cuda_slot_times_ms(
 
 
 def _on_cpu(event: Any) -> bool:
-    return bool(event.device_type == torch.autograd.DeviceType.CPU)
+    return bool(event.device_type == torch._C._autograd.DeviceType.CPU)
 
 
 def _is_backward_op(event: Any) -> bool:

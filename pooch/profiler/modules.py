@@ -19,7 +19,10 @@ class ModulePath:
     """
 
     def __init__(
-        self, model: torch.nn.Module, on_enter: Callable[[], None] | None = None, on_leave: Callable[[], None] | None = None
+        self,
+        model: torch.nn.Module,
+        on_enter: Callable[[], None] | None = None,
+        on_leave: Callable[[], None] | None = None,
     ) -> None:
         self._model = model
         self._names = {id(module): name for name, module in model.named_modules()}

@@ -51,7 +51,7 @@ class OffloadStore:
         if entry is None:
             entry = self._entries[key] = self._copy_out(tensor.untyped_storage())
             weakref.finalize(tensor.untyped_storage(), self._entries.pop, key, None).atexit = False
-        return _Handle(entry, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return _Handle(entry, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def get(self, handle: object) -> torch.Tensor:
         """The tensor again, with its geometry; its storage is shared by all who read it."""
@@ -61,15 +61,15 @@ class OffloadStore:
             storage = self._copy_in(handle.entry)
             handle.entry.back = weakref.ref(storage)
         tensor = torch.empty(0, dtype=handle.dtype, device=handle.entry.device)
-        return tensor.set_(storage, handle.offset, handle.size, handle.stride)  # type: ignore[call-overload, no-any-return]
+        return tensor.set_(storage, handle.offset, handle.size, handle.stride)
 
     def _copy_out(self, storage: torch.UntypedStorage) -> _Entry:
         entry = _Entry(storage.nbytes(), storage.device, self._end)
-        raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+        raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         if storage.device.type == "cuda":
             entry.host = raw.cpu()
             return entry
-        view, position = memoryview(raw.numpy()), self._end
+        view, position = raw.numpy().data, self._end
         while view:
             written = os.pwrite(self._file.fileno(), view, position)  # type: ignore[attr-defined]
             view, position = view[written:], position + written
@@ -80,7 +80,7 @@ class OffloadStore:
         if entry.host is not None:
             return entry.host.to(entry.device).untyped_storage()
         raw = torch.empty(entry.size_bytes, dtype=torch.uint8)
-        view, position = memoryview(raw.numpy()), entry.offset
+        view, position = raw.numpy().data, entry.offset
         while view:
             count = os.preadv(self._file.fileno(), [view], position)  # type: ignore[attr-defined]
             if count == 0:

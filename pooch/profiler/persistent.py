@@ -24,7 +24,9 @@ def state_bytes_to_come(optimizer: torch.optim.Optimizer | None) -> int:
         return 0
     shadow: Any = copy.copy(optimizer)
     shadow.state = defaultdict(dict)
-    shadow.param_groups = [dict(group, params=[_shadow_of(p) for p in group["params"]]) for group in optimizer.param_groups]
+    shadow.param_groups = [
+        dict(group, params=[_shadow_of(p) for p in group["params"]]) for group in optimizer.param_groups
+    ]
     with torch.no_grad():
         type(optimizer).step(shadow)
     states = [tensor for state in shadow.state.values() for tensor in find_tensors(state) if tensor.ndim > 0]

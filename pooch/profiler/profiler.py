@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy
@@ -130,7 +131,9 @@ class _Profiling:
 
     def profile(self, link: Link, mode: Literal["run", "offload"]) -> Profile:
         """All passes, then the assembly."""
-        released = self._pass("forward pass without autograd's memory", lambda: record_releases(self.forward, self.model))
+        released = self._pass(
+            "forward pass without autograd's memory", lambda: record_releases(self.forward, self.model)
+        )
         plain_ms = self._time_plain_steps() if mode == "run" else []
         persistent, notes = self._persistent_bytes()
         records = [self._record(mode, number) for number in range(max(1, min(2, self.options.repeats)))]
@@ -158,7 +161,7 @@ class _Profiling:
         notes: list[str] = []
         try:
             live += state_bytes_to_come(self.optimizer)
-        except Exception as error:  # any optimizer of the user's may run here
+        except Exception as error:  # noqa: BLE001  (any optimizer of the user's may run here)
             guess = 2 * sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
             live += guess
             name = type(self.optimizer).__name__
@@ -224,9 +227,12 @@ def _check_same_forward(released: Any, assemblies: list[StepAssembly]) -> None:
     for assembly in assemblies:
         actual = [op.fingerprint for op in assembly.recorder.ops]
         if actual != expected or len(assembly.recorder.values) != len(released.values):
-            where = next((i for i, pair in enumerate(zip(expected, actual, strict=False)) if pair[0] != pair[1]), len(expected))
+            where = next(
+                (i for i, pair in enumerate(zip(expected, actual, strict=False)) if pair[0] != pair[1]), len(expected)
+            )
             raise ProfileError(
-                f"the forward pass changes from run to run (first at op {where}): profile a step that does the same each time"
+                f"the forward pass changes from run to run (first at op {where}): profile a step that does the same "
+                f"each time"
             )
 
 
@@ -243,7 +249,7 @@ def describe_device(device: torch.device) -> Device:
 
 def _processor_name() -> str:
     try:
-        with open("/proc/cpuinfo") as lines:
+        with Path("/proc/cpuinfo").open() as lines:
             name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
     except OSError:
         name = ""

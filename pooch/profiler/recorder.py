@@ -60,7 +60,7 @@ class ForwardRecorder(TorchDispatchMode):
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[OpRecord] = []
         self.values: list[ValueRecord] = []
         self.model_begin = self.model_end = -1
@@ -120,9 +120,7 @@ class ForwardRecorder(TorchDispatchMode):
         index, name = len(self.ops), facts.name
         refusal = facts.refusal or (None if effects.ordinary else "its result is not an ordinary strided tensor")
         writes = tuple(self._new_value(tensor, index, name).id for tensor in effects.tensors)
-        self.ops.append(
-            OpRecord(name, self.path.current, call, elapsed_ms, reads, writes, text, refusal, facts.random)
-        )
+        self.ops.append(OpRecord(name, self.path.current, call, elapsed_ms, reads, writes, text, refusal, facts.random))
 
     def value_id(self, tensor: torch.Tensor) -> int:
         """Id of the value that the tensor's storage holds now; unknown storages existed before the step."""

@@ -1,7 +1,9 @@
 """Recording a whole step: the forward pass under the recorder, the backward pass as plain training runs it.
 
-No dispatch mode is active during the backward pass. Autograd itself looks whether one is (it then stops adding gradients in
-place), so a mode would change the very memory that is measured. The backward pass is read from torch's profiler instead.
+No dispatch mode is active during the backward pass. Autograd itself looks whether one is (it then stops adding
+gradients in
+place), so a mode would change the very memory that is measured. The backward pass is read from torch's profiler
+instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Making the budget physical: training in a process of its own that cannot take more memory than the budget.
 
-On a GPU the allocator gets a fraction of the card. On the CPU the process's address space is limited to what it has with the
+On a GPU the allocator gets a fraction of the card. On the CPU the process's address space is limited to what it has
+with the
 model built and nothing computing, plus what the budget leaves above the model's own bytes, plus a fixed slack
 for what is no tensor (stacks, code that oneDNN generates, two small copy buffers).
 """

@@ -88,7 +88,8 @@ def _address_space_bytes() -> int:
 
 
 def _tell(**event: object) -> None:
-    print(json.dumps(event), flush=True)
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

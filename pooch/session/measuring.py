@@ -24,7 +24,8 @@ class TrainingReport:
     """A few measured steps beside what was predicted. None: not measured, or there is no plan.
 
     Attributes:
-        steps: trained. bitwise_equal: loss, gradients, parameters, buffers and random state are those of plain training.
+        steps: trained. bitwise_equal: loss, gradients, parameters, buffers and random state are those of plain
+        training.
         first_difference: where they are not.
         budget_bytes, predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes: all bytes of the process's tensors.
         within_budget: the measured peak is at most the budget. peak_error: (predicted - measured) / measured.

@@ -56,7 +56,9 @@ def profile(
     from pooch.torchtools.training_state import model_device
 
     if not callable(forward):
-        raise UsageError(f"forward is {type(forward).__name__}: give a function that takes nothing and returns the loss")
+        raise UsageError(
+            f"forward is {type(forward).__name__}: give a function that takes nothing and returns the loss"
+        )
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
     if warmup < 0 or repeats < 1:

@@ -50,7 +50,7 @@ def digest(tensor: torch.Tensor) -> str:
     import torch
 
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(memoryview(raw.numpy()), digest_size=16).hexdigest()
+    return hashlib.blake2b(raw.numpy().data, digest_size=16).hexdigest()
 
 
 def train_steps(workload: Workload, plan: Plan | None, steps: int, progress: Progress) -> Trained:
@@ -122,8 +122,13 @@ def _final_digests(workload: Workload) -> dict[str, str]:
 
 
 def first_difference(plain: Trained, planned: Trained) -> str | None:
-    """What differs first between two trainings ("step 2: gradient of fc.weight"), or None where all is bitwise equal."""
-    pairs = [(f"step {i + 1}: ", a.digests, b.digests) for i, (a, b) in enumerate(zip(plain.steps, planned.steps, strict=True))]
+    """What differs first between two trainings ("step 2: gradient of fc.weight"), or None where all is bitwise
+    equal.
+    """
+    pairs = [
+        (f"step {i + 1}: ", a.digests, b.digests)
+        for i, (a, b) in enumerate(zip(plain.steps, planned.steps, strict=True))
+    ]
     for prefix, expected, actual in [*pairs, ("after training: ", plain.final, planned.final)]:
         for name in expected.keys() | actual.keys():
             if expected.get(name) != actual.get(name):

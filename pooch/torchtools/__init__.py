@@ -1,1 +1,3 @@
-"""What both the profiler and the executor have to know about torch: operators, storages, memory meters, random state."""
+"""What both the profiler and the executor have to know about torch: operators, storages, memory meters, random
+state.
+"""

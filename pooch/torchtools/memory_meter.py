@@ -11,7 +11,8 @@ class MemoryMeter:
     """A context; `peak_bytes` afterwards is the highest number of bytes of all the process's tensors on the device.
 
     On a GPU the caching allocator's own counter. On the CPU, whose allocator keeps none, the allocations that it
-    reports to torch's profiler, above the tensors that lived at the start; what lived at the start and is freed inside counts
+    reports to torch's profiler, above the tensors that lived at the start; what lived at the start and is freed
+    inside counts
     as if it stayed, so the figure is never too low.
     """
 

@@ -1,7 +1,8 @@
 """Every allocation of a stretch of code, from torch's own profiler, with markers and operators on the same clock.
 
 The CPU allocator keeps no counters, but it reports each allocation and each free to the profiler; the
-CUDA allocator does the same. So one mechanism gives the exact memory curve on both, workspaces inside of operators included
+CUDA allocator does the same. So one mechanism gives the exact memory curve on both, workspaces inside of operators
+included
 (oneDNN's too: it allocates through the same allocator).
 """
 
@@ -33,7 +34,9 @@ class MemoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A named stretch of time: a marker of ours, or an operator. `node`: the autograd node around it ("" in the forward pass)."""
+    """A named stretch of time: a marker of ours, or an operator. `node`: the autograd node around it ("" in the
+    forward pass).
+    """
 
     name: str
     start_ns: int
@@ -86,7 +89,7 @@ class MemoryTracer:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._profiler.__exit__(None, None, None)
-        results = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
+        results: Any = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
         return _read_tree(results.experimental_event_tree(), self._device)
 
 
@@ -143,7 +146,9 @@ def _start_of(span: Span) -> int:
 
 
 def live_bytes(device: torch.device) -> int:
-    """Device bytes of all tensors that live now: from the allocator on a GPU, from the interpreter's objects on the CPU."""
+    """Device bytes of all tensors that live now: from the allocator on a GPU, from the interpreter's objects on the
+    CPU.
+    """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     found: list[torch.Tensor] = []

@@ -10,7 +10,8 @@ import torch
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of the tensor's storage while that storage lives."""
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def has_plain_storage(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""A two-layer LSTM language model: embedding, recurrent layers, a linear layer onto the vocabulary."""
+"""An LSTM language model: embedding, recurrent layers, a linear layer onto the vocabulary."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def build(
     batch_size: int = 32,
     device: str = "cpu",
     sequence_length: int = 128,
-    vocabulary: int = 10000,
+    vocabulary: int = 2000,
     width: int = 512,
-    layers: int = 2,
+    layers: int = 3,
     dropout: float = 0.2,
     seed: int = 0,
 ) -> Workload:

@@ -57,6 +57,6 @@ BUILT_IN: dict[str, BuiltIn] = {
         BuiltIn("resnet50", "ResNet-50, images 224x224, SGD with momentum", "pooch.workloads.resnet50"),
         BuiltIn("gpt2", "GPT-2 small language model, AdamW", "pooch.workloads.gpt2", "transformers"),
         BuiltIn("unet3d", "3D U-Net for volumes 96x96x96, Adam", "pooch.workloads.unet3d", "monai"),
-        BuiltIn("lstm", "two-layer LSTM language model, Adam", "pooch.workloads.lstm"),
+        BuiltIn("lstm", "three-layer LSTM language model, Adam", "pooch.workloads.lstm"),
     )
 }

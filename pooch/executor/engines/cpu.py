@@ -1,7 +1,9 @@
 """The CPU engine: one copy thread and an unlinked spill file, so that nothing is left behind by a kill.
 
-The file is opened for direct I/O where the file system offers it: the bytes then really leave memory (the page cache would
-keep them), and the disk moves them without a core. Buffers of PyTorch are not aligned for that, so chunks pass through two
+The file is opened for direct I/O where the file system offers it: the bytes then really leave memory (the page
+cache would
+keep them), and the disk moves them without a core. Buffers of PyTorch are not aligned for that, so chunks pass
+through two
 small aligned buffers.
 """
 
@@ -52,7 +54,7 @@ class CpuTicket:
         try:
             assert self.storage is not None
             _move(self.file, self.storage, self.offset_bytes, self.outwards, buffer)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (handed to the thread that waits)
             self.error = error
         finally:
             self.storage = None
@@ -71,7 +73,8 @@ class SpillFile:
         except OSError as error:
             os.close(self.descriptor)
             raise TierError(
-                f"no room for {size_bytes} bytes of spill in {directory} ({error.strerror}): free some, or choose another "
+                f"no room for {size_bytes} bytes of spill in {directory} ({error.strerror}): free some, or choose "
+                f"another "
                 "directory with spill_directory= or POOCH_SPILL_DIRECTORY"
             ) from error
 
@@ -96,17 +99,15 @@ def _open_unlinked(directory: Path) -> tuple[int, bool]:
         if error.errno != errno.EINVAL:
             raise
         direct = -1  # this file system has no direct I/O (tmpfs): go through its cache
-    os.unlink(name)
+    Path(name).unlink()
     if direct < 0:
         return descriptor, False
     os.close(descriptor)
     return direct, True
 
 
-def _move(
-    file: SpillFile, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool, buffer: mmap.mmap
-) -> None:
-    raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
+def _move(file: SpillFile, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool, buffer: mmap.mmap) -> None:
+    raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     chunk = numpy.frombuffer(buffer, dtype=numpy.uint8)
     for start in range(0, raw.size, CHUNK_BYTES):
         count = min(CHUNK_BYTES, raw.size - start)

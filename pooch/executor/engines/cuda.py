@@ -122,4 +122,4 @@ class CudaEngine:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

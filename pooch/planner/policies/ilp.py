@@ -25,6 +25,7 @@ ROUNDS = 4  # programs solved for a plan at most
 SMALL_SHARE = 0.0005  # activations below this share of the budget are left out of the program
 SOLVER_GAP = 0.004
 SOLVER_NODES = 50
+TOLERANCE = 1e-5  # what a solver's sums may be off by, taken from its bounds
 CLOSE_ENOUGH = 0.001  # a plan this near the bound is not worth another solve
 FIRST_EFFORT = Effort(trials=80, passes=1)
 LAST_EFFORT = Effort(trials=250, passes=4)
@@ -79,19 +80,24 @@ class _Planning:
         self.host_reserve_bytes = 0
 
     def run(self) -> PolicyOutcome:
-        """Solve, correct, improve."""
+        """Solve, correct, improve; whatever interrupts that, the best plan so far is the answer."""
+        try:
+            self._search()
+        except KeyboardInterrupt:
+            self.notes.append("interrupted: this is the best plan found so far")
+        best = self._best()
+        return PolicyOutcome(best.decisions, best.evaluation, self.bound_ms, self.is_proven, tuple(self.notes))
+
+    def _search(self) -> None:
         improve(self.trials, FIRST_EFFORT, self.bound_ms)  # a good start makes the solver quick
         try:
             self._solve_rounds()
         except SolverUnavailable as error:
-            self.notes.append(f"{error}; the plan is the best of the simple rules")
+            self.notes.append(f"{error}; the plan comes from simple rules and local search")
         self.request.report("improving the plan", 0.7)
         improve(self.trials, LAST_EFFORT, self.bound_ms)
         if self.is_proven and self._gap() > OPTIMAL_GAP and self.request.remaining_s() > 1:
             self._tighten_bound()
-        best = self._best()
-        bound_ms = min(self.bound_ms, best.step_ms)  # the solver's tolerance must not put it above a real plan
-        return PolicyOutcome(best.decisions, best.evaluation, bound_ms, self.is_proven, tuple(self.notes))
 
     def _best(self) -> Trial:
         assert self.trials.best is not None, "planning starts from a plan that fits"
@@ -138,13 +144,16 @@ class _Planning:
     def _take_bound(self, solution: Solution) -> None:
         """The dual bound of a program without reserves holds for every plan."""
         self.is_proven = True
-        self.bound_ms = max(self.bound_ms, solution.bound)
+        self.bound_ms = max(self.bound_ms, solution.bound * (1 - TOLERANCE))
 
     def _tighten_bound(self) -> None:
         """Solve the relaxation once more with the marks that the simulator pointed at."""
         self.request.report("tightening the bound", 0.9)
         self._mark(_fullest_slots(self._best(), self.marks, 0.98 * self.request.budget_bytes))
-        self._take_bound(self._solve(self._program({}, 0), share=0.2))
+        try:
+            self._take_bound(self._solve(self._program({}, 0), share=0.2))
+        except SolverUnavailable as error:
+            self.notes.append(f"the bound could not be tightened: {error}")
 
     def _correct(self, trial: Trial) -> None:
         """Reserve what the simulator takes beyond the program's count where it is over the budget."""
