@@ -61,7 +61,7 @@ def test_plan_is_within_one_percent_of_the_best_there_is(shape: str, share: floa
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],

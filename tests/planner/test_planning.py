@@ -176,3 +176,14 @@ def test_networks_are_planned_quickly_with_small_gaps_and_no_slower_with_more_me
         assert planned.gap < 0.03
         assert planned.timeline.step_ms <= step_ms
         step_ms = planned.timeline.step_ms
+
+
+def test_an_interrupt_gives_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: object, problem: object) -> None:
+        raise KeyboardInterrupt
+
+    of = case(resnet50(link=PCIE_16, speed=50))
+    monkeypatch.setattr(pulp.HiGHS, "callSolver", interrupt)
+    planned = make_plan(of.dataflow, of.share(0.6), of.evaluator)
+    assert planned.timeline.peak_bytes <= of.share(0.6)
+    assert planned.notes == ("interrupted: this is the best plan found so far",)

@@ -44,7 +44,7 @@ def assert_relaxed(of: Case, decisions: dict[int, Choice], lowering_bytes: int, 
     assert solution.objective <= step_ms * (1 + 1e-6) + 1e-6
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
 @given(profiles(max_ops=10), st.sampled_from([0.2, 0.6, 0.8, 0.95]), st.sampled_from([3, 48]), st.randoms())
 def test_random_plans_of_random_steps_satisfy_the_program(
     profile: Profile, share: float, pieces: int, random: Random
