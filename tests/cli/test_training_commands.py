@@ -1,0 +1,86 @@
+"""`profile`, `run`, `optimize` and `devices` on a small model, end to end; the mechanism has to fire."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pooch.ir import Plan, Profile
+from tests.cli.conftest import Command
+
+USER_FILE = """
+import torch
+from pooch import Workload
+
+def make(batch_size=512, device="cpu", layers=6, width=256):
+    torch.manual_seed(0)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(layers)]
+    model = torch.nn.Sequential(*blocks, torch.nn.Dropout(0.1)).to(device)
+    data = torch.randn(batch_size, width, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return Workload(model, lambda: model(data).square().mean(), optimizer, "small", batch_size)
+"""
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> str:
+    path = tmp_path / "small.py"
+    path.write_text(USER_FILE)
+    return f"{path}:make"
+
+
+@pytest.mark.slow
+def test_optimize_keeps_what_it_promises(pooch_command: Command, workload: str, tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "here"
+    outcome = pooch_command("optimize", workload, "--budget", "80%", "--check", "--json", "-o", folder)
+    assert outcome.code == 0, outcome.error
+    record = json.loads(outcome.out)
+    training = record["training"]
+    assert training["kept"] is True
+    assert training["bitwise_equal"] is True
+    assert training["measured_peak_bytes"] <= training["budget_bytes"] < record["profile"]["peak_bytes"]
+    assert training["swapped_out_bytes"] + training["recomputed_ops"] > 0
+    assert training["mismatches"] == 0
+    assert Profile.load(folder / "profile.json").workload == "small"
+    assert Plan.load(folder / "plan.json").budget_bytes == training["budget_bytes"]
+    again = pooch_command("optimize", workload, "--budget", "80%", "-o", folder)
+    assert again.code == 2
+    assert "--force" in again.error_line
+
+
+@pytest.mark.slow
+def test_profile_plan_and_run_one_after_the_other(pooch_command: Command, workload: str, tmp_path: Path) -> None:
+    profile, plan = tmp_path / "p.json", tmp_path / "plan.json"
+    assert pooch_command("profile", workload, "-o", profile, "--set", "layers=4").code == 0
+    assert pooch_command("plan", profile, "--budget", "85%", "-o", plan).code == 0
+    outcome = pooch_command("run", workload, "--plan", plan, "--check", "--steps", 2, "--set", "layers=4")
+    assert outcome.code == 0, outcome.error
+    assert "yes, bitwise" in outcome.out
+    other = pooch_command("run", workload, "--plan", plan)  # six layers, not four
+    assert other.code == 1
+    assert "another model" in other.error_line
+
+
+@pytest.mark.slow
+def test_running_without_a_plan_is_plain_training(pooch_command: Command, workload: str) -> None:
+    record = json.loads(pooch_command("run", workload, "--steps", 1, "--json").out)
+    assert record["measured_peak_bytes"] > 0
+    assert record["budget_bytes"] is None
+
+
+@pytest.mark.slow
+def test_an_infeasible_budget_writes_nothing(pooch_command: Command, workload: str, tmp_path: Path) -> None:
+    outcome = pooch_command("optimize", workload, "--budget", "1%", "-o", tmp_path / "made")
+    assert outcome.code == 3
+    assert "smallest feasible budget" in outcome.error_line
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.slow
+def test_devices_measures_what_is_here(pooch_command: Command) -> None:
+    found = json.loads(pooch_command("devices", "--json").out)
+    assert "cpu" in {device["kind"] for device in found}
+    assert all(device["out_bytes_per_ms"] > 0 and device["in_bytes_per_ms"] > 0 for device in found)
+    assert "swap tier" in pooch_command("devices").out
