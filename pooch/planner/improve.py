@@ -21,12 +21,14 @@ class Effort:
     """How far to go.
 
     Attributes:
-        trials: evaluations in all (the same on every machine). passes: over all changes.
+        trials: evaluations in all (the same on every machine). passes: over all changes, from each start.
+        starts: how many of the best plans to start from.
         least_s: stop when less than this is left of the time limit.
     """
 
     trials: int = 400
     passes: int = 4
+    starts: int = 6
     least_s: float = 0.0
 
 
@@ -38,7 +40,7 @@ def improve(trials: Trials, effort: Effort, target_ms: float) -> None:
         target_ms: a lower bound; a plan this fast needs no improvement.
     """
     last = trials.count + effort.trials
-    for start in list(trials.elite):
+    for start in trials.elite[: effort.starts]:
         _climb(trials, start, effort, _Stop(trials, last, effort.least_s, target_ms))
 
 

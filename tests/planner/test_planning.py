@@ -187,3 +187,12 @@ def test_an_interrupt_gives_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch
     planned = make_plan(of.dataflow, of.share(0.6), of.evaluator)
     assert planned.timeline.peak_bytes <= of.share(0.6)
     assert planned.notes == ("interrupted: this is the best plan found so far",)
+
+
+def test_a_short_time_limit_is_kept_and_its_plan_is_still_a_plan() -> None:
+    of = case(gpt2(link=PCIE_16, speed=50))
+    planned = make_plan(of.dataflow, of.share(0.45), of.evaluator, time_limit_s=0.01)
+    assert planned.timeline.peak_bytes <= of.share(0.45)
+    assert planned.planning_ms < 8_000, "the simple rules alone"
+    assert planned.status == "heuristic"
+    assert any("time limit" in note for note in planned.notes)

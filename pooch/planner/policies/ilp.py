@@ -8,6 +8,7 @@ their plans fit better and their bounds say nothing. A local search on the simul
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pooch.errors import InfeasibleBudget
 from pooch.planner.candidates import Candidates
@@ -27,7 +28,7 @@ SOLVER_GAP = 0.004
 SOLVER_NODES = 50
 TOLERANCE = 1e-5  # what a solver's sums may be off by, taken from its bounds
 CLOSE_ENOUGH = 0.001  # a plan this near the bound is not worth another solve
-FIRST_EFFORT = Effort(trials=80, passes=1)
+FIRST_EFFORT = Effort(trials=80, passes=1, starts=1)
 LAST_EFFORT = Effort(trials=250, passes=4)
 
 
@@ -89,11 +90,16 @@ class _Planning:
         return PolicyOutcome(best.decisions, best.evaluation, self.bound_ms, self.is_proven, tuple(self.notes))
 
     def _search(self) -> None:
-        improve(self.trials, FIRST_EFFORT, self.bound_ms)  # a good start makes the solver quick
+        most_s = 0.7 * self.request.time_limit_s  # that much is left to the program
+        improve(
+            self.trials, replace(FIRST_EFFORT, least_s=most_s), self.bound_ms
+        )  # a good start makes the solver quick
         try:
             self._solve_rounds()
         except SolverUnavailable as error:
             self.notes.append(f"{error}; the plan comes from simple rules and local search")
+        if not self.is_proven and not self.notes and self._gap() > OPTIMAL_GAP:
+            self.notes.append("the time limit left no time for the integer program: the plan comes from simple rules")
         self.request.report("improving the plan", 0.7)
         improve(self.trials, LAST_EFFORT, self.bound_ms)
         if self.is_proven and self._gap() > OPTIMAL_GAP and self.request.remaining_s() > 1:
