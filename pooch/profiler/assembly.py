@@ -46,7 +46,8 @@ class StepAssembly:
         self.spans += [span for span in record.trace.operators if not is_view_name(span.name)]
         self.spans.append(spans["end"])
         self.starts = [span.start_ns for span in self.spans]
-        self.unpack_slots = [self.next_slot(spans[f"unpack {i}"].start_ns) for i in range(len(record.unpacks))]
+        self._unpack_spans = [spans[f"unpack {i}"] for i in range(len(record.unpacks))]
+        self.unpack_slots = [self.next_slot(span.start_ns) for span in self._unpack_spans]
 
     @property
     def end(self) -> int:
@@ -67,7 +68,8 @@ class StepAssembly:
         points = numpy.zeros(2 * self.end, dtype=numpy.int64)
         live, slot = 0, -1
         for event in self.record.trace.events:
-            while slot + 1 < self.end and self.starts[slot + 1] <= event.time_ns:
+            time_ns = self._settled_ns(event.time_ns)
+            while slot + 1 < self.end and self.starts[slot + 1] <= time_ns:
                 slot += 1
                 points[2 * slot] = points[2 * slot + 1] = live
             live += event.size_bytes
@@ -76,6 +78,17 @@ class StepAssembly:
         for later in range(slot + 1, self.end):
             points[2 * later] = points[2 * later + 1] = live
         return points
+
+    def _settled_ns(self, time_ns: int) -> int:
+        """The time, or the start of the op that reads it for what is allocated while a value is brought back."""
+        number = bisect_right(self._unpack_starts, time_ns) - 1
+        if number < 0 or time_ns > self._unpack_spans[number].end_ns:
+            return time_ns
+        return self.starts[self.unpack_slots[number]]
+
+    @cached_property
+    def _unpack_starts(self) -> list[int]:
+        return [span.start_ns for span in self._unpack_spans]
 
     @cached_property
     def _lives_at(self) -> dict[int, list[Life]]:
@@ -143,8 +156,7 @@ def _make_value(
     if record.producer >= 0:
         born = assembly.life(record.pointer, assembly.spans[record.producer].end_ns)
         if born is not None:
-            allocated, death = born.size_bytes, assembly.slot_after_last(born)
-            death = _fill_absence(assembly, record, death, allocated, points)
+            allocated, death = born.size_bytes, _fill_absence(assembly, record, born, points)
     number = first_unpacks.get(record.id, -1)
     first_unpack = assembly.unpack_slots[number] if number >= 0 else -1
     return Value(
@@ -167,20 +179,22 @@ def _make_value(
     )
 
 
-def _fill_absence(assembly: StepAssembly, record: ValueRecord, left: int, allocated: int, points: numpy.ndarray) -> int:
-    """Where the value was off the device while recorded (mode "offload"), add it to the curve; returns its death
-    in-core.
+def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, points: numpy.ndarray) -> int:
+    """Where the value was off the device while recorded (mode "offload"), add it to the curve; returns its death in-core.
+
+    Lives are told apart by their time: the allocator likes to give a value back the address that it had.
     """
-    death = left
+    life, death = born, assembly.slot_after_last(born)
     for number, unpack in enumerate(assembly.record.unpacks):
-        if unpack.value != record.id or unpack.pointer == record.pointer:
+        if unpack.value != record.id or life.end_ns is None:
             continue
         slot = assembly.unpack_slots[number]
         back = assembly.life(unpack.pointer, assembly.starts[slot])
-        if back is None or slot <= death:
+        if back is None or back.start_ns < life.end_ns:
             continue
-        points[2 * death + 2 : 2 * slot] += allocated
-        death = assembly.slot_after_last(back)
+        if slot > death:
+            points[2 * death + 2 : 2 * slot + 1] += born.size_bytes  # its own bytes are in the slot's body
+        life, death = back, assembly.slot_after_last(back)
     return death
 
 

@@ -157,11 +157,13 @@ class ForwardRecorder(TorchDispatchMode):
         )
         self.values.append(value)
         if key not in self._value_of:
-            weakref.finalize(storage, self._storage_gone, key).atexit = False
+            # The registry of finalizers must not keep the recorder, and with it the model, alive.
+            weakref.finalize(storage, _storage_gone, weakref.ref(self), key).atexit = False
         self._value_of[key] = value.id
         return value
 
-    def _storage_gone(self, key: int) -> None:
+    def storage_gone(self, key: int) -> None:
+        """The program and autograd have both let go of a storage."""
         self.values[self._value_of.pop(key)].released_after = len(self.ops) - 1
 
     def note_saved(self, tensor: torch.Tensor) -> int | None:
@@ -172,3 +174,9 @@ class ForwardRecorder(TorchDispatchMode):
         value.saved = True
         value.saved_outside_model |= not self.inside_model
         return value.id
+
+
+def _storage_gone(recorder: weakref.ref[ForwardRecorder], key: int) -> None:
+    alive = recorder()
+    if alive is not None:
+        alive.storage_gone(key)

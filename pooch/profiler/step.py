@@ -86,11 +86,14 @@ def record_step(
     def pack(tensor: torch.Tensor) -> tuple[int | None, object]:
         value = recorder.note_saved(tensor)
         made = value is not None and recorder.values[value].role == "made"
-        return value, store.put(tensor) if made else tensor
+        if not made:
+            return value, tensor
+        with torch._C._DisableTorchDispatch():  # the recorder must not see what the store does
+            return value, store.put(tensor)
 
     def unpack(handle: tuple[int | None, object]) -> torch.Tensor:
         value, kept = handle
-        with marker(f"unpack {len(unpacks)}"):
+        with marker(f"unpack {len(unpacks)}"), torch._C._DisableTorchDispatch():
             tensor = kept if isinstance(kept, torch.Tensor) else store.get(kept)
         pointer = tensor.untyped_storage().data_ptr() if has_plain_storage(tensor) else 0
         unpacks.append(Unpack(-1 if value is None else value, pointer))

@@ -124,6 +124,7 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
             span = Span(name, event.start_time_ns, event.end_time_ns, node)
             if name.startswith(MARKER):
                 markers.append(Span(name[len(MARKER) :], span.start_ns, span.end_ns, node))
+                inside_operator = inside_operator or bool(node)  # what we do within the backward pass is no op of it
             elif name.startswith(_NODE):
                 node = name[len(_NODE) :]
             elif node and not inside_operator and "::" in name and not name.startswith("torch::autograd"):
