@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pooch.ir import Plan, Profile, Region
 from pooch.session.hard_limit import LimitedOutcome, train_limited
 from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import Mode, profile_workload
-from pooch.session.training import Trained, first_difference, time_in_turns, train_steps
+from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_steps
 from pooch.workloads.loading import WorkloadFactory
 
 Progress = Callable[[str], None]
@@ -105,13 +105,20 @@ def measure_training(
         limit = plan.budget_bytes or plan.predicted_peak_bytes
         outcomes["plain"] = train_limited(factory, None, limit, steps, progress)
         outcomes["planned"] = train_limited(factory, plan, limit, steps, progress)
+    return report_of(plan, planned, timing, plain, outcomes)
+
+
+def report_of(
+    plan: Plan, planned: Trained, timing: Timing, plain: Trained | None, outcomes: Mapping[str, LimitedOutcome]
+) -> TrainingReport:
+    """What was promised beside what was measured. `outcomes`: of "plain" and "planned" training under a hard limit."""
     difference = first_difference(plain, planned) if plain else None
     stats, peak = planned.stats, planned.peak_bytes
     assert stats is not None
     return TrainingReport(
         workload=plan.workload,
         policy=plan.policy,
-        steps=steps,
+        steps=len(planned.steps),
         bitwise_equal=None if plain is None else difference is None,
         first_difference=difference,
         budget_bytes=plan.budget_bytes or None,

@@ -153,12 +153,13 @@ def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress
         for number in range(steps + 1):
             progress(f"timing step {number} of {steps}" if number else "warming up")
             with run.paused():
-                plain.append(_timed_step(workload, None))
-            planned.append(_timed_step(workload, run))
+                plain.append(timed_step(workload, None))
+            planned.append(timed_step(workload, run))
     return Timing(statistics.median(plain[1:]), statistics.median(planned[1:]))
 
 
-def _timed_step(workload: Workload, run: Run | None) -> float:
+def timed_step(workload: Workload, run: Run | None) -> float:
+    """One step, forward and backward, in ms; gradients are dropped before it."""
     from pooch.torchtools.training_state import model_device, synchronize
 
     device = model_device(workload.model)

@@ -1,0 +1,42 @@
+"""Results of benchmarks as JSON and Markdown, with what they were measured on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from pooch.profiler.profiler import describe_device
+
+Row = Mapping[str, object]
+
+
+def surroundings(device_name: str = "cpu") -> dict[str, object]:
+    """Device, memory and versions, for the head of a result."""
+    import torch
+
+    return asdict(describe_device(torch.device(device_name)))
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    """A Markdown table with the columns of the first row."""
+    columns = list(rows[0])
+    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
+    lines += [" | ".join(str(row.get(column, "")) for column in columns) for row in rows]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def write_results(name: str, title: str, rows: Sequence[Row], raw: object, folder: Path) -> None:
+    """Write NAME.json (everything) and NAME.md (the table), beside first, then renamed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    around = surroundings()
+    document = {"title": title, "surroundings": around, "results": raw}
+    software = around["software"]
+    assert isinstance(software, dict)
+    told = ", ".join(f"{key} {value}" for key, value in software.items())
+    text = f"# {title}\n\nMeasured on {around['name']}; {told}.\n\n{markdown_table(rows)}\n"
+    for path, content in ((folder / f"{name}.json", json.dumps(document, indent=1)), (folder / f"{name}.md", text)):
+        beside = path.with_name(path.name + ".part")
+        beside.write_text(content)
+        beside.replace(path)
