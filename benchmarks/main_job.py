@@ -105,6 +105,7 @@ def main() -> None:
         _tell(f"{name}: profiling")
         profile = profile_workload(factory(), progress=_tell)
         if arguments.keep_profiles:
+            arguments.keep_profiles.mkdir(parents=True, exist_ok=True)
             profile.save(arguments.keep_profiles / f"{name}-b{profile.batch_size}-{profile.device.kind}.json")
         plain = train_steps(factory(), None, arguments.steps, _tell)
         for budget in arguments.budget or BUDGETS:

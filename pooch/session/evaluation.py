@@ -25,6 +25,10 @@ class StageEvaluator:
         schedule = self._lowering.lower(decisions, budget_bytes)
         return Evaluation(schedule, simulate(self.dataflow, schedule, detail=False))
 
+    def play(self, schedule: Schedule) -> Timeline:
+        """Simulate a schedule in detail."""
+        return simulate(self.dataflow, schedule, detail=True)
+
     def evaluate_smallest(self, decisions: Decisions) -> Evaluation:
         """The decisions at the lowest peak that they can reach, and as fast as that peak allows.
 

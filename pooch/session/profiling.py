@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pooch.errors import UsageError
@@ -52,8 +53,11 @@ def profile(
     """
     import torch
 
+    from pooch.executor.engines import make_engine
+    from pooch.executor.engines.measurement import measure_link, with_step_shares
     from pooch.profiler import ProfileOptions, profile_step
-    from pooch.torchtools.training_state import model_device
+    from pooch.profiler.timing import time_step
+    from pooch.torchtools.training_state import model_device, training_state_kept
 
     if not callable(forward):
         raise UsageError(
@@ -63,9 +67,24 @@ def profile(
         raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
     if warmup < 0 or repeats < 1:
         raise UsageError(f"warmup={warmup}, repeats={repeats}: give at least 0 and 1")
-    progress("measuring the link to the swap tier")
     options = ProfileOptions(accumulate, warmup, repeats, mode, workload, batch_size)
-    return profile_step(forward, model, optimizer, measure_device_link(model_device(model)), options, progress)
+    device = model_device(model)
+    engine = make_engine(device)
+    try:
+        progress("measuring the link to the swap tier")
+        measured = profile_step(forward, model, optimizer, measure_link(engine, device), options, progress)
+        if measured.mode != "run":
+            return measured  # the plain step does not fit, so copies cannot be timed beside it
+        progress("timing steps with copies beside them")
+
+        def time_plain_step() -> float:
+            with training_state_kept(model, device):
+                return time_step(forward, model, device)
+
+        link = with_step_shares(measured.link, engine, device, measured.step_ms, time_plain_step)
+        return replace(measured, link=link)
+    finally:
+        engine.close()
 
 
 def profile_workload(

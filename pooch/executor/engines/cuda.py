@@ -6,6 +6,8 @@ let go of only after the compute stream waits for its copy, so the caching alloc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +104,13 @@ class CudaEngine:
         if int(code) != 0:
             raise TierError(f"{self._size_bytes} bytes of host memory cannot be page-locked (CUDA error {int(code)})")
         return block
+
+    @contextmanager
+    def aside(self) -> Iterator[Callable[[], None]]:
+        """A stream of its own takes the place of the compute stream for this thread."""
+        stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(stream):
+            yield stream.synchronize
 
     def take_back(self, pinned: torch.Tensor) -> None:
         """A step is done with its block."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from pooch.executor.engines.protocol import Arena, CopyEngine
+from pooch.executor.engines.protocol import Arena, CopyEngine, Ticket
 from pooch.ir import Link
 from pooch.torchtools.training_state import synchronize
 
@@ -50,6 +51,58 @@ def measure_link(engine: CopyEngine, device: torch.device) -> Link:
         )
     finally:
         arena.close()
+
+
+def with_step_shares(
+    link: Link, engine: CopyEngine, device: torch.device, step_ms: float, time_step: Callable[[], float]
+) -> Link:
+    """The link with its compute shares measured on the step itself: plain steps with copies running all the while.
+
+    How much a copy slows compute down depends on what computes: operators bound by memory, or split over all cores
+    with a
+    barrier at the end, suffer more than the matrix products that `measure_link` has to do with.
+
+    Args:
+        step_ms: the plain step without copies. time_step: runs one plain step and returns its ms.
+    """
+    arena = engine.open_arena(2 * LARGE_BYTES)
+    try:
+        source = torch.rand(LARGE_BYTES // 4).to(device).untyped_storage()
+        arena.copy_out(source, LARGE_BYTES).wait()
+
+        def copy_in() -> Ticket:
+            return arena.copy_in(torch.UntypedStorage(LARGE_BYTES, device=device), LARGE_BYTES)
+
+        out = _share_beside(engine, lambda: arena.copy_out(source, 0), step_ms, time_step)
+        back = _share_beside(engine, copy_in, step_ms, time_step)
+    finally:
+        arena.close()
+    return replace(link, out_compute_share=out, in_compute_share=back)
+
+
+def _share_beside(
+    engine: CopyEngine, copy: Callable[[], Ticket], step_ms: float, time_step: Callable[[], float]
+) -> float:
+    """Work that one ms of copying displaces, with a thread that starts a copy whenever the last one is done."""
+    ended = threading.Event()
+    busy_ms: list[float] = []
+
+    def keep_copying() -> None:
+        with engine.aside() as completed:
+            while not ended.is_set():
+                start = time.perf_counter()
+                copy().wait()
+                completed()
+                busy_ms.append((time.perf_counter() - start) * 1000)
+
+    copier = threading.Thread(target=keep_copying, name="pooch-measure")
+    copier.start()
+    try:
+        slowed_ms = time_step()
+    finally:
+        ended.set()
+        copier.join()
+    return max(0.0, slowed_ms - step_ms) / min(slowed_ms, max(sum(busy_ms), 1e-6))
 
 
 def _timed_ms(run: Callable[[], object], device: torch.device) -> float:

@@ -9,6 +9,8 @@ Ordering rules that every engine keeps:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -51,6 +53,9 @@ class CopyEngine(Protocol):
         Raises:
             TierError: there is not enough of it.
         """
+
+    def aside(self) -> AbstractContextManager[Callable[[], None]]:
+        """Copies issued by this thread inside are ordered after nothing that computes; yields what waits for them."""
 
     def close(self) -> None:
         """Stop threads and give everything back."""
