@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
 from pooch.executor.engines.protocol import Ticket
 from pooch.executor.geometry import Geometry
+from pooch.torchtools.tensors import version_of
 
 
 class Record:
@@ -33,13 +35,40 @@ class Record:
         self.changed = False
 
 
+class VersionProbe:
+    """Tells whether a tensor was changed in place since, without holding its memory.
+
+    A detached tensor shares the version counter; giving it other data leaves the counter where it was. This sees changes
+    that the dispatch mode does not: those made outside of the region.
+    """
+
+    __slots__ = ("_probe", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._version = version_of(tensor)
+        self._probe: torch.Tensor | None = None
+        if not (tensor.is_conj() or tensor.is_neg()):  # such tensors cannot be given ordinary data
+            self._probe = tensor.detach()
+            self._probe.data = _nothing(tensor.device)
+
+    def moved(self) -> bool:
+        """Whether the tensor was written over."""
+        return self._probe is not None and version_of(self._probe) != self._version
+
+
+@cache
+def _nothing(device: torch.device) -> torch.Tensor:
+    return torch.empty(0, device=device)
+
+
 class PackedRecord:
     """What autograd holds for a swapped or recomputed value; its end tells that autograd let go."""
 
-    __slots__ = ("_released", "geometry", "record", "step")
+    __slots__ = ("_released", "geometry", "probe", "record", "step")
 
-    def __init__(self, step: object, record: Record, geometry: Geometry, released: Callable[[Record], None]) -> None:
-        self.step, self.record, self.geometry = step, record, geometry
+    def __init__(self, step: object, record: Record, tensor: torch.Tensor, released: Callable[[Record], None]) -> None:
+        self.step, self.record, self.geometry = step, record, Geometry.of(tensor)
+        self.probe = VersionProbe(tensor)
         self._released = released
         record.handles += 1
 
@@ -48,15 +77,29 @@ class PackedRecord:
         if self.record.handles == 0:
             self._released(self.record)
 
+    def check(self) -> None:
+        """Raise PyTorch's error where the tensor was changed in place since.
+
+        Raises:
+            RuntimeError: with PyTorch's words.
+        """
+        if self.record.changed or self.probe.moved():
+            raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
+
 
 class PackedTensor:
-    """What autograd holds for a kept value: the tensor, and its version, since hooks switch PyTorch's own check off."""
+    """What autograd holds for a kept value: the tensor, and its version, since hooks switch PyTorch's own check off.
+
+    Detached where it has a history: an op that saves its own result would otherwise hold itself, and a forward pass
+    without a backward pass would stay in memory until the garbage collector comes by.
+    """
 
     __slots__ = ("step", "tensor", "value", "version")
 
     def __init__(self, step: object, value: int | None, tensor: torch.Tensor) -> None:
-        self.step, self.value, self.tensor = step, value, tensor
-        self.version = tensor._version
+        self.step, self.value = step, value
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
+        self.version = version_of(tensor)
 
     def checked(self) -> torch.Tensor:
         """The tensor, if nobody changed it since.
@@ -64,7 +107,7 @@ class PackedTensor:
         Raises:
             RuntimeError: with PyTorch's words, where it was changed in place.
         """
-        if self.tensor._version != self.version:
+        if version_of(self.tensor) != self.version:
             raise changed_in_place(f"{self.tensor.type()} {list(self.tensor.shape)}")
         return self.tensor
 

@@ -12,7 +12,7 @@ import torch
 from pooch.executor.geometry import Geometry
 from pooch.torchtools.effects import StorageMap, argument_keys, effects_of, written_tensors
 from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
-from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors, storage_key
+from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors, storage_key, version_of
 
 # Gives the storage of a value made by the step; the flag says that the op is going to write into it.
 Resolve = Callable[[int, bool], torch.UntypedStorage]
@@ -58,7 +58,7 @@ def record_call(
     def replaced(tensor: torch.Tensor, is_scratch: bool) -> object:
         value = values.get(storage_key(tensor)) if has_plain_storage(tensor) else None
         if value is None or value < 0:
-            return OuterArgument(tensor, tensor._version, is_scratch)
+            return OuterArgument(tensor, version_of(tensor), is_scratch)
         return MadeArgument(value, Geometry.of(tensor), storage_key(tensor) in written)
 
     recorded = tuple(map_tensors(partial(replaced, is_scratch=i in scratch), a) for i, a in enumerate(args))
@@ -146,7 +146,7 @@ def _rebuild(arguments: Any, resolve: Resolve) -> Any:
 def _outer_tensor(argument: OuterArgument) -> torch.Tensor:
     if argument.scratch:
         return argument.tensor.clone()
-    if argument.tensor._version != argument.version:
+    if version_of(argument.tensor) != argument.version:
         raise RuntimeError(
             "one of the variables needed for recomputing an activation has been modified by an inplace operation: "
             f"[{argument.tensor.type()} {list(argument.tensor.shape)}] is at version {argument.tensor._version}; "

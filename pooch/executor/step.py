@@ -14,12 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pooch.errors import PlanMismatch, TierError
 from pooch.executor.engines.protocol import Arena
-from pooch.executor.geometry import Geometry
-from pooch.executor.records import PackedRecord, PackedTensor, Record, changed_in_place
+from pooch.executor.records import PackedRecord, PackedTensor, Record
 from pooch.executor.replay import RecordedCall, find_made, record_call, replay_call
 from pooch.executor.statistics import RunStats
 from pooch.executor.table import ActionTable
-from pooch.ir import Action
+from pooch.ir import Action, ExpectedOp
 from pooch.torchtools.effects import StorageMap, argument_keys, effects_of, written_tensors
 from pooch.torchtools.operators import operator_facts
 from pooch.torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
@@ -46,6 +45,7 @@ class PlannedStep:
         self.begin = time.perf_counter()
         self._next = 0
         self._acted: set[int] = set()
+        self._replays_ahead = set(table.replay_slots)
         weakref.finalize(self, arena.close).atexit = False
 
     # The forward pass -------------------------------------------------------------------------------------------
@@ -69,14 +69,10 @@ class PlannedStep:
 
     def after_op(self, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
         """Recognise the op that ran and take hold of what the plan needs of its results."""
-        if not self.on_path or self._next >= len(self.table.expected):
+        expected = self._recognise(name, outputs, made) if self.on_path else None
+        if expected is None:
             for tensor in made:
                 self.values.bind(tensor.untyped_storage(), -1)
-            return
-        expected = self.table.expected[self._next]
-        actual = fingerprint(name, outputs)
-        if expected.fingerprint != actual or len(made) != len(expected.writes):
-            self._leave_path(expected.fingerprint, actual)
             return
         self._next += 1
         for value, tensor in zip(expected.writes, made, strict=True):
@@ -87,10 +83,23 @@ class PlannedStep:
             elif value in self.table.swapped:
                 self.records[value].storage = storage
 
+    def _recognise(self, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> ExpectedOp | None:
+        """The planned op that this one is; None, and off the path, where it is another one."""
+        actual = fingerprint(name, outputs)
+        if self._next >= len(self.table.expected):
+            self._leave_path("the end of the region", actual)
+            return None
+        expected = self.table.expected[self._next]
+        if expected.fingerprint != actual or len(made) != len(expected.writes):
+            self._leave_path(expected.fingerprint, actual)
+            return None
+        return expected
+
     def end_forward(self) -> None:
         """The region is over: frees that are due after its last op."""
-        if self.on_path:
-            self.act(self.table.first_slot + self._next)
+        if self.on_path and self._next < len(self.table.expected):
+            self._leave_path(self.table.expected[self._next].fingerprint, "the end of the region")
+        self.act(self.table.first_slot + self._next)
 
     def _leave_path(self, expected: str, actual: str) -> None:
         self.on_path = False
@@ -111,6 +120,7 @@ class PlannedStep:
         if slot in self._acted or not self.on_path:
             return
         self._acted.add(slot)
+        self._replays_ahead.discard(slot)
         for action in self.table.actions.get(slot, ()):
             self._do(action)
 
@@ -118,7 +128,7 @@ class PlannedStep:
         if action.kind == "replay":
             self._replay(action)
         elif action.kind == "drop":
-            self._drop(action.target)
+            self._drop(action)
         else:
             record = self.records[action.target]
             {"copy_out": self._copy_out, "free": self._free, "copy_in": self._copy_in, "wait": self._wait}[action.kind](
@@ -165,8 +175,8 @@ class PlannedStep:
         return record.handles > 0 or record.value in self.to_drop
 
     def _wait(self, record: Record) -> None:
-        if record.ticket is None:
-            return
+        if record.ticket is None or not record.copied_out:
+            return  # nothing is on its way back
         self.stats.stall_ms += record.ticket.wait()
         if record.ticket.error is not None:
             raise TierError(
@@ -174,12 +184,23 @@ class PlannedStep:
             ) from record.ticket.error
         record.ticket = None
 
-    def _drop(self, value: int) -> None:
+    def _drop(self, action: Action) -> None:
+        """End the schedule's hold, unless the backward pass came in another order and a replay before this one is to come."""
+        value = action.target
+        if value in self.table.held_values and any(slot < action.slot for slot in self._replays_ahead):
+            return
         self.held.pop(value, None)
         self.to_drop.discard(value)
         record = self.records.get(value)
         if record is not None and record.handles == 0:
-            record.storage = None
+            self._let_go(record)
+
+    def _let_go(self, record: Record) -> None:
+        """Give up the device bytes, once no copy reads or fills them any more."""
+        if record.ticket is not None:
+            record.ticket.wait()
+            record.ticket = None
+        record.storage = None
 
     def _replay(self, action: Action) -> None:
         call = self.calls.get(action.target)
@@ -217,6 +238,17 @@ class PlannedStep:
 
     def pack(self, tensor: torch.Tensor) -> object:
         """What autograd gets to hold for a tensor that it saves."""
+        with torch._C._DisableTorchDispatch():  # what we do is no op of the step
+            return self._pack(tensor)
+
+    def unpack(self, packed: object) -> torch.Tensor:
+        """The tensor that autograd reads, after the actions tied to its first read."""
+        if isinstance(packed, torch.Tensor):
+            return packed
+        with torch._C._DisableTorchDispatch():
+            return self._unpack(packed)
+
+    def _pack(self, tensor: torch.Tensor) -> object:
         if not has_plain_storage(tensor):
             return tensor
         value = self.values.get(storage_key(tensor))
@@ -225,12 +257,9 @@ class PlannedStep:
             return PackedTensor(self, value, tensor)
         if record.storage is None and record.value in self.table.swapped and not record.copied_out:
             record.storage = tensor.untyped_storage()  # saved again after an earlier save was let go of
-        return PackedRecord(self, record, Geometry.of(tensor), self._released)
+        return PackedRecord(self, record, tensor, self._released)
 
-    def unpack(self, packed: object) -> torch.Tensor:
-        """The tensor that autograd reads, after the actions tied to its first read."""
-        if isinstance(packed, torch.Tensor):
-            return packed
+    def _unpack(self, packed: object) -> torch.Tensor:
         assert isinstance(packed, PackedTensor | PackedRecord)
         value = packed.value if isinstance(packed, PackedTensor) else packed.record.value
         slot = self.table.anchor_of.get(value) if value is not None else None
@@ -239,20 +268,15 @@ class PlannedStep:
         self.stats.step_ms = (time.perf_counter() - self.begin) * 1000
         if isinstance(packed, PackedTensor):
             return packed.checked()
-        if packed.record.changed:
-            raise changed_in_place(f"{packed.geometry.dtype} {list(packed.geometry.size)}")
+        packed.check()
         self._ensure(packed.record)
         assert packed.record.storage is not None
         return packed.geometry.on(packed.record.storage)
 
     def _released(self, record: Record) -> None:
         """Autograd let go of a value: so do we, unless a later replay reads it."""
-        if record.value in self.to_drop and self.on_path:
-            return
-        if record.ticket is not None:
-            record.ticket.wait()
-            record.ticket = None
-        record.storage = None
+        if record.value not in self.to_drop:
+            self._let_go(record)
 
     # Outside of the schedule ------------------------------------------------------------------------------------
 

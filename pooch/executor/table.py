@@ -18,6 +18,8 @@ class ActionTable:
         anchor_of: {value id: slot at whose entry the backward pass first reads it}.
         swapped, recomputed, sources: as in the schedule.
         dropped: values that the schedule lets go of by a "drop" of its own.
+        held_values: values that may be read by replays at several slots, so that an early drop could hurt a later one.
+        replay_slots: slots at whose entry something is replayed.
         replayed: slots of ops whose calls have to be remembered.
         producer_of: {value id: slot of the op that makes it}.
         offsets: {value id: offset in the tier}. host_bytes: size of the tier.
@@ -31,6 +33,8 @@ class ActionTable:
     recomputed: frozenset[int]
     sources: frozenset[int]
     dropped: frozenset[int]
+    held_values: frozenset[int]
+    replay_slots: frozenset[int]
     replayed: frozenset[int]
     producer_of: dict[int, int]
     offsets: dict[int, int]
@@ -57,6 +61,8 @@ class ActionTable:
             recomputed=frozenset(schedule.recomputed),
             sources=frozenset(schedule.sources),
             dropped=frozenset(a.target for a in schedule.actions if a.kind == "drop"),
+            held_values=frozenset((*schedule.sources, *schedule.swapped, *schedule.recomputed)),
+            replay_slots=frozenset(a.slot for a in schedule.actions if a.kind == "replay"),
             replayed=frozenset(a.target for a in schedule.actions if a.kind == "replay"),
             producer_of={v: plan.first_slot + i for i, op in enumerate(plan.expected) for v in op.writes},
             offsets=dict(schedule.host_offsets),

@@ -180,7 +180,8 @@ def _make_value(
 
 
 def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, points: numpy.ndarray) -> int:
-    """Where the value was off the device while recorded (mode "offload"), add it to the curve; returns its death in-core.
+    """Where the value was off the device while recorded (mode "offload"), add it to the curve; returns its death
+    in-core.
 
     Lives are told apart by their time: the allocator likes to give a value back the address that it had.
     """

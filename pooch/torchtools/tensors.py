@@ -21,6 +21,11 @@ def has_plain_storage(tensor: torch.Tensor) -> bool:
     return not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor was changed in place; tensors of inference mode keep no count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def find_tensors(arguments: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested lists, tuples and dictionaries of arguments, in order."""
     if isinstance(arguments, torch.Tensor):

@@ -1,4 +1,6 @@
-"""Small networks of every kind, told as a `Job`: a model, an optimizer, and a forward pass with fresh data each step."""
+"""Small networks of every kind, told as a `Job`: a model, an optimizer, and a forward pass with fresh data each
+step.
+"""
 
 from __future__ import annotations
 
