@@ -81,7 +81,7 @@ def profile(
             with training_state_kept(model, device):
                 return time_step(forward, model, device)
 
-        link = with_step_shares(measured.link, engine, device, measured.step_ms, time_plain_step)
+        link = with_step_shares(measured.link, engine, device, time_plain_step)
         return replace(measured, link=link)
     finally:
         engine.close()

@@ -17,6 +17,7 @@ from pooch.torchtools.training_state import synchronize
 SMALL_BYTES = 4096
 LARGE_BYTES = 64 * 2**20
 REPEATS = 5
+STEP_TURNS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,13 @@ def measure_link(engine: CopyEngine, device: torch.device) -> Link:
     try:
         storages = [torch.rand(LARGE_BYTES // 4).to(device).untyped_storage() for _ in range(2)]
         small = torch.rand(SMALL_BYTES // 4).to(device).untyped_storage()
+
+        def fill_fresh(like: torch.UntypedStorage, offset_bytes: int) -> Ticket:
+            """Into new memory, as a swapped value comes back: its pages are first touched by the copy."""
+            return arena.copy_in(torch.UntypedStorage(like.nbytes(), device=device), offset_bytes)
+
         out = _direction(arena.copy_out, storages[0], small, device)
-        back = _direction(arena.copy_in, storages[0], small, device)
+        back = _direction(fill_fresh, storages[0], small, device)
         duplex = _is_full_duplex(arena, storages, out, back, device)
         return Link(
             tier=engine.description,
@@ -53,37 +59,57 @@ def measure_link(engine: CopyEngine, device: torch.device) -> Link:
         arena.close()
 
 
-def with_step_shares(
-    link: Link, engine: CopyEngine, device: torch.device, step_ms: float, time_step: Callable[[], float]
-) -> Link:
+def with_step_shares(link: Link, engine: CopyEngine, device: torch.device, time_step: Callable[[], float]) -> Link:
     """The link with its compute shares measured on the step itself: plain steps with copies running all the while.
 
     How much a copy slows compute down depends on what computes: operators bound by memory, or split over all cores
-    with a
-    barrier at the end, suffer more than the matrix products that `measure_link` has to do with.
+    with a barrier at the end, suffer more than the matrix products that `measure_link` has to do with.
 
     Args:
-        step_ms: the plain step without copies. time_step: runs one plain step and returns its ms.
+        time_step: runs one plain step and returns its ms. It is called six times: alone, beside copies out and beside
+            copies in, in turns, so that all three see the same machine; the fastest of each counts.
     """
     arena = engine.open_arena(2 * LARGE_BYTES)
     try:
         source = torch.rand(LARGE_BYTES // 4).to(device).untyped_storage()
         arena.copy_out(source, LARGE_BYTES).wait()
 
+        def copy_out() -> Ticket:
+            return arena.copy_out(source, 0)
+
         def copy_in() -> Ticket:
             return arena.copy_in(torch.UntypedStorage(LARGE_BYTES, device=device), LARGE_BYTES)
 
-        out = _share_beside(engine, lambda: arena.copy_out(source, 0), step_ms, time_step)
-        back = _share_beside(engine, copy_in, step_ms, time_step)
+        turns = [
+            (time_step(), _step_beside(engine, copy_out, time_step), _step_beside(engine, copy_in, time_step))
+            for _ in range(STEP_TURNS)
+        ]
     finally:
         arena.close()
-    return replace(link, out_compute_share=out, in_compute_share=back)
+    alone_ms = min(alone for alone, _, _ in turns)
+    out = min((beside for _, beside, _ in turns), key=_step_ms_of)
+    back = min((beside for _, _, beside in turns), key=_step_ms_of)
+    return replace(link, out_compute_share=out.share(alone_ms), in_compute_share=back.share(alone_ms))
 
 
-def _share_beside(
-    engine: CopyEngine, copy: Callable[[], Ticket], step_ms: float, time_step: Callable[[], float]
-) -> float:
-    """Work that one ms of copying displaces, with a thread that starts a copy whenever the last one is done."""
+@dataclass(frozen=True, slots=True)
+class _StepBeside:
+    """A step with copies beside it: how long it took, and for how much of that a copy was under way, in ms."""
+
+    step_ms: float
+    busy_ms: float
+
+    def share(self, alone_ms: float) -> float:
+        """Work that one ms of copying displaces."""
+        return max(0.0, self.step_ms - alone_ms) / max(min(self.step_ms, self.busy_ms), 1e-6)
+
+
+def _step_ms_of(beside: _StepBeside) -> float:
+    return beside.step_ms
+
+
+def _step_beside(engine: CopyEngine, copy: Callable[[], Ticket], time_step: Callable[[], float]) -> _StepBeside:
+    """One step, beside a thread that starts a copy whenever the last one is done."""
     ended = threading.Event()
     busy_ms: list[float] = []
 
@@ -98,11 +124,11 @@ def _share_beside(
     copier = threading.Thread(target=keep_copying, name="pooch-measure")
     copier.start()
     try:
-        slowed_ms = time_step()
+        step_ms = time_step()
     finally:
         ended.set()
         copier.join()
-    return max(0.0, slowed_ms - step_ms) / min(slowed_ms, max(sum(busy_ms), 1e-6))
+    return _StepBeside(step_ms, sum(busy_ms))
 
 
 def _timed_ms(run: Callable[[], object], device: torch.device) -> float:
