@@ -36,6 +36,10 @@ class Evaluator(Protocol):
         """
         ...
 
+    def play(self, schedule: Schedule) -> Timeline:
+        """Simulate a schedule in detail: for policies that time copies themselves, or look at single stalls."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PlanningRequest:

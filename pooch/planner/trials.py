@@ -58,13 +58,16 @@ class Trials:
             decisions: activations that are not named are kept.
             lowering_bytes: lower for this smaller budget instead of the request's.
         """
-        chosen = self._complete(decisions)
-        budget_bytes = self.request.budget_bytes
-        evaluation = self.request.evaluator.evaluate(chosen, lowering_bytes or budget_bytes)
+        chosen = self.complete(decisions)
+        evaluation = self.request.evaluator.evaluate(chosen, lowering_bytes or self.request.budget_bytes)
         self.count += 1
         self._seen.add(tuple(chosen.values()))
-        fits = evaluation.timeline.peak_bytes <= budget_bytes and self.fits_host(evaluation)
-        trial = Trial(_carried_out(chosen, evaluation), evaluation, fits)
+        return self.offer(chosen, evaluation)
+
+    def offer(self, decisions: Decisions, evaluation: Evaluation) -> Trial:
+        """Remember a plan that was made elsewhere, if it fits and is among the best so far."""
+        fits = evaluation.timeline.peak_bytes <= self.request.budget_bytes and self.fits_host(evaluation)
+        trial = Trial(_carried_out(decisions, evaluation), evaluation, fits)
         if fits and all(other.rank != trial.rank for other in self.elite):
             self.elite = sorted([*self.elite, trial], key=lambda other: other.rank)[:ELITE]
         return trial
@@ -74,7 +77,8 @@ class Trials:
         """The fastest plan so far that fits, the leanest among equals."""
         return self.elite[0] if self.elite else None
 
-    def _complete(self, decisions: Decisions) -> dict[int, Choice]:
+    def complete(self, decisions: Decisions) -> dict[int, Choice]:
+        """Decisions with a choice for every activation: those that are not named are kept."""
         return {item.value: decisions.get(item.value, "keep") for item in self.candidates.items}
 
     def fits_host(self, evaluation: Evaluation) -> bool:
@@ -99,7 +103,7 @@ class Trials:
 
         It is reached: lowering for exactly this many bytes was seen to stay within them.
         """
-        chosen = self._complete(decisions)
+        chosen = self.complete(decisions)
         low = int(self.candidates.least_points(chosen).max())
         reached = self._peak_when_lowered_for(chosen, low)
         if reached <= low:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from pooch.ir import Choice, Decisions, Profile
+from pooch.ir import Choice, Decisions, Profile, Schedule, Timeline
 from pooch.ir.dataflow import Dataflow
 from pooch.planner import Evaluation
 from pooch.schedule import Lowering
@@ -25,6 +25,9 @@ class RealEvaluator:
         self.count += 1
         schedule = self._lowering.lower(decisions, budget_bytes)
         return Evaluation(schedule, simulate(self.dataflow, schedule, detail=False))
+
+    def play(self, schedule: Schedule) -> Timeline:
+        return simulate(self.dataflow, schedule, detail=True)
 
 
 @dataclass(frozen=True)

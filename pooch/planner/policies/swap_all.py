@@ -1,11 +1,22 @@
-"""Swap whatever can be: a baseline of the PoocH paper (Ito et al. 2019), copies as early as memory permits."""
+"""PoocH's baseline `swap_all` (Ito et al. 2019): every map leaves, its copy back is hoisted as far as memory permits.
+
+Procedure (read: the authors' Chainer fork):
+1. every feature map is copied out when it is complete, whether or not there is room for it;
+2. copies in are hoisted, in order of need, to the earliest step from which on the budget holds.
+
+Ours: what has to leave is freed at the slot that the lowering names (PoocH: when its copy ends). What has room to stay
+is copied out and back all the same. Where a host budget is given, later activations stay (PoocH has none).
+"""
 
 from __future__ import annotations
 
+from pooch.errors import InfeasibleBudget
 from pooch.ir.plan import Choice
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.policies.fixed import fixed_outcome
+from pooch.planner.policies.fitting import outcome_of
+from pooch.planner.policies.timing import delayed, everything_leaves, played, swap_schedule, trips_of
+from pooch.planner.trials import Trial, Trials
 
 
 def swap_all(request: PlanningRequest) -> PolicyOutcome:
@@ -14,13 +25,44 @@ def swap_all(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: that does not fit.
     """
-    candidates = Candidates(request.dataflow)
-    left = request.host_budget_bytes
+    return everything_swapped(request, "swap_all")
+
+
+def everything_swapped(request: PlanningRequest, policy: str, anchors_ahead: int | None = None) -> PolicyOutcome:
+    """Every activation leaves; each comes back as early as there is room, or at most so many anchors ahead.
+
+    Raises:
+        InfeasibleBudget: that does not fit; the minimum does.
+    """
+    trials = Trials(request, Candidates(request.dataflow))
+    decisions = swaps_within_tier(trials)
+    trial = _lowered(trials, decisions, request.budget_bytes, anchors_ahead)
+    if not trial.fits:
+        least_bytes = trials.least_budget(decisions)
+        trial = _lowered(trials, decisions, least_bytes, anchors_ahead)
+        if not trial.fits:
+            raise InfeasibleBudget(request.budget_bytes, least_bytes, policy)
+    kept = sum(item.can_swap for item in trials.candidates.items) - len(decisions)
+    notes = (f"{kept} activations are kept because the host budget is used up",) if kept else ()
+    return outcome_of(trials, trial, notes)
+
+
+def swaps_within_tier(trials: Trials) -> dict[int, Choice]:
+    """Swap all that can be, in forward order, as long as the host budget lasts."""
+    left = trials.request.host_budget_bytes
     decisions: dict[int, Choice] = {}
-    for item in candidates.items:
+    for item in trials.candidates.items:
         if item.can_swap and (left is None or item.size_bytes <= left):
             decisions[item.value] = "swap"
             left = None if left is None else left - item.size_bytes
-    kept = sum(item.can_swap for item in candidates.items) - len(decisions)
-    notes = (f"{kept} activations are kept because the host budget is used up",) if kept else ()
-    return fixed_outcome(request, decisions, "swap_all", notes)
+    return decisions
+
+
+def _lowered(trials: Trials, decisions: dict[int, Choice], budget_bytes: int, anchors_ahead: int | None) -> Trial:
+    evaluator, dataflow = trials.request.evaluator, trials.request.dataflow
+    evaluation = everything_leaves(evaluator, dataflow, decisions, budget_bytes)
+    if anchors_ahead is not None:
+        schedule = evaluation.schedule
+        late = delayed(dataflow, trips_of(schedule), anchors_ahead)
+        evaluation = played(evaluator, swap_schedule(schedule, late))
+    return trials.offer(trials.complete(decisions), evaluation)

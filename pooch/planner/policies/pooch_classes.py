@@ -1,0 +1,99 @@
+"""The steps of PoocH's classification (Ito et al. 2019), shared by `swap_opt`, `pooch_2018` and `pooch_exhaustive`.
+
+Where PoocH predicts with a simulator of its own, these steps ask ours: lowering and simulation under the budget.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pooch.ir.schedule import Schedule
+from pooch.planner.candidates import Candidate
+from pooch.planner.contract import Evaluator
+from pooch.planner.policies.fitting import leanest_trial
+from pooch.planner.policies.swap_all import swaps_within_tier
+from pooch.planner.trials import Trial, Trials
+
+
+def all_swapped(trials: Trials, policy: str) -> Trial:
+    """Step 1: all swap.
+
+    Raises:
+        InfeasibleBudget: that does not fit, so PoocH has no answer either.
+    """
+    decisions = swaps_within_tier(trials)
+    trial = trials.run(decisions)
+    return trial if trial.fits else leanest_trial(trials, decisions, policy)
+
+
+def unhidden(evaluator: Evaluator, schedule: Schedule, kinds: tuple[str, ...] = ("free", "wait")) -> list[int]:
+    """Values whose copies make compute wait, ascending; `kinds`: "free" (out), "wait" (in)."""
+    placed = {(action.slot, action.target): action.kind for action in schedule.actions if action.kind in kinds}
+    stalls = (interval for interval in evaluator.play(schedule).intervals if interval.kind == "stall")
+    return sorted({stall.target for stall in stalls if (stall.slot, stall.target) in placed})
+
+
+def keep_from_the_last(trials: Trials, start: Trial, values: Iterable[int], *, stop_at_first: bool = False) -> Trial:
+    """Step 2: walk the values last first; keep each that the budget then still holds.
+
+    Args:
+        stop_at_first: end the walk at the first that does not fit.
+    """
+    decisions = {value: choice for value, choice in start.decisions.items() if choice == "swap"}
+    current = start
+    for value in sorted(values, reverse=True):
+        fewer = {kept: choice for kept, choice in decisions.items() if kept != value}
+        trial = trials.run(fewer) if trials.might_fit(fewer) else None
+        if trial is not None and trial.fits:
+            decisions, current = fewer, trial
+        elif stop_at_first:
+            break
+    return current
+
+
+def swap_or_recompute(trials: Trials, start: Trial) -> Trial:
+    """Step 3: turn swaps into replays, the one with the smallest ratio of overheads first, until no ratio is below 1.
+
+    A change moves the ratios of the others; each is taken again when it comes to the top.
+    """
+    current = start
+    waiting: list[tuple[float, int]] = []
+    for item in trials.candidates.items:
+        _push(waiting, _ratio(trials, current, item), item.value)
+    by_value = {item.value: item for item in trials.candidates.items}
+    while waiting and trials.request.remaining_s() > 0:
+        _, value = heapq.heappop(waiting)
+        ratio = _ratio(trials, current, by_value[value])
+        if waiting and ratio > waiting[0][0]:
+            _push(waiting, ratio, value)
+        elif ratio < 1:
+            trial = trials.run(current.decisions | {value: "recompute"})
+            current = trial if trial.fits else current
+    return current
+
+
+def _push(waiting: list[tuple[float, int]], ratio: float, value: int) -> None:
+    if ratio < 1:
+        heapq.heappush(waiting, (ratio, value))
+
+
+def _ratio(trials: Trials, current: Trial, item: Candidate) -> float:
+    """Overhead of recomputing over that of swapping; infinite where the swap costs nothing or there is no choice."""
+    if current.decisions[item.value] != "swap" or not item.can_recompute:
+        return math.inf
+    without = _without_copies(current.evaluation.schedule, item.value)
+    swap_ms = current.step_ms - trials.request.evaluator.play(without).step_ms
+    if swap_ms <= 1e-9:
+        return math.inf
+    candidates = trials.candidates
+    replayed = candidates.least_ms(current.decisions | {item.value: "recompute"})
+    return (replayed - candidates.least_ms(current.decisions)) / swap_ms
+
+
+def _without_copies(schedule: Schedule, value: int) -> Schedule:
+    """The same step with the copies of one value free of cost (only its time means anything)."""
+    kinds = ("copy_out", "free", "copy_in", "wait")
+    return replace(schedule, actions=tuple(a for a in schedule.actions if a.target != value or a.kind not in kinds))
