@@ -38,8 +38,8 @@ class Record:
 class VersionProbe:
     """Tells whether a tensor was changed in place since, without holding its memory.
 
-    A detached tensor shares the version counter; giving it other data leaves the counter where it was. This sees changes
-    that the dispatch mode does not: those made outside of the region.
+    A detached tensor shares the version counter; giving it other data leaves the counter where it was. This sees
+    changes that the dispatch mode does not: those made outside of the region.
     """
 
     __slots__ = ("_probe", "_version")

@@ -41,7 +41,9 @@ class Run:
         self._table = ActionTable.of(plan)
         self._stats = RunStats()
         self._inside = threading.local()
+        self._told: set[str] = set()
         self._removed = self._warned = self._paused = False
+        engine.open_arena(self._table.host_bytes).close()  # a tier that cannot be had is told now, not in mid-step
         if plan.region == "model":
             self._attach()
         else:
@@ -126,7 +128,7 @@ class Run:
     @contextmanager
     def _planned_step(self) -> Iterator[None]:
         arena = self._engine.open_arena(self._table.host_bytes)
-        step = PlannedStep(self._table, arena, self._device, self._stats, self._on_mismatch)
+        step = PlannedStep(self._table, arena, self._device, self._stats, self._on_mismatch, self._told)
         with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), StepMode(step):
             yield
         step.end_forward()
@@ -194,4 +196,9 @@ def apply_plan(
         )
     if plan.device_kind != device.type:
         raise PlanMismatch(f"the plan was made for {plan.device_kind}, the model is on {device.type}: profile it there")
-    return Run(plan, model, make_engine(device, spill_directory), on_mismatch)
+    engine = make_engine(device, spill_directory)
+    try:
+        return Run(plan, model, engine, on_mismatch)
+    except PoochError:
+        engine.close()
+        raise

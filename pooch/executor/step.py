@@ -32,10 +32,10 @@ class PlannedStep:
     """
 
     def __init__(
-        self, table: ActionTable, arena: Arena, device: torch.device, stats: RunStats, on_mismatch: str
+        self, table: ActionTable, arena: Arena, device: torch.device, stats: RunStats, on_mismatch: str, told: set[str]
     ) -> None:
         self.table, self.arena, self.device, self.stats = table, arena, device, stats
-        self.on_mismatch = on_mismatch
+        self.on_mismatch, self._told = on_mismatch, told
         self.values = StorageMap()
         self.records = {value: Record(value) for value in table.swapped | table.recomputed}
         self.held: dict[int, torch.UntypedStorage] = {}
@@ -96,10 +96,9 @@ class PlannedStep:
         return expected
 
     def end_forward(self) -> None:
-        """The region is over: frees that are due after its last op."""
+        """The region is over. What is due next waits for the first read of the backward pass, which may come late."""
         if self.on_path and self._next < len(self.table.expected):
             self._leave_path(self.table.expected[self._next].fingerprint, "the end of the region")
-        self.act(self.table.first_slot + self._next)
 
     def _leave_path(self, expected: str, actual: str) -> None:
         self.on_path = False
@@ -111,7 +110,13 @@ class PlannedStep:
         )
         if self.on_mismatch == "error":
             raise PlanMismatch(text)
-        warnings.warn(text, stacklevel=2)
+        self._tell_once("path", text)
+
+    def _tell_once(self, topic: str, text: str) -> None:
+        """Warn, the first time under this run; later steps count it in their stats alone."""
+        if topic not in self._told:
+            self._told.add(topic)
+            warnings.warn(text, stacklevel=2)
 
     # Actions ----------------------------------------------------------------------------------------------------
 
@@ -155,12 +160,11 @@ class PlannedStep:
 
     def _warn_kept(self, error: BaseException) -> None:
         self.stats.kept_after_errors += 1
-        if self.stats.kept_after_errors == 1:
-            warnings.warn(
-                f"swapping out failed ({error}); the tensor stays on the device, so the peak may pass the budget: "
-                "free room in the tier or choose another with spill_directory=",
-                stacklevel=2,
-            )
+        self._tell_once(
+            "copy",
+            f"swapping out failed ({error}); the tensor stays on the device, so the peak may pass the budget: "
+            "free room in the tier or choose another with spill_directory=",
+        )
 
     def _copy_in(self, record: Record) -> None:
         if record.storage is None and record.copied_out and self._is_wanted(record):
@@ -185,7 +189,7 @@ class PlannedStep:
         record.ticket = None
 
     def _drop(self, action: Action) -> None:
-        """End the schedule's hold, unless the backward pass came in another order and a replay before this one is to come."""
+        """End the schedule's hold, unless the backward pass came in another order and an earlier replay is still to come."""
         value = action.target
         if value in self.table.held_values and any(slot < action.slot for slot in self._replays_ahead):
             return

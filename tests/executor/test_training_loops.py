@@ -239,7 +239,7 @@ def test_branches_run_backward_one_after_the_other(choice: str, first: int) -> N
     for is_planned in (False, True):
         torch.manual_seed(0)
         model, rows = TwoHeads(), torch.rand(16, 8)
-        profile = quick_profile(lambda m=model: sum(m(rows)), model)  # type: ignore[misc]
+        profile = quick_profile(lambda m=model, r=rows: sum(m(r)), model)  # type: ignore[misc]
         decisions = mixed(profile, "model") if choice == "mixed" else all_of(profile, choice, "model")  # type: ignore[arg-type]
         with apply_plan(tight_plan(profile, decisions if is_planned else {}, "model"), model) as run:
             losses = model(rows)
@@ -283,7 +283,7 @@ def test_a_part_of_the_backward_pass_that_never_comes(choice: str) -> None:
     for is_planned in (False, True):
         torch.manual_seed(0)
         model, rows = TwoHeads(), torch.rand(16, 8)
-        profile = quick_profile(lambda m=model: sum(m(rows)), model)  # type: ignore[misc]
+        profile = quick_profile(lambda m=model, r=rows: sum(m(r)), model)  # type: ignore[misc]
         decisions = mixed(profile, "model") if choice == "mixed" else all_of(profile, choice, "model")  # type: ignore[arg-type]
         with apply_plan(tight_plan(profile, decisions if is_planned else {}, "model"), model):
             for number in range(2):

@@ -1,0 +1,155 @@
+"""A step that leaves the profiled path is told once, counted, and right all the same."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pooch.errors import PlanMismatch, TierError, UsageError
+from pooch.executor import Run, apply_plan
+from pooch.ir import Choice, Plan
+from tests.executor.nets import make_job
+from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan
+
+
+class Branching(nn.Module):
+    """Takes another branch, or another depth, when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.branch = "profiled"
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            rows = layer(rows)
+            rows = rows.sigmoid() if self.branch == "other" and number == 2 else rows.tanh()
+            if self.branch == "short" and number == 2:
+                break
+        if self.branch == "long":
+            rows = rows.exp()
+        return rows.sum() if self.branch != "dtype" else rows.double().sum()
+
+
+def planned(choice: str, **options: str) -> tuple[Branching, Run]:
+    torch.manual_seed(0)
+    model = Branching()
+    rows = torch.rand(4, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    decisions = mixed(profile) if choice == "mixed" else all_of(profile, choice)  # type: ignore[arg-type]
+    plan = tight_plan(profile, decisions)
+    assert plan.schedule.actions
+    return model, apply_plan(plan, model, **options)  # type: ignore[arg-type]
+
+
+def step(model: nn.Module, run: Run, size: int) -> dict[str, Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    rows = torch.rand(size, 8)
+    with run.step():
+        loss = model(rows)
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None} | {"loss": loss.detach()}
+
+
+@pytest.mark.parametrize("choice", ["swap", "recompute", "mixed"])
+@pytest.mark.parametrize("branch", ["other", "short", "long", "dtype", "profiled"])
+def test_another_branch_or_shape(branch: str, choice: str) -> None:
+    model, run = planned(choice)
+    model.branch = branch
+    size = 4 if branch != "profiled" else 5
+    with run.paused():
+        plain = step(model, run, size)
+    with pytest.warns(UserWarning, match="left the planned path at op") as caught:
+        actual = step(model, run, size)
+    assert run.stats.mismatches == 1
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert "expected" in text
+    assert "got" in text
+    assert "\n" not in text
+    assert_same(plain, actual)
+    model.branch = "profiled"
+    with run.paused():
+        plain = step(model, run, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(plain, step(model, run, 4))  # the next step may be on the path again
+    assert run.stats.mismatches == run.stats.late_swaps == 0
+    run.remove()
+
+
+def test_the_warning_comes_once() -> None:
+    model, run = planned("swap")
+    with pytest.warns(UserWarning, match="left the planned path"):
+        step(model, run, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(model, run, 5)
+    assert run.stats.mismatches == 1
+    run.remove()
+
+
+def test_a_mismatch_may_be_an_error() -> None:
+    model, run = planned("recompute", on_mismatch="error")
+    with pytest.raises(PlanMismatch, match="left the planned path at op"):
+        step(model, run, 5)
+    assert_same(*[step(model, run, 4) for _ in range(2)])
+    run.remove()
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    job = make_job("conv")
+    plan = tight_plan(profile_job(job), {})
+    with pytest.raises(PlanMismatch, match="another model") as caught:
+        apply_plan(plan, make_job("unet").model)
+    assert "\n" not in str(caught.value)
+    for parameter in job.model.head.parameters():  # type: ignore[union-attr]
+        parameter.requires_grad_(False)
+    with pytest.raises(PlanMismatch, match="another model"):
+        apply_plan(plan, job.model)
+
+
+def _swapping(job_kind: str, region: str = "model") -> tuple[nn.Module, Plan]:
+    job = make_job(job_kind)
+    profile = profile_job(job)
+    choice: Choice = "swap"
+    return job.model, tight_plan(profile, all_of(profile, choice, region), region)  # type: ignore[arg-type]
+
+
+def test_an_unknown_option_and_a_wrong_region_are_usage_errors() -> None:
+    model, plan = _swapping("conv")
+    with pytest.raises(UsageError, match="on_mismatch"):
+        apply_plan(plan, model, on_mismatch="ignore")  # type: ignore[arg-type]
+    with apply_plan(plan, model) as run, pytest.raises(UsageError, match="region='step'"), run.step():
+        pass
+
+
+def test_a_plan_of_a_step_that_nobody_marks_says_so_once() -> None:
+    model, plan = _swapping("conv", "step")
+    with apply_plan(plan, model):
+        with pytest.warns(UserWarning, match="outside of `with run.step"):
+            model(torch.rand(2, 3, 8, 8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(torch.rand(2, 3, 8, 8))
+
+
+def test_a_removed_run_does_not_step() -> None:
+    model, plan = _swapping("conv", "step")
+    run = apply_plan(plan, model)
+    run.remove()
+    run.remove()
+    with pytest.raises(UsageError, match="taken off"), run.step():
+        pass
+
+
+def test_a_directory_that_is_missing_is_told_when_the_plan_is_applied() -> None:
+    model, plan = _swapping("conv")
+    with pytest.raises(TierError, match="/no/such/place") as caught:
+        apply_plan(plan, model, spill_directory="/no/such/place")
+    assert "\n" not in str(caught.value)
+    assert "forward" not in vars(model)
