@@ -73,6 +73,9 @@ def with_smallest_budget(
 ) -> PolicyOutcome:
     """Try a method that may fail; where it does, find by bisection the smallest budget at which it succeeds.
 
+    Args:
+        attempt: gives None where it fails; succeeds where memory is ample.
+
     Raises:
         InfeasibleBudget: it failed; the minimum was tried and succeeds.
     """
@@ -80,15 +83,21 @@ def with_smallest_budget(
     if outcome is not None:
         return outcome
     low, high = request.budget_bytes, max(request.dataflow.profile.peak_bytes, request.budget_bytes + 1)
+    while attempt(_under(request, high)) is None:
+        low, high = high, 2 * high
     for _ in range(BISECTIONS):
         middle = (low + high) // 2
         if middle == low:
             break
-        if attempt(replace(request, budget_bytes=middle, progress=None)) is None:
+        if attempt(_under(request, middle)) is None:
             low = middle
         else:
             high = middle
     raise InfeasibleBudget(request.budget_bytes, high, policy)
+
+
+def _under(request: PlanningRequest, budget_bytes: int) -> PlanningRequest:
+    return replace(request, budget_bytes=budget_bytes, progress=None)
 
 
 def or_none(policy: Policy, request: PlanningRequest) -> PolicyOutcome | None:
