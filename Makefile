@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	mkdir -p $(DEMO)
-	$(BIN)/pooch optimize resnet50 --budget 60% --check --output $(DEMO) --force
+	$(BIN)/pooch optimize resnet50 --budget 60% --check --hard-limit --output $(DEMO) --force
 	$(BIN)/pooch show $(DEMO)/plan.json --profile $(DEMO)/profile.json --plot $(DEMO)/plan.png --force
 	@echo "The picture is $(DEMO)/plan.png; the profile and the plan are beside it."
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pooch.ir import Plan, Profile, Region
 from pooch.session.hard_limit import LimitedOutcome, train_limited
 from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import Mode, profile_workload
 from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_steps
+from pooch.units import parse_budget
 from pooch.workloads.loading import WorkloadFactory
 
 Progress = Callable[[str], None]
+MOST_REPAIRS = 2
 
 
 def _silent(text: str) -> None:
@@ -34,6 +36,7 @@ class TrainingReport:
         slowdown: measured_step_ms / plain_step_ms. predicted_slowdown: predicted_step_ms / the profile's in-core step.
         swapped_out_bytes, swapped_in_bytes, recomputed_ops, stall_ms, late_swaps, mismatches: of the last step.
         hard_limit_plain, hard_limit_planned: how training went when the budget was made physical.
+        repairs: how often the plan was made again because the measured peak passed the budget.
     """
 
     workload: str
@@ -60,6 +63,7 @@ class TrainingReport:
     mismatches: int | None
     hard_limit_plain: str | None
     hard_limit_planned: str | None
+    repairs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,7 @@ def _outcome_text(outcome: LimitedOutcome | None) -> str | None:
 def _plain_report(factory: WorkloadFactory, plain: Trained) -> TrainingReport:
     nothing: dict[str, None] = dict.fromkeys(TrainingReport.__dataclass_fields__)
     known = {
+        "repairs": 0,
         "workload": factory.name,
         "policy": "none (plain training)",
         "steps": len(plain.steps),
@@ -177,18 +182,33 @@ def optimize(
 ) -> Optimized:
     """Profile a workload, plan it under a budget, train it under the plan, and measure that.
 
+    Should the measured peak pass the budget all the same, the plan is made again with as much less, and measured again.
+
     Raises:
         InfeasibleBudget: no plan fits.
     """
     profile = profile_workload(factory(), mode=mode, progress=progress)
-    plan = make_plan(
-        profile,
-        budget,
-        policy=policy,
-        host_budget=host_budget,
-        time_limit_s=time_limit_s,
-        region=region,
-        progress=lambda text, share: progress(f"planning: {text}"),
-    )
-    report = measure_training(factory, plan, steps=steps, check=check, hard_limit=hard_limit, progress=progress)
-    return Optimized(profile, plan, report)
+    budget_bytes = parse_budget(budget, profile.peak_bytes)
+
+    def planned_within(target_bytes: int) -> Plan:
+        chosen = make_plan(
+            profile,
+            target_bytes,
+            policy=policy,
+            host_budget=host_budget,
+            time_limit_s=time_limit_s,
+            region=region,
+            progress=lambda text, share: progress(f"planning: {text}"),
+        )
+        return replace(chosen, budget_bytes=budget_bytes)
+
+    target_bytes = budget_bytes
+    for repairs in range(MOST_REPAIRS + 1):
+        chosen = planned_within(target_bytes)
+        report = measure_training(factory, chosen, steps=steps, check=check, hard_limit=hard_limit, progress=progress)
+        excess_bytes = report.measured_peak_bytes - budget_bytes
+        if excess_bytes <= 0 or repairs == MOST_REPAIRS:
+            return Optimized(profile, chosen, replace(report, repairs=repairs))
+        progress(f"the measured peak is {excess_bytes} bytes over the budget: planning again with that much less")
+        target_bytes -= excess_bytes
+    raise AssertionError("unreachable: the last round returns")

@@ -1,0 +1,135 @@
+"""Training and measuring: differences are seen, turns are timed, limits are physical, broken promises are repaired."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pooch.errors import PoochError
+from pooch.session import measuring, optimize, plan, profile_workload
+from pooch.session.hard_limit import train_limited
+from pooch.session.training import first_difference, time_in_turns, train_steps
+from pooch.workloads import Workload, WorkloadFactory
+
+WIDE = """
+import torch
+import pooch
+
+class Waves(torch.nn.Module):
+    def __init__(self, layers, width):
+        super().__init__()
+        self.scales = torch.nn.Parameter(torch.linspace(0.5, 1.5, layers))
+        self.register_buffer("steps", torch.zeros(()))
+        self.start = torch.nn.Parameter(torch.linspace(-1, 1, width))
+
+    def forward(self):
+        self.steps += 1
+        hidden = self.start * 2
+        for scale in self.scales:
+            hidden = torch.sin(hidden * scale)
+        return hidden.square().mean()
+
+def make(layers=6, width=4 * 2**20):
+    torch.manual_seed(0)
+    model = Waves(layers, width)
+    return pooch.Workload(model, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+def broken():
+    raise ValueError("no such data")
+"""
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> str:
+    path = tmp_path / "wide.py"
+    path.write_text(WIDE)
+    return f"{path}:make"
+
+
+def quiet(text: str) -> None:
+    """Nobody is told."""
+
+
+def test_two_trainings_of_the_same_workload_are_bitwise_equal(wide: str) -> None:
+    factory = WorkloadFactory(wide, settings={"width": 1024})
+    first, second = (train_steps(factory(), None, 2, quiet) for _ in range(2))
+    assert first_difference(first, second) is None
+
+
+def test_a_single_changed_bit_is_named(wide: str) -> None:
+    factory = WorkloadFactory(wide, settings={"width": 1024})
+    plain = train_steps(factory(), None, 2, quiet)
+    changed = factory()
+    with torch.no_grad():
+        changed.model.start[7] += 1e-7
+    difference = first_difference(plain, train_steps(changed, None, 2, quiet))
+    assert difference is not None
+    assert difference.startswith("step 1: ")
+
+
+def test_a_changed_buffer_alone_is_named(wide: str) -> None:
+    factory = WorkloadFactory(wide, settings={"width": 1024})
+    plain = train_steps(factory(), None, 1, quiet)
+    changed = factory()
+    changed.model.steps += 1  # type: ignore[operator]
+    assert first_difference(plain, train_steps(changed, None, 1, quiet)) == "after training: buffer steps"
+
+
+def test_plain_and_planned_steps_take_turns_and_the_plan_is_off_in_between(wide: str) -> None:
+    workload = WorkloadFactory(wide)()
+    measured = profile_workload(workload, repeats=1)
+    chosen = plan(measured, "60%", region="step")
+    assert set(chosen.decisions.values()) != {"keep"}
+    timing = time_in_turns(workload, chosen, 1, quiet)
+    assert timing.plain_ms > 0
+    assert timing.planned_ms > 0
+
+
+@pytest.mark.slow
+def test_under_a_hard_limit_plain_training_dies_and_planned_training_goes_through(wide: str) -> None:
+    factory = WorkloadFactory(wide, settings={"layers": 12, "width": 8 * 2**20})
+    chosen = plan(profile_workload(factory(), repeats=1), "50%", region="step")
+    plain = train_limited(factory, None, chosen.budget_bytes, 1, quiet)
+    assert not plain.survived
+    assert "memory" in plain.message
+    planned = train_limited(factory, chosen, chosen.budget_bytes, 1, quiet)
+    assert planned.survived, planned.message
+    assert len(planned.losses) == 1
+
+
+def test_a_limited_process_that_fails_for_another_reason_says_so(wide: str) -> None:
+    factory = WorkloadFactory(wide.replace(":make", ":broken"))
+    with pytest.raises(PoochError, match="no such data"):
+        train_limited(factory, None, 10**9, 1, quiet)
+
+
+def test_a_peak_over_the_budget_is_repaired_with_a_tighter_plan(wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first measured peak is made to lie 8 MiB over the budget; the second plan has to be that much smaller."""
+    real, told = measuring.measure_training, []
+
+    def lying(factory: Any, chosen: Any, **how: Any) -> measuring.TrainingReport:
+        report = real(factory, chosen, **how)
+        told.append(chosen.predicted_peak_bytes)
+        if len(told) > 1:
+            return report
+        return replace(report, measured_peak_bytes=chosen.budget_bytes + 8 * 2**20)
+
+    monkeypatch.setattr(measuring, "measure_training", lying)
+    result = optimize(WorkloadFactory(wide), "60%", steps=1)
+    assert result.training.repairs == 1
+    assert told[1] <= result.plan.budget_bytes - 8 * 2**20
+    assert result.training.measured_peak_bytes <= result.plan.budget_bytes
+
+
+def test_optimize_keeps_the_promise_on_a_workload_of_the_users(wide: str) -> None:
+    result = optimize(WorkloadFactory(wide), "60%", steps=2, check=True)
+    assert result.training.bitwise_equal, result.training.first_difference
+    assert result.training.within_budget
+    assert result.training.repairs == 0
+    moved = (result.training.swapped_out_bytes or 0) + (result.training.recomputed_ops or 0)
+    assert moved > 0
+    assert isinstance(WorkloadFactory(wide)(), Workload)
