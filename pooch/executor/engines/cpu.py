@@ -142,22 +142,34 @@ class _CopyThread:
     """Runs tickets one after the other; a daemon, so that it never keeps an interpreter alive."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
+        self._start()
+
+    def _start(self) -> None:
+        buffer = mmap.mmap(-1, CHUNK_BYTES)  # here, so that a lack of memory is told to who asks, not to the thread
         self._tickets: queue.SimpleQueue[CpuTicket | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._tickets,), name="pooch-copy", daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(self._tickets, buffer), name="pooch-copy", daemon=True)
         self._thread.start()
 
     def submit(self, ticket: CpuTicket) -> None:
-        """Put a ticket at the end of the queue."""
+        """Put a ticket at the end of the queue. A fork has the queue without the thread, so it gets a new pair."""
+        if os.getpid() != self._process:
+            self._process = os.getpid()
+            self._start()
         self._tickets.put(ticket)
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         """Complete what was submitted, then end the thread."""
-        self._tickets.put(None)
-        self._thread.join()
+        if os.getpid() == self._process:
+            self._tickets.put(None)
+            self._thread.join()
 
 
-def _serve(tickets: queue.SimpleQueue[CpuTicket | None]) -> None:
-    buffer = mmap.mmap(-1, CHUNK_BYTES)
+def _serve(tickets: queue.SimpleQueue[CpuTicket | None], buffer: mmap.mmap) -> None:
     while (ticket := tickets.get()) is not None:
         ticket.run(buffer)
         del ticket
@@ -205,6 +217,7 @@ class CpuEngine:
         self._size_bytes = 0
         self._open_arenas = 0
         self._closed = False
+        self._process = os.getpid()
         self.thread = _CopyThread()
         self._finalizer = weakref.finalize(self, self.thread.stop)
         self._finalizer.atexit = False
@@ -216,6 +229,9 @@ class CpuEngine:
 
     def open_arena(self, size_bytes: int) -> CpuArena:
         """A file with room for `size_bytes`: one that is free, or a new one."""
+        if os.getpid() != self._process:  # a fork must not write into the files of its parent
+            self._process, self._open_arenas = os.getpid(), 0
+            self._close_files()
         padded = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + ALIGNMENT_BYTES
         if padded > self._size_bytes:
             self._close_files()
