@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from random import Random
 
 from hypothesis import strategies as st
@@ -50,6 +51,7 @@ class _ToyOp:
     saves: list[int]
     backward_ops: int
     gradient_bytes: int
+    name: str = ""
 
 
 class ToyStep:
@@ -86,6 +88,7 @@ class ToyStep:
         refusal: str | None = None,
         backward_ops: int = 1,
         gradient_bytes: int = 0,
+        name: str = "",
     ) -> tuple[int, ...]:
         """Add a forward op and return the ids of the values that it writes.
 
@@ -96,6 +99,7 @@ class ToyStep:
             backward_ops: how many ops its backward has; the first unpacks. 0: it never runs, nothing is unpacked, and
                 autograd lets go after the forward pass where the op's index is even, else at the end.
             gradient_bytes: live beside the values while its backward runs.
+            name: of the operator; by default each has a name of its own.
         """
         index = len(self.ops)
         writes = tuple(self._new(_ToyValue(size, producer=index)) for size in sizes)
@@ -106,11 +110,11 @@ class ToyStep:
             self.values[writes[0]].size_bytes = self.values[overwrites].size_bytes
             self.values[overwrites].overwritten_at = index
         saved = [*saves, *(writes[position] for position in saves_outputs)]
-        self.ops.append(
-            _ToyOp(
-                tuple(reads), writes, time_ms, backward_ms, workspace_bytes, refusal, [], backward_ops, gradient_bytes
-            )
+        told = _ToyOp(
+            tuple(reads), writes, time_ms, backward_ms, workspace_bytes, refusal, [], backward_ops, gradient_bytes
         )
+        told.name = name or f"op{index}"
+        self.ops.append(told)
         for value in saved:
             self.save(value, index)
         return writes
@@ -204,12 +208,15 @@ class _Build:
 
     def _bytes(self, values: Sequence[Value]) -> tuple[list[int], list[int]]:
         """Bytes at the entry and at the peak of each slot."""
-        points = [self.persistent_bytes] * (2 * self.end)
+        change = [self.persistent_bytes] + [0] * (2 * self.end)
         for value in values:
             if value.role == "made":
                 last = 2 * value.death + 1 if value.overwritten_at < 0 else 2 * value.overwritten_at
-                for point in range(2 * value.producer + 1, min(last + 1, 2 * self.end)):
-                    points[point] += value.allocated_bytes
+                first, beyond = 2 * value.producer + 1, min(last + 1, 2 * self.end)
+                if first < beyond:
+                    change[first] += value.allocated_bytes
+                    change[beyond] -= value.allocated_bytes
+        points = list(accumulate(change))[: 2 * self.end]
         gradients = [0] * self.forward_ops + [self.step.ops[op].gradient_bytes for op, _ in self.backward] + [0]
         for slot in range(self.end):
             workspace = self.step.ops[slot].workspace_bytes if slot < self.forward_ops else 0
@@ -222,7 +229,7 @@ class _Build:
         if slot < self.forward_ops:
             told = self.step.ops[slot]
             return Op(
-                slot, f"toy.op{slot}", "forward", f"layer{slot}", told.time_ms, entry_bytes, peak_bytes, told.reads,
+                slot, f"toy.{told.name}", "forward", f"layer{slot}", told.time_ms, entry_bytes, peak_bytes, told.reads,
                 told.writes, f"toy{slot}", told.refusal,
             )  # fmt: skip
         if slot == self.end - 1:

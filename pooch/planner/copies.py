@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from pooch.planner.candidates import NEVER, Candidate, Candidates
+from pooch.planner.candidates import NEVER, Candidates
+from pooch.planner.classes import ActivationClass
 from pooch.planner.marks import Marks
 from pooch.planner.residency import Residency
 from pooch.planner.solver import LinearProgram, Terms, Variable
@@ -24,7 +25,7 @@ class _CopyClass:
     Variables, cumulative until the end of interval t: `out`, `back`: ms of copying; `freed`, `taken`: units of memory.
     """
 
-    def __init__(self, program: LinearProgram, items: Sequence[Candidate], count: int, unit_bytes: float) -> None:
+    def __init__(self, program: LinearProgram, items: Sequence[ActivationClass], count: int, unit_bytes: float) -> None:
         self.items = items
         self.most_freed_per_ms = max(item.memory_bytes / unit_bytes / max(item.out_ms, 1e-9) for item in items)
         self.least_taken_per_ms = min(item.memory_bytes / unit_bytes / max(item.in_ms, 1e-9) for item in items)
@@ -38,7 +39,8 @@ class CopyStreams:
     """Copies out and back, their room, and their effect on the duration of intervals.
 
     Args:
-        program: to add to. candidates, items: all activations, and those in the program. marks: the intervals.
+        program: to add to. candidates, items: all activations, and the classes of those in the program.
+        marks: the intervals.
         swap: the choice variables. residency: tells which swapped values a replay reads early.
         unit_bytes: of memory in the program.
     """
@@ -47,7 +49,7 @@ class CopyStreams:
         self,
         program: LinearProgram,
         candidates: Candidates,
-        items: tuple[Candidate, ...],
+        items: tuple[ActivationClass, ...],
         marks: Marks,
         swap: Mapping[int, Variable],
         residency: Residency,
@@ -102,9 +104,9 @@ class CopyStreams:
 
     def _running_sum(
         self,
-        items: Iterable[Candidate],
-        interval: Callable[[Candidate], int],
-        amount: Callable[[Candidate], float],
+        items: Iterable[ActivationClass],
+        interval: Callable[[ActivationClass], int],
+        amount: Callable[[ActivationClass], float],
         sign: float,
     ) -> list[Variable]:
         """For each interval a variable for the amount swapped of the items that count from then on.
@@ -161,14 +163,14 @@ class CopyStreams:
         return terms
 
 
-def _by_density(items: Sequence[Candidate]) -> list[list[Candidate]]:
+def _by_density(items: Sequence[ActivationClass]) -> list[list[ActivationClass]]:
     """At most `CLASSES` groups of values that give like numbers of bytes for a ms of copying."""
     if not items:
         return []
     density = {item.value: math.log(item.memory_bytes / max(item.copy_ms, 1e-9) + 1e-9) for item in items}
     low, high = min(density.values()), max(density.values())
     width = max((high - low) / CLASSES, 0.05)
-    groups: dict[int, list[Candidate]] = {}
+    groups: dict[int, list[ActivationClass]] = {}
     for item in items:
         groups.setdefault(min(int((density[item.value] - low) / width), CLASSES - 1), []).append(item)
     return [groups[key] for key in sorted(groups)]

@@ -26,18 +26,29 @@ class Rule:
         return dict(self.leaving[:count])
 
 
+FEW_RULES = 3
+MANY = 400  # from so many activations on an evaluation takes long enough to be sparing with them
+STEPS = 64  # a rule for many activations is fitted to this fraction of them
+TIME_SHARE = 0.25  # of the time limit that rules may take, once one has fitted
+
+
 def try_rules(trials: Trials) -> None:
-    """Fit every rule to the budget; the best plan is then in `trials`."""
-    for rule in rules(trials.candidates):
-        fit_rule(trials, rule)
+    """Fit every rule to the budget; the best plan is then in `trials`. With many activations, a few rules, roughly."""
+    request, many = trials.request, len(trials.candidates.items) > MANY
+    for number, rule in enumerate(rules(trials.candidates)):
+        is_enough = many and number >= FEW_RULES
+        is_late = request.remaining_s() < (1 - TIME_SHARE) * request.time_limit_s
+        if trials.best is not None and (is_enough or is_late):
+            return
+        fit_rule(trials, rule, len(rule.leaving) // STEPS if many else 0)
 
 
-def fit_rule(trials: Trials, rule: Rule) -> None:
-    """Find the smallest number of leaving values that fits, by bisection."""
+def fit_rule(trials: Trials, rule: Rule, width: int = 0) -> None:
+    """Find the smallest number of leaving values that fits, by bisection down to `width`."""
     low, high = 0, len(rule.leaving)
     if not _fits(trials, rule, high):
         return
-    while low < high:
+    while high - low > width:
         middle = (low + high) // 2
         if _fits(trials, rule, middle):
             high = middle

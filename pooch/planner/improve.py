@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, islice, product
 
 from pooch.ir.plan import Choice
 from pooch.planner.candidates import Candidate
@@ -12,6 +12,7 @@ from pooch.planner.trials import Trial, Trials
 
 SMALL = 8  # up to this many activations all changes of up to three decisions are tried
 PARTNERS = 12  # on each side of an exchange in larger problems
+MOST_LOOKED_AT = 400_000  # activations times changes looked at in one pass
 CLOSE = 0.0005  # relative distance to the target at which nothing is left to improve
 Change = dict[int, Choice]
 
@@ -66,7 +67,8 @@ def _climb(trials: Trials, start: Trial, effort: Effort, stop: _Stop) -> None:
     current = start
     for _ in range(effort.passes):
         before = current
-        for change in _changes(trials, before):
+        most = max(16, MOST_LOOKED_AT // max(1, len(trials.candidates.items)))
+        for change in islice(_changes(trials, before), most):
             if stop.is_due:
                 return
             decisions = current.decisions | change

@@ -9,14 +9,17 @@ and not with their product.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pooch.ir.plan import Choice, Decisions
-from pooch.planner.candidates import NEVER, Candidate, Candidates
+from pooch.planner.candidates import NEVER, Candidates
+from pooch.planner.classes import ActivationClass, make_classes, share_replays
 from pooch.planner.copies import CopyStreams
 from pooch.planner.marks import Marks
 from pooch.planner.residency import Residency
 from pooch.planner.solver import LinearProgram, Terms, Variable
+
+ORDER: tuple[Choice, ...] = ("swap", "recompute", "keep")
 
 
 class StepProgram:
@@ -28,6 +31,7 @@ class StepProgram:
         reserve_bytes: for each slot, bytes that the simulator was seen to take beyond what the program
             models (workspace of replays, say). With a reserve the program is no relaxation any more.
         least_bytes: activations smaller than this are left out, which can only lower the optimum.
+        merge: take activations together that stand in the same rows, as repeated blocks make them.
     """
 
     def __init__(
@@ -39,15 +43,17 @@ class StepProgram:
         host_budget_bytes: int | None = None,
         reserve_bytes: Mapping[int, int] | None = None,
         least_bytes: int = 0,
+        merge: bool = False,
     ) -> None:
         self.candidates = candidates
         self.marks = marks
         self.budget_bytes = budget_bytes
         self.unit_bytes = max(1.0, budget_bytes / 2048)  # solvers like numbers near one, whatever the budget
         self.reserve_bytes = reserve_bytes or {}
-        self.items = tuple(item for item in candidates.items if item.memory_bytes >= least_bytes)
+        large = [item for item in candidates.items if item.memory_bytes >= least_bytes]
+        self.items = make_classes(candidates, marks, large, merge=merge)
         self.program = LinearProgram()
-        # x_i: one choice per activation (only variables for choices that it has)
+        # x_i: how many of a class make each choice (only variables for choices that it has)
         self.swap: dict[int, Variable] = {}
         self.recompute: dict[int, Variable] = {}
         self._add_choices()
@@ -65,43 +71,30 @@ class StepProgram:
         self.program.minimise(dict.fromkeys(self.duration, 1.0))
 
     def _add_choices(self) -> None:
-        """swap_i + recompute_i <= 1; keep_i is what is left."""
+        """swap_i + recompute_i <= 1 (as many as the class has); keep_i is what is left."""
         for item in self.items:
             if item.can_swap:
-                self.swap[item.value] = self.program.binary()
+                self.swap[item.value] = self.program.whole(item.count)
             if item.can_recompute:
-                self.recompute[item.value] = self.program.binary()
+                self.recompute[item.value] = self.program.whole(item.count)
             if item.can_swap and item.can_recompute:
-                self.program.at_most({self.swap[item.value]: 1.0, self.recompute[item.value]: 1.0}, 1.0)
+                both = {self.swap[item.value]: 1.0, self.recompute[item.value]: 1.0}
+                self.program.at_most(both, float(item.count))
 
     def _add_replays(self) -> None:
         """Each op that some replay needs runs at least once; not before something is made by it, and not after."""
-        users = self._users_of_ops()
+        shared = share_replays(self.candidates, self.items)
+        once = [self.program.variable(float(count)) for count, _ in shared.kinds]  # replay_o: ops that run again
         total: Terms = {self.replayed[-1]: -1.0}
-        own_ms: dict[int, float] = {}
-        for op, values in users.items():
-            time_ms = self.candidates.dataflow.profile.ops[op].time_ms
-            if len(values) == 1:
-                own_ms[values[0]] = own_ms.get(values[0], 0.0) + time_ms
-                continue
-            once = self.program.variable(1.0)  # replay_o: the op runs again
-            total[once] = time_ms
-            for value in values:
-                self.program.at_most({self.recompute[value]: 1.0, once: -1.0}, 0.0)
-        for value, time_ms in own_ms.items():
+        total |= {variable: time_ms for variable, (_, time_ms) in zip(once, shared.kinds, strict=True)}
+        for value, kinds in shared.users:
+            serving = {once[kind]: -float(times) for kind, times in kinds.items()}
+            self.program.at_most({self.recompute[value]: 1.0} | serving, 0.0)
+        for value, time_ms in shared.own_ms.items():
             total[self.recompute[value]] = time_ms
         self.program.at_most(total, 0.0)
         for t in range(self.marks.count):
-            self._add_replays_until(t, own_ms)
-
-    def _users_of_ops(self) -> dict[int, list[int]]:
-        """For each op of a recipe: the activations whose replay surely runs it."""
-        users: dict[int, list[int]] = {}
-        for item in self.items:
-            if item.can_recompute and item.need != NEVER:
-                for op in item.ops:
-                    users.setdefault(op, []).append(item.value)
-        return users
+            self._add_replays_until(t, shared.own_ms)
 
     def _add_replays_until(self, t: int, own_ms: Mapping[int, float]) -> None:
         """P is monotone, at most the recipes of what is back by then, at least the ops that belong to it alone."""
@@ -140,7 +133,7 @@ class StepProgram:
             terms: Terms = {}
             for item in self.items:
                 if self._is_alive(item, point):
-                    free_bytes -= item.memory_bytes
+                    free_bytes -= item.memory_bytes * item.count
                     terms.update(self._absence(item, t))
                 elif item.born < slot and item.need == NEVER and item.value in self.swap:
                     terms[self.swap[item.value]] = (
@@ -149,10 +142,10 @@ class StepProgram:
             terms.update(self.copies.away(t))
             self.program.at_most(terms, free_bytes / self.unit_bytes)
 
-    def _is_alive(self, item: Candidate, point: int) -> bool:
+    def _is_alive(self, item: ActivationClass, point: int) -> bool:
         return 2 * item.born + 1 <= point <= self.candidates.dataflow.span_end(item.death)
 
-    def _absence(self, item: Candidate, t: int) -> Terms:
+    def _absence(self, item: ActivationClass, t: int) -> Terms:
         """Memory that is not there because the value will be recomputed (swapped ones are counted by streams)."""
         slot = self.marks.slots[t]
         is_needed = item.need != NEVER and item.need <= slot
@@ -171,18 +164,27 @@ class StepProgram:
         terms: Terms = {self.swap[i.value]: i.size_bytes / self.unit_bytes for i in self.items if i.value in self.swap}
         self.program.at_most(terms, host_budget_bytes / self.unit_bytes)
 
-    def decisions(self, values: tuple[float, ...]) -> dict[int, Choice]:
-        """What a solution says, for all activations (those left out are kept)."""
+    def decisions(self, values: tuple[float, ...], order: Sequence[Choice] = ORDER) -> dict[int, Choice]:
+        """What a solution says, for all activations (those left out are kept).
+
+        Args:
+            order: of the choices that the members of a class get, the first made first.
+        """
         chosen: dict[int, Choice] = {item.value: "keep" for item in self.candidates.items}
-        for value, variable in self.swap.items():
-            if values[variable] > 0.5:
-                chosen[value] = "swap"
-        for value, variable in self.recompute.items():
-            if values[variable] > 0.5:
-                chosen[value] = "recompute"
+        for item in self.items:
+            swapped = round(values[self.swap[item.value]]) if item.value in self.swap else 0
+            replayed = round(values[self.recompute[item.value]]) if item.value in self.recompute else 0
+            kept = item.count - swapped - replayed
+            chosen |= item.expand({"keep": kept, "swap": swapped, "recompute": replayed}, order)
         return chosen
 
     def start(self, decisions: Decisions) -> dict[Variable, float]:
         """Values of the choice variables that say the same as `decisions`."""
-        swap = {variable: float(decisions[value] == "swap") for value, variable in self.swap.items()}
-        return swap | {variable: float(decisions[value] == "recompute") for value, variable in self.recompute.items()}
+        known: dict[Variable, float] = {}
+        for item in self.items:
+            counts = item.counts(decisions)
+            if item.value in self.swap:
+                known[self.swap[item.value]] = float(counts["swap"])
+            if item.value in self.recompute:
+                known[self.recompute[item.value]] = float(counts["recompute"])
+        return known

@@ -1,4 +1,4 @@
-"""The only file that knows PuLP: linear programs with some binaries, solved by HiGHS, or CBC where it is missing."""
+"""The only file that knows PuLP: linear programs with whole numbers, solved by HiGHS, or CBC where it is missing."""
 
 from __future__ import annotations
 
@@ -54,20 +54,24 @@ class LinearProgram:
 
     def __init__(self) -> None:
         self._bounds: list[tuple[float, float | None]] = []
-        self._is_binary: list[bool] = []
+        self._is_whole: list[bool] = []
         self._rows: list[tuple[Terms, float]] = []
         self._objective: Terms = {}
 
     def variable(self, upper: float | None = None) -> Variable:
         """A continuous variable from 0 to `upper`."""
         self._bounds.append((0.0, upper))
-        self._is_binary.append(False)
+        self._is_whole.append(False)
         return len(self._bounds) - 1
 
     def binary(self) -> Variable:
         """A variable that is 0 or 1."""
-        handle = self.variable(1.0)
-        self._is_binary[handle] = True
+        return self.whole(1)
+
+    def whole(self, most: int) -> Variable:
+        """A whole number from 0 to `most`."""
+        handle = self.variable(float(most))
+        self._is_whole[handle] = True
         return handle
 
     def at_most(self, terms: Mapping[Variable, float], upper: float) -> None:
@@ -110,8 +114,8 @@ class LinearProgram:
         new_variable = getattr(problem, "add_variable", pulp.LpVariable)  # PuLP 3.3 on, and before
         width = len(str(len(self._bounds)))  # PuLP sorts by name; equal width keeps our order
         columns = [
-            new_variable(f"x{index:0{width}d}", low, high, pulp.LpBinary if is_binary else pulp.LpContinuous)
-            for index, ((low, high), is_binary) in enumerate(zip(self._bounds, self._is_binary, strict=True))
+            new_variable(f"x{index:0{width}d}", low, high, pulp.LpInteger if is_whole else pulp.LpContinuous)
+            for index, ((low, high), is_whole) in enumerate(zip(self._bounds, self._is_whole, strict=True))
         ]
         problem += pulp.LpAffineExpression([(columns[i], factor) for i, factor in self._objective.items()])
         for terms, upper in self._rows:
@@ -146,7 +150,7 @@ class LinearProgram:
         if status.endswith(("kNotset", "Error", "kMemoryLimit")):
             raise SolverUnavailable(f"HiGHS stopped with {status.rpartition('.')[2]}")
         objective, values = float(info.objective_function_value), list(model.getSolution().col_value)
-        bound = float(info.mip_dual_bound) if any(self._is_binary) else objective
+        bound = float(info.mip_dual_bound) if any(self._is_whole) else objective
         if not math.isfinite(objective) or info.primal_solution_status != 2:
             return Solution((), math.inf, bound, False, "HiGHS")
         found = tuple(values[place[column.name]] if column.name in place else 0.0 for column in columns)

@@ -23,7 +23,7 @@ class _Network:
         time_ms = work / self.work_per_ms
         (made,) = self.step.op(
             [*reads, weight], [size_bytes], saves=reads, time_ms=time_ms, backward_ms=2 * time_ms,
-            workspace_bytes=workspace_bytes, gradient_bytes=size_bytes,
+            workspace_bytes=workspace_bytes, gradient_bytes=size_bytes, name="heavy",
         )  # fmt: skip
         return made
 
@@ -32,7 +32,7 @@ class _Network:
         time_ms = 2 * size_bytes / self.bytes_per_ms
         (made,) = self.step.op(
             reads, [size_bytes], saves=saves, saves_outputs=[0] if save_output else [], time_ms=time_ms,
-            backward_ms=1.5 * time_ms, gradient_bytes=size_bytes,
+            backward_ms=1.5 * time_ms, gradient_bytes=size_bytes, name="light",
         )  # fmt: skip
         return made
 
@@ -42,6 +42,7 @@ class _Network:
         (made,) = self.step.op(
             [target], [0], overwrites=target, saves_outputs=[0] if save_output else [],
             time_ms=size_bytes / self.bytes_per_ms, backward_ms=2 * size_bytes / self.bytes_per_ms,
+            name="in_place",
         )  # fmt: skip
         return made
 
@@ -49,7 +50,7 @@ class _Network:
         """Batch normalisation (with small saved statistics), and an in-place ReLU behind it."""
         outputs = self.step.op(
             [value], [size_bytes, 1024], saves=[value], saves_outputs=[1], time_ms=2 * size_bytes / self.bytes_per_ms,
-            backward_ms=4 * size_bytes / self.bytes_per_ms, gradient_bytes=size_bytes,
+            backward_ms=4 * size_bytes / self.bytes_per_ms, gradient_bytes=size_bytes, name="normalised",
         )  # fmt: skip
         self.step.too_small(outputs[1])
         return self.in_place(outputs[0], save_output=True) if activate else outputs[0]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pooch.ir import Choice, Decisions, Profile
 from pooch.planner.candidates import Candidates
+from pooch.planner.classes import make_classes
 from pooch.planner.contract import PlanningRequest
 from pooch.planner.marks import choose_marks
 from pooch.planner.program import StepProgram
@@ -21,31 +22,33 @@ from pooch.planner.solver import Limits, Solution
 from pooch.planner.trials import Trials
 from tests.planner.networks import PCIE_16, SPILL_FILE, gpt2, resnet50
 from tests.planner.support import Case, case
-from tests.toys import profiles, random_decisions
+from tests.toys import blocks, profiles, random_decisions
 
 
-def solve_fixed(of: Case, decisions: Decisions, budget_bytes: int, pieces: int) -> Solution:
+def solve_fixed(of: Case, decisions: Decisions, budget_bytes: int, pieces: int, *, merge: bool = False) -> Solution:
     """The program with every choice fixed."""
     candidates = Candidates(of.dataflow)
-    built = StepProgram(candidates, choose_marks(candidates, pieces), budget_bytes)
+    built = StepProgram(candidates, choose_marks(candidates, pieces), budget_bytes, merge=merge)
     for variable, value in built.start(decisions).items():
         built.program.at_most({variable: 1.0}, value)
         built.program.at_most({variable: -1.0}, -value)
     return built.program.solve(Limits(gap=0.0, nodes=10, time_s=20.0))
 
 
-def assert_relaxed(of: Case, decisions: dict[int, Choice], lowering_bytes: int, pieces: int) -> None:
+def assert_relaxed(
+    of: Case, decisions: dict[int, Choice], lowering_bytes: int, pieces: int, *, merge: bool = False
+) -> None:
     """Whatever these decisions take, in time and memory, the program allows it."""
     candidates = Candidates(of.dataflow)
     trial = Trials(PlanningRequest(of.dataflow, lowering_bytes, of.evaluator), candidates).run(decisions)
     peak_bytes, step_ms = trial.evaluation.timeline.peak_bytes, trial.step_ms
-    solution = solve_fixed(of, trial.decisions, peak_bytes, pieces)
+    solution = solve_fixed(of, trial.decisions, peak_bytes, pieces, merge=merge)
     assert not solution.infeasible, "the simulator showed a plan within this peak"
     assert solution.objective <= step_ms * (1 + 1e-6) + 1e-6
 
 
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
-@given(profiles(max_ops=10), st.sampled_from([0.2, 0.6, 0.8, 0.95]), st.sampled_from([3, 48]), st.randoms())
+@given(profiles(max_ops=10), st.sampled_from([0.2, 0.6, 0.8, 0.95]), st.sampled_from([1, 3, 48]), st.randoms())
 def test_random_plans_of_random_steps_satisfy_the_program(
     profile: Profile, share: float, pieces: int, random: Random
 ) -> None:
@@ -59,6 +62,29 @@ def test_random_plans_of_random_steps_satisfy_the_program(
 def test_random_plans_of_networks_satisfy_the_program(make: Callable[..., Profile], seed: int) -> None:
     of = case(make(link=[SPILL_FILE, PCIE_16, SPILL_FILE][seed], speed=[1, 50, 20][seed]))
     assert_relaxed(of, random_decisions(Random(seed), of.dataflow), of.share(0.5), pieces=24)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("make", [lambda: blocks(12), lambda: gpt2(layers=8, link=PCIE_16, speed=50)])
+def test_plans_of_repeated_blocks_satisfy_the_program_of_classes(make: Callable[..., Profile], seed: int) -> None:
+    of = case(make())
+    decisions = random_decisions(Random(seed), of.dataflow)
+    assert_relaxed(of, decisions, of.share(0.3 + 0.1 * seed), pieces=[1, 3, 6][seed % 3], merge=True)
+
+
+def test_repeated_blocks_become_classes() -> None:
+    # GIVEN twenty equal blocks and four intervals per phase
+    of = case(gpt2(layers=20))
+    candidates = Candidates(of.dataflow)
+    marks = choose_marks(candidates, 4)
+    # WHEN their activations are taken together
+    alone = make_classes(candidates, marks, candidates.items, merge=False)
+    merged = make_classes(candidates, marks, candidates.items, merge=True)
+    # THEN far fewer classes stand for all of them, each of one size
+    assert len(alone) == len(candidates.items) > 250
+    assert len(merged) < len(alone) / 2
+    assert sorted(item.value for group in merged for item in group.members) == sorted(of.dataflow.activation_ids)
+    assert all(len({item.memory_bytes for item in group.members}) == 1 for group in merged)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])

@@ -13,24 +13,27 @@ from dataclasses import replace
 from pooch.errors import InfeasibleBudget
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import OPTIMAL_GAP, PlanningRequest, PolicyOutcome
-from pooch.planner.heuristics import try_rules
+from pooch.planner.heuristics import MANY, try_rules
 from pooch.planner.improve import Effort, improve
 from pooch.planner.marks import Marks, choose_marks, make_marks
 from pooch.planner.minimum import leanest_plan
 from pooch.planner.policies.published import offer_published
 from pooch.planner.program import StepProgram
+from pooch.planner.repair import repair
 from pooch.planner.solver import Limits, Solution, SolverUnavailable
 from pooch.planner.trials import Trial, Trials
 
 PIECES = 48  # per phase, that the marks cut it into
+PIECES_OF_MANY = 24  # the same for many activations, so that several blocks lie in a piece and become classes
 ROUNDS = 4  # programs solved for a plan at most
-SMALL_SHARE = 0.0005  # activations below this share of the budget are left out of the program
+SMALL_SHARE = 0.0005  # activations below this share of the budget are left out of the program (of many: none is)
 SOLVER_GAP = 0.004
 SOLVER_NODES = 50
 TOLERANCE = 1e-5  # what a solver's sums may be off by, taken from its bounds
 CLOSE_ENOUGH = 0.001  # a plan this near the bound is not worth another solve
 FIRST_EFFORT = Effort(trials=80, passes=1, starts=1)
 LAST_EFFORT = Effort(trials=250, passes=4)
+LONG_EFFORT = 150_000  # activations times evaluations of a local search at most
 
 
 def ilp(request: PlanningRequest) -> PolicyOutcome:
@@ -92,7 +95,8 @@ class _Planning:
         self.bound_ms = self.candidates.compute_ms
         self.notes: list[str] = []
         self.is_proven = False
-        self.marks = choose_marks(self.candidates, PIECES)
+        self.many = len(self.candidates.items) > MANY
+        self.marks = choose_marks(self.candidates, PIECES_OF_MANY if self.many else PIECES)
         self.reserve_bytes: dict[int, int] = {}
         self.host_reserve_bytes = 0
 
@@ -107,9 +111,8 @@ class _Planning:
 
     def _search(self) -> None:
         most_s = 0.7 * self.request.time_limit_s  # that much is left to the program
-        improve(
-            self.trials, replace(FIRST_EFFORT, least_s=most_s), self.bound_ms
-        )  # a good start makes the solver quick
+        if not self.many:  # a good start makes the solver quick
+            improve(self.trials, replace(FIRST_EFFORT, least_s=most_s), self.bound_ms)
         try:
             self._solve_rounds()
         except SolverUnavailable as error:
@@ -117,9 +120,16 @@ class _Planning:
         if not self.is_proven and not self.notes and self._gap() > OPTIMAL_GAP:
             self.notes.append("the time limit left no time for the integer program: the plan comes from simple rules")
         self.request.report("improving the plan", 0.7)
-        improve(self.trials, LAST_EFFORT, self.bound_ms)
-        if self.is_proven and self._gap() > OPTIMAL_GAP and self.request.remaining_s() > 1:
+        if not self.many or self._gap() > SOLVER_GAP:
+            improve(self.trials, self._last_effort(), self.bound_ms)
+        has_time = self.request.remaining_s() > 0.2 * self.request.time_limit_s
+        if self.is_proven and self._gap() > OPTIMAL_GAP and has_time:
             self._tighten_bound()
+
+    def _last_effort(self) -> Effort:
+        """Fewer evaluations where each takes longer."""
+        most = max(4, LONG_EFFORT // max(1, len(self.candidates.items)))
+        return replace(LAST_EFFORT, trials=min(LAST_EFFORT.trials, most), starts=2) if self.many else LAST_EFFORT
 
     def _best(self) -> Trial:
         assert self.trials.best is not None, "planning starts from a plan that fits"
@@ -140,9 +150,12 @@ class _Planning:
                 self._take_bound(solution)
             if not solution.values:
                 return
-            trial = self.trials.run(program.decisions(solution.values))
+            decisions = program.decisions(solution.values)
+            trial = self.trials.run(decisions)
             if trial.fits:
                 return
+            if self.many:
+                repair(self.trials, decisions)
             self._correct(trial)
 
     def _program(self, reserve_bytes: dict[int, int], host_reserve_bytes: int) -> StepProgram:
@@ -153,11 +166,12 @@ class _Planning:
             self.request.budget_bytes,
             host_budget_bytes=None if host_bytes is None else max(0, host_bytes - host_reserve_bytes),
             reserve_bytes=reserve_bytes,
-            least_bytes=int(SMALL_SHARE * self.request.budget_bytes),
+            least_bytes=0 if self.many else int(SMALL_SHARE * self.request.budget_bytes),
+            merge=self.many,
         )
 
     def _solve(self, program: StepProgram, share: float) -> Solution:
-        limits = Limits(SOLVER_GAP, SOLVER_NODES, time_s=max(1.0, share * self.request.remaining_s()))
+        limits = Limits(SOLVER_GAP, SOLVER_NODES, time_s=max(0.2, share * self.request.remaining_s()))
         solution = program.program.solve(limits, program.start(self._best().decisions))
         if solution.solver == "CBC" and not self.is_proven:
             self.notes.append("HiGHS is missing, CBC was used")
