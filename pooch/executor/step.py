@@ -189,7 +189,7 @@ class PlannedStep:
         record.ticket = None
 
     def _drop(self, action: Action) -> None:
-        """End the schedule's hold, unless the backward pass took another order and an earlier replay is still to come."""
+        """End the schedule's hold, unless, in another order, an earlier replay is still to come."""
         value = action.target
         if value in self.table.held_values and any(slot < action.slot for slot in self._replays_ahead):
             return

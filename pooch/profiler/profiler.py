@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import statistics
@@ -157,6 +158,7 @@ class _Profiling:
         ]
 
     def _persistent_bytes(self) -> tuple[int, list[str]]:
+        gc.collect()  # as before every recorded step: garbage is not persistent
         live = self._pass("counting persistent bytes", lambda: live_bytes(self.device))
         notes: list[str] = []
         try:

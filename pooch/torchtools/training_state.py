@@ -21,6 +21,7 @@ def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterato
     """Restore gradients, buffers and random state of the model at the end, whatever happens inside."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    owners = [(module, dict(module._buffers)) for module in model.modules()]  # some modules replace their buffers
     with random_state_kept(device):
         try:
             for parameter, _ in gradients:
@@ -29,6 +30,8 @@ def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterato
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+            for module, names in owners:
+                module._buffers.update(names)
             with torch.no_grad():
                 for buffer, saved in buffers:
                     if not torch.equal(buffer, saved):
