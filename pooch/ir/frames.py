@@ -32,7 +32,17 @@ _PROFILE_COLUMNS = (
     "replay_ms",
     "refusal",
 )
-_PLAN_COLUMNS = ("choice", "label", "size_bytes", "copy_ms", "replay_ms", "reason")
+_PLAN_COLUMNS = (
+    "choice",
+    "label",
+    "size_bytes",
+    "copy_ms",
+    "replay_ms",
+    "keep_change_ms",
+    "swap_change_ms",
+    "recompute_change_ms",
+    "reason",
+)
 _TIMELINE_COLUMNS = ("stream", "kind", "slot", "target", "start_ms", "end_ms")
 
 
@@ -65,7 +75,10 @@ def _profile_row(dataflow: Dataflow, value: Value) -> dict[str, object]:
 def plan_frame(plan: Plan) -> pandas.DataFrame:
     """One row per activation in forward order, indexed by `activation` (its id)."""
     rows = [{name: getattr(decision, name) for name in _PLAN_COLUMNS} for decision in plan.choices]
-    return _indexed_frame(rows, [decision.value for decision in plan.choices], _PLAN_COLUMNS)
+    frame = _indexed_frame(rows, [decision.value for decision in plan.choices], _PLAN_COLUMNS)
+    changes = ["keep_change_ms", "swap_change_ms", "recompute_change_ms"]
+    frame[changes] = frame[changes].astype(float)  # nan where it was not simulated
+    return frame
 
 
 def timeline_frame(timeline: Timeline) -> pandas.DataFrame:

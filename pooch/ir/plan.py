@@ -29,6 +29,9 @@ class Decision:
         copy_ms: time that copying it out and back would take on the link.
         replay_ms: time to replay it from the values kept or brought back (nan where it cannot be replayed).
         reason: one line for people, in numbers.
+        keep_change_ms, swap_change_ms, recompute_change_ms: by how much the predicted step would change if this
+            activation alone were kept, swapped or recomputed: 0 for the choice made, inf where that does not fit the
+            budget, None where it is impossible or was not simulated.
     """
 
     value: int
@@ -38,6 +41,9 @@ class Decision:
     copy_ms: float
     replay_ms: float
     reason: str
+    keep_change_ms: float | None = None
+    swap_change_ms: float | None = None
+    recompute_change_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import time
 
 from pooch.errors import UsageError
 from pooch.ir.dataflow import Dataflow
+from pooch.planner.alternatives import weigh_alternatives
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import (
     OPTIMAL_GAP,
@@ -49,6 +50,8 @@ def make_plan(
     request = PlanningRequest(dataflow, budget_bytes, evaluator, host_budget_bytes, time_limit_s, progress)
     outcome = find_policy(policy)(request)
     gap = _gap(outcome)
+    candidates = Candidates(dataflow)
+    alternatives = weigh_alternatives(request, candidates, outcome.decisions, outcome.evaluation)
     planned = PlannedDecisions(
         decisions=outcome.decisions,
         schedule=outcome.evaluation.schedule,
@@ -57,7 +60,7 @@ def make_plan(
         gap=gap,
         status=_status(outcome, gap),
         notes=outcome.notes,
-        rows=decision_rows(Candidates(dataflow), outcome.decisions),
+        rows=decision_rows(candidates, outcome.decisions, alternatives),
         planning_ms=(time.monotonic() - request.started_s) * 1000,
     )
     request.report("planned", 1.0)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pooch.ir.plan import Choice, Decision, Decisions
+from pooch.planner.alternatives import Alternative
 from pooch.planner.candidates import NEVER, Candidate, Candidates
 from pooch.units import format_bytes, format_ms
 
 
-def decision_rows(candidates: Candidates, decisions: Decisions) -> tuple[Decision, ...]:
-    """One row per activation, in forward order."""
-    return tuple(_row(candidates, item, decisions[item.value]) for item in candidates.items)
+def decision_rows(
+    candidates: Candidates, decisions: Decisions, alternatives: Mapping[int, tuple[Alternative, ...]]
+) -> tuple[Decision, ...]:
+    """One row per activation, in forward order; with what other choices would have cost, where that was tried."""
+    return tuple(
+        _row(candidates, item, decisions[item.value], alternatives.get(item.value, ())) for item in candidates.items
+    )
 
 
-def _row(candidates: Candidates, item: Candidate, choice: Choice) -> Decision:
+def _row(candidates: Candidates, item: Candidate, choice: Choice, alternatives: tuple[Alternative, ...]) -> Decision:
     value = candidates.dataflow.profile.values[item.value]
+    changes: dict[Choice, float] = {other.choice: other.change_ms for other in alternatives}
+    if alternatives:
+        changes[choice] = 0.0
     return Decision(
         value=item.value,
         choice=choice,
@@ -21,7 +31,10 @@ def _row(candidates: Candidates, item: Candidate, choice: Choice) -> Decision:
         size_bytes=item.size_bytes,
         copy_ms=item.out_ms + item.in_ms,
         replay_ms=item.replay_ms,
-        reason=f"{choice}: {_why(candidates, item, choice)}",
+        reason="; ".join([f"{choice}: {_why(candidates, item, choice)}", *(other.text for other in alternatives)]),
+        keep_change_ms=changes.get("keep"),
+        swap_change_ms=changes.get("swap"),
+        recompute_change_ms=changes.get("recompute"),
     )
 
 

@@ -131,6 +131,17 @@ def test_every_activation_has_a_reason_in_numbers() -> None:
         assert row.reason.startswith(f"{row.choice}: ")
         assert "4.00 MiB" in row.reason
         assert row.copy_ms == pytest.approx(4.0)
+    # AND what the others would have cost: the step with one choice changed is what the evaluator says it is
+    row = next(row for row in planned.rows if row.choice != "keep" and row.keep_change_ms is not None)
+    assert row.keep_change_ms == float("inf"), "at the smallest budget nothing more can be kept"
+    assert "keep it: over the budget by " in row.reason
+    tried = [
+        row for row in planned.rows if row.choice == "recompute" and row.swap_change_ms not in (None, float("inf"))
+    ]
+    for row in tried:
+        swapped = of.evaluator.evaluate({**planned.decisions, row.value: "swap"}, oracle_peak(of)).timeline
+        assert swapped.step_ms - planned.timeline.step_ms == pytest.approx(row.swap_change_ms)
+        assert row.recompute_change_ms == 0.0
     noisy = next(row for row in planned.rows if row.value == 3)
     assert noisy.replay_ms != noisy.replay_ms, "not a number: it cannot be replayed"
     assert "it draws noise" in noisy.reason or noisy.choice == "keep"
