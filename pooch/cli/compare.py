@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pooch.cli.options import PATH, json_option, region_option, time_limit_option
+from pooch.cli.options import (
+    PATH,
+    force_option,
+    json_option,
+    refuse_overwriting,
+    region_option,
+    time_limit_option,
+)
 from pooch.cli.output import print_json, print_tables, progress_shown
+from pooch.errors import UsageError
+
+if TYPE_CHECKING:
+    from pooch.ir import Profile
+    from pooch.session import ComparisonRow
+    from pooch.workloads.loading import WorkloadFactory
 
 
 @click.command("compare")
@@ -17,20 +30,91 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @click.option("--policy", "policies", multiple=True, help="Only these (default: all).")
 @time_limit_option
 @region_option("model")
+@click.option("--csv", "csv_path", type=PATH, metavar="FILE", help="Write all rows as CSV.")
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw time against memory: a .png, .pdf or .svg file.")
+@click.option("--measure", metavar="WORKLOAD", help="Train under each plan too: the workload of the profile.")
+@click.option("--batch-size", type=int, metavar="N", help="For --measure (default: that of the profile).")
+@click.option("--device", metavar="cpu|cuda", help="For --measure (default: that of the profile).")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="For --measure: a setting of the workload.")
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to measure.")
 @json_option
-def command(profile_path: Path, as_json: bool, **comparing: Any) -> None:
+@force_option
+def command(
+    profile_path: Path,
+    csv_path: Path | None,
+    plot: Path | None,
+    measure: str | None,
+    batch_size: int | None,
+    device: str | None,
+    settings: tuple[str, ...],
+    steps: int,
+    as_json: bool,
+    force: bool,
+    **comparing: Any,
+) -> None:
     """Plan profile P.json by every policy, under each budget."""
     from pooch import session
     from pooch.ir import Profile
 
+    _check_outputs(csv_path, plot, force)
     profile = Profile.load(profile_path)
+    factory = _factory(measure, profile, batch_size, device, settings)
     with progress_shown() as progress:
         rows = session.compare(profile, progress=progress, **comparing)
+        if factory is not None:
+            rows = session.measure_rows(rows, factory, steps=steps, progress=progress)
+    _write(profile, rows, csv_path, plot)
+    _print(rows, as_json)
+
+
+def _check_outputs(csv_path: Path | None, plot: Path | None, force: bool) -> None:
+    refuse_overwriting(csv_path, force)
+    if plot is not None:
+        from pooch.report.figures import check_figure_path
+
+        check_figure_path(plot)
+        refuse_overwriting(plot, force)
+
+
+def _factory(
+    name: str | None, profile: Profile, batch_size: int | None, device: str | None, settings: tuple[str, ...]
+) -> WorkloadFactory | None:
+    if name is None:
+        if settings or batch_size is not None or device is not None:
+            raise UsageError("--batch-size, --device and --set say what to measure: add --measure WORKLOAD")
+        return None
+    from pooch.workloads import parse_settings, workload_factory
+
+    return workload_factory(
+        name,
+        batch_size=batch_size or profile.batch_size or None,
+        device=device or profile.device.kind,
+        settings=parse_settings(settings),
+    )
+
+
+def _write(profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | None, plot: Path | None) -> None:
+    if csv_path is not None:
+        from pooch.ir.files import replace_file
+        from pooch.report.summaries import comparison_csv
+
+        replace_file(csv_path, comparison_csv(rows).encode())
+    if plot is not None:
+        from pooch.report.curves import profile_title
+        from pooch.report.figures import save_figure
+        from pooch.report.pareto import draw_pareto, pareto_picture
+
+        save_figure(draw_pareto(pareto_picture(rows, profile_title(profile))), plot)
+
+
+def _print(rows: tuple[ComparisonRow, ...], as_json: bool) -> None:
     if as_json:
         from pooch.report.summaries import comparison_records
 
         print_json(comparison_records(rows))
         return
-    from pooch.report.tables import comparison_table
+    from pooch.report.tables import comparison_table, measured_table
 
     print_tables(comparison_table(rows))
+    if any(row.measured is not None for row in rows):
+        print_tables(measured_table(rows))

@@ -77,7 +77,7 @@ def plan_picture(profile: Profile, plan: Plan) -> StepPicture:
         budget_bytes=plan.budget_bytes,
         backward_ms=float(timeline.slot_start_ms[profile.forward_ops]),
         step_ms=timeline.step_ms,
-        title=_title(profile),
+        title=profile_title(profile),
     )
 
 
@@ -94,7 +94,7 @@ def profile_picture(profile: Profile, *, depth: int | None = 2, longest: int = 2
         backward_ms=float(timeline.slot_start_ms[profile.forward_ops]),
         layers=tuple((str(layer), int(size)) for layer, size in shown.items()),
         layers_title=f"activations by layer: {which}, in forward order",
-        title=_title(profile),
+        title=profile_title(profile),
     )
 
 
@@ -125,6 +125,7 @@ def _merged(intervals: list[Interval], nearest_ms: float) -> tuple[tuple[float, 
     return tuple((start, end - start) for start, end in spans)
 
 
-def _title(profile: Profile) -> str:
+def profile_title(profile: Profile) -> str:
+    """Workload, batch and device, for people."""
     batch = f", batch {profile.batch_size}" if profile.batch_size else ""
     return f"{profile.workload}{batch} on {profile.device.name}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -21,6 +23,7 @@ _COMPARED = (
     "keep",
     "swap",
     "recompute",
+    "host_bytes",
     "planning_ms",
 )
 
@@ -113,7 +116,39 @@ def _comparison_record(row: ComparisonRow) -> Record:
     if row.plan is None:
         return record | {"minimum_bytes": row.minimum_bytes}
     plan = plan_record(row.plan)
-    return record | {name: plan[name] for name in _COMPARED}
+    record |= {name: plan[name] for name in _COMPARED}
+    record["slowdown"] = _ratio(row.plan.predicted_step_ms, row.plan.in_core_step_ms)
+    record |= {f"{choice}_share": share for choice, share in byte_shares(row.plan).items()}
+    if row.measured is not None:
+        record["measured_peak_bytes"] = row.measured.peak_bytes
+        record["measured_step_ms"] = row.measured.step_ms
+        record["measured_plain_step_ms"] = row.measured.plain_step_ms
+        record["measured_slowdown"] = _ratio(row.measured.step_ms, row.measured.plain_step_ms)
+    return record
+
+
+def byte_shares(plan: Plan) -> dict[str, float]:
+    """Share of the activations' bytes that is kept, swapped and recomputed."""
+    sizes = dict.fromkeys(("keep", "swap", "recompute"), 0)
+    for decision in plan.choices:
+        sizes[decision.choice] += decision.size_bytes
+    total_bytes = max(1, sum(sizes.values()))
+    return {choice: size_bytes / total_bytes for choice, size_bytes in sizes.items()}
+
+
+def comparison_csv(rows: Iterable[ComparisonRow]) -> str:
+    """One line per policy and budget; numbers as they are, nothing where there is no plan."""
+    records = comparison_records(rows)
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _ratio(step_ms: float, of_ms: float) -> float | None:
+    return step_ms / of_ms if of_ms else None
 
 
 def _number(value: float) -> float | None:

@@ -119,8 +119,9 @@ def _device_table(device: Device, link: Link) -> Table:
 
 def comparison_table(rows: Iterable[ComparisonRow]) -> Table:
     """Every policy under every budget."""
-    table = _table("policies side by side (k/s/r: activations kept, swapped, recomputed)")
-    for name in ("budget", "policy", "peak", "step", "x in-core", "k/s/r", "status"):
+    table = _table("policies side by side (x: of the in-core step; k/s/r: % of bytes kept, swapped, recomputed)")
+    table.padding = (0, 1, 0, 0)  # many columns in 120 letters
+    for name in ("budget", "policy", "peak", "step", "x", "k/s/r", "tier", "planned", "status"):
         table.add_column(name, justify="left" if name in ("policy", "status") else "right", no_wrap=True)
     for record in comparison_records(rows):
         table.add_row(*_comparison_cells(record))
@@ -132,16 +133,47 @@ def _comparison_cells(record: Record) -> list[str]:
     if not record["feasible"]:
         minimum_bytes = _float(record["minimum_bytes"])
         least = f"needs {format_bytes(minimum_bytes)}" if minimum_bytes else "does not fit"
-        return [*head, "-", "-", "-", "-", least]
-    step_ms, in_core_ms = _float(record["predicted_step_ms"]), _float(record["in_core_step_ms"])
+        return [*head, *"------", least]
+    shares = (_float(record[f"{choice}_share"]) for choice in ("keep", "swap", "recompute"))
     return [
         *head,
         format_bytes(_float(record["predicted_peak_bytes"])),
-        format_ms(step_ms),
-        f"{step_ms / in_core_ms:.3f}" if in_core_ms else "-",
-        f"{record['keep']}/{record['swap']}/{record['recompute']}",
+        format_ms(_float(record["predicted_step_ms"])),
+        _factor(record["slowdown"]),
+        "/".join(f"{share * 100:.0f}" for share in shares),
+        format_bytes(_float(record["host_bytes"])) if record["host_bytes"] else "-",
+        format_ms(_float(record["planning_ms"])),
         str(record["status"]),
     ]
+
+
+def measured_table(rows: Iterable[ComparisonRow]) -> Table:
+    """What was measured beside what was predicted."""
+    table = _table("measured (plain and planned steps took turns)")
+    names = ("budget", "policy", "peak", "predicted", "step", "plain step", "x plain", "predicted x")
+    for name in names:
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    for record in comparison_records(rows):
+        if "measured_step_ms" in record:
+            table.add_row(*_measured_cells(record))
+    return table
+
+
+def _measured_cells(record: Record) -> list[str]:
+    return [
+        format_bytes(_float(record["budget_bytes"])),
+        str(record["policy"]),
+        format_bytes(_float(record["measured_peak_bytes"])),
+        format_bytes(_float(record["predicted_peak_bytes"])),
+        format_ms(_float(record["measured_step_ms"])),
+        format_ms(_float(record["measured_plain_step_ms"])),
+        _factor(record["measured_slowdown"]),
+        _factor(record["slowdown"]),
+    ]
+
+
+def _factor(number: object) -> str:
+    return "-" if number is None else f"{_float(number):.3f}"
 
 
 def frame_table(title: str, frame: pandas.DataFrame) -> Table:

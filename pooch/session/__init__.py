@@ -5,7 +5,7 @@ simulated on any laptop.
 """
 
 from pooch.session.applying import apply
-from pooch.session.comparison import ComparisonRow, compare, policy_names
+from pooch.session.comparison import ComparisonRow, compare, measure_rows, policy_names
 from pooch.session.measuring import Optimized, TrainingReport, measure_training, optimize
 from pooch.session.planning import plan, plan_from_decisions
 from pooch.session.profiling import measure_device_link, measure_devices, profile, profile_workload
@@ -19,6 +19,7 @@ __all__ = [
     "compare",
     "measure_device_link",
     "measure_devices",
+    "measure_rows",
     "measure_training",
     "optimize",
     "plan",

@@ -130,3 +130,21 @@ def test_workloads_lists_the_built_in_ones(pooch_command: Command) -> None:
 
 def test_version(pooch_command: Command) -> None:
     assert pooch_command("--version").out.startswith("pooch-planner ")
+
+
+def test_compare_writes_csv_and_a_picture_and_refuses_to_overwrite(
+    pooch_command: Command, profile_path: Path, tmp_path: Path
+) -> None:
+    table, plot = tmp_path / "cells.csv", tmp_path / "pareto.svg"
+    asked = ("compare", profile_path, "--budget", "60%", "--policy", "swap_all", "--csv", table, "--plot", plot)
+    assert pooch_command(*asked).code == 0
+    assert table.read_text().startswith("budget_bytes,policy,feasible")
+    assert "<svg" in plot.read_text()
+    again = pooch_command(*asked)
+    assert (again.code, "--force" in again.error) == (2, True)
+
+
+def test_compare_needs_a_workload_to_measure(pooch_command: Command, profile_path: Path) -> None:
+    outcome = pooch_command("compare", profile_path, "--budget", "60%", "--batch-size", "2")
+    assert outcome.code == 2
+    assert "--measure WORKLOAD" in outcome.error_line

@@ -18,6 +18,7 @@ from pooch.planner.improve import Effort, improve
 from pooch.planner.marks import Marks, choose_marks, make_marks
 from pooch.planner.minimum import leanest_plan
 from pooch.planner.policies.published import offer_published
+from pooch.planner.policies.restricted import better_of_restricted
 from pooch.planner.program import StepProgram
 from pooch.planner.repair import repair
 from pooch.planner.solver import Limits, Solution, SolverUnavailable
@@ -42,7 +43,8 @@ def ilp(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: no plan was found, neither by rules nor by looking for the leanest one.
     """
-    return plan_by_program(request, Candidates(request.dataflow), "ilp", offer_published)
+    outcome = plan_by_program(request, Candidates(request.dataflow), "ilp", offer_published)
+    return better_of_restricted(request, outcome, plan_by_program)
 
 
 def plan_by_program(
@@ -60,6 +62,8 @@ def plan_by_program(
     kept = trials.run({})
     if kept.fits:
         return PolicyOutcome(kept.decisions, kept.evaluation, kept.step_ms, True, ("everything fits",))
+    for known in request.known:
+        trials.offer(trials.complete(known.decisions), known.evaluation)
     request.report("trying simple rules", 0.05)
     try_rules(trials)
     if offer is not None:
