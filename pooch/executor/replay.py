@@ -104,8 +104,16 @@ def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStora
     Raises:
         RuntimeError: an argument from outside of the step was changed in place since the forward pass.
     """
-    args = _rebuild(call.args, resolve)
-    kwargs = _rebuild(call.kwargs, resolve)
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def resolve_once(value: int, written: bool) -> torch.UntypedStorage:
+        """Arguments on one storage share it in the replay too: `rows[1:].add_(rows[:-1])`."""
+        if value not in storages:
+            storages[value] = resolve(value, written)
+        return storages[value]
+
+    args, kwargs = _rebuild(call.args, resolve_once), _rebuild(call.kwargs, resolve_once)
+    storages.clear()
     facts = operator_facts(call.func)
     written, keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
     result = _call_below_autograd(call, args, kwargs)

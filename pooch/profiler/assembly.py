@@ -49,6 +49,11 @@ class StepAssembly:
         self._unpack_spans = [spans[f"unpack {i}"] for i in range(len(record.unpacks))]
         self.unpack_slots = [self.next_slot(span.start_ns) for span in self._unpack_spans]
 
+    @cached_property
+    def last_unpacks(self) -> dict[int, int]:
+        """{value id: slot of its last read by the backward pass}."""
+        return {unpack.value: slot for unpack, slot in zip(self.record.unpacks, self.unpack_slots, strict=True)}
+
     @property
     def end(self) -> int:
         """Number of slots, which as a slot means "outlives the step"."""
@@ -159,6 +164,7 @@ def _make_value(
             allocated, death = born.size_bytes, _fill_absence(assembly, record, born, points)
     number = first_unpacks.get(record.id, -1)
     first_unpack = assembly.unpack_slots[number] if number >= 0 else -1
+    death = max(death, assembly.last_unpacks.get(record.id, -1))  # an empty storage has no life at the allocator
     return Value(
         id=record.id,
         size_bytes=record.size_bytes,
