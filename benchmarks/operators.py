@@ -2,10 +2,10 @@
 
 `python -m benchmarks.operators [--names matmul,fft] [--dtypes float64] [--samples N] [--output table.md]`
 
-Around each operator stands a small step: inputs pass through `x * 1` and results through `sin`, so that something is saved
-before and after it. Loss and gradients have to be bitwise those of plain training. An entry is "refused" where plain
-training itself is not repeatable or raises, or where nothing can be decided on; "kept" counts the values that a
-recompute plan has to keep, by reason. Exit code 1 if anything fails.
+Around each operator stands a small step: inputs pass through `x * 1` and results through `sin`, so that something is
+saved before and after it. Loss and gradients have to be bitwise those of plain training. An entry is "refused" where
+plain training itself is not repeatable or raises, or where PyTorch has no backward pass for it; the last table counts
+the values that a recompute plan has to keep, by reason. Exit code 1 if anything fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)
 
 @dataclass
 class Outcome:
-    """What became of one entry and dtype. `status`: "pass", "refused" or "fail"; `reason`: of the first that did not pass."""
+    """What became of one entry and dtype. `status`: "pass", "refused" or "fail"."""
 
     name: str
     dtype: str
@@ -144,7 +144,7 @@ def _try_sample(op: Any, sample: Any, outcome: Outcome) -> None:
             plain, again = _train(step, None), _train(step, None)
     except _NothingToTrain:
         return
-    except Exception as error:  # plain training itself may raise anything
+    except Exception as error:  # noqa: BLE001  # plain training itself may raise anything
         outcome.reason = f"plain training raises {type(error).__name__}"
         return
     if _different(plain, again):
@@ -180,7 +180,7 @@ def _try_choice(step: _Step, dataflow: Dataflow, choice: Choice, plain: list[Ten
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             planned = _train(step, plan, outcome)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever comes is the finding
         outcome.status = "fail"
         outcome.reason = f"{choice}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
         return
@@ -268,7 +268,7 @@ def main() -> int:
     start = time.monotonic()
     entries()
     gc.collect()
-    gc.freeze()  # what was imported is nobody's garbage; looking through it for each profile would take most of the time
+    gc.freeze()  # what was imported is nobody's garbage; looking through it again and again takes most of the time
     names = [name for name in arguments.names.split(",") if name]
     outcomes = sweep(names, arguments.dtypes.split(","), arguments.samples, progress=True)
     text = (

@@ -33,7 +33,15 @@ class OuterArgument:
 
     tensor: torch.Tensor
     version: int
-    scratch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchArgument:
+    """Running statistics that the op updates and does not read: a replay updates something that nobody sees."""
+
+    size: torch.Size
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +64,11 @@ def record_call(
     scratch = () if reads_statistics(facts, func, args) else facts.statistics
 
     def replaced(tensor: torch.Tensor, is_scratch: bool) -> object:
+        if is_scratch:
+            return ScratchArgument(tensor.shape, tensor.dtype, tensor.device)
         value = values.get(storage_key(tensor)) if has_plain_storage(tensor) else None
         if value is None or value < 0:
-            return OuterArgument(tensor, version_of(tensor), is_scratch)
+            return OuterArgument(tensor, version_of(tensor))
         return MadeArgument(value, Geometry.of(tensor), storage_key(tensor) in written)
 
     recorded = tuple(map_tensors(partial(replaced, is_scratch=i in scratch), a) for i, a in enumerate(args))
@@ -143,6 +153,8 @@ def _rebuild(arguments: Any, resolve: Resolve) -> Any:
         return arguments.geometry.on(resolve(arguments.value, arguments.written))
     if isinstance(arguments, OuterArgument):
         return _outer_tensor(arguments)
+    if isinstance(arguments, ScratchArgument):
+        return torch.zeros(arguments.size, dtype=arguments.dtype, device=arguments.device)
     if isinstance(arguments, (list, tuple)):
         rebuilt = [_rebuild(item, resolve) for item in arguments]
         return rebuilt if isinstance(arguments, list) else tuple(rebuilt)
@@ -152,8 +164,6 @@ def _rebuild(arguments: Any, resolve: Resolve) -> Any:
 
 
 def _outer_tensor(argument: OuterArgument) -> torch.Tensor:
-    if argument.scratch:
-        return argument.tensor.clone()
     if version_of(argument.tensor) != argument.version:
         raise RuntimeError(
             "one of the variables needed for recomputing an activation has been modified by an inplace operation: "

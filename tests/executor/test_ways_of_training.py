@@ -1,4 +1,4 @@
-"""Ways of training that break tools built on hooks: each gives the same bits, with something swapped and something replayed."""
+"""Ways of training that break tools built on hooks: each gives the same bits, and swaps or replays something."""
 
 from __future__ import annotations
 
@@ -300,6 +300,16 @@ def test_recurrent_layers(kind: Any, choice: str) -> None:
             return result
 
     check(Net, choice)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_statistics_of_instance_norm(choice: str) -> None:
+    """It keeps running statistics through copies that the step makes."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv1d(3, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True), nn.SiLU())
+
+    check(make, choice, rows=torch.rand(2, 3, 8))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
