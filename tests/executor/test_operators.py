@@ -8,16 +8,16 @@ pytest.importorskip("expecttest", reason="PyTorch's operator database needs the 
 
 from benchmarks import operators
 
-# One of each kind: plain maths, reductions, views, in-place and out-of-place scatters, random ops, losses, factorizations,
-# transforms, complex numbers, empty and scalar samples, results of several tensors, and those in the table of refusals.
+# One of each kind: plain maths, reductions, views, scatters, random ops, losses, factorizations, transforms, complex
+# numbers, empty and scalar samples, results of several tensors, and those in the table of refusals.
 NAMES = [
     "acos", "addmm", "cat", "cdist", "chunk", "complex", "conj", "cumprod", "diagonal", "einsum", "exp", "expand",
-    "fft.ifft", "fft.irfft", "gather", "index_put", "kthvalue", "linalg.det", "linalg.eigh", "linalg.inv", "linalg.lstsq",
-    "logcumsumexp", "lu_solve", "masked_fill", "max", "nn.functional.conv2d", "nn.functional.ctc_loss",
+    "fft.ifft", "fft.irfft", "gather", "index_put", "kthvalue", "linalg.det", "linalg.eigh", "linalg.inv",
+    "linalg.lstsq", "logcumsumexp", "lu_solve", "masked_fill", "max", "nn.functional.conv2d", "nn.functional.ctc_loss",
     "nn.functional.dropout2d", "nn.functional.embedding", "nn.functional.fractional_max_pool2d", "nn.functional.gelu",
     "nn.functional.instance_norm", "nn.functional.max_unpool2d", "nn.functional.multi_head_attention_forward",
-    "nn.functional.rrelu", "nn.functional.scaled_dot_product_attention", "nn.functional.unfold", "norm", "put", "renorm",
-    "roll", "scatter_reduce", "select_scatter", "sort", "svd", "to_sparse", "unbind", "where",
+    "nn.functional.rrelu", "nn.functional.scaled_dot_product_attention", "nn.functional.unfold", "norm", "put",
+    "renorm", "roll", "scatter_reduce", "select_scatter", "sort", "svd", "to_sparse", "unbind", "where",
 ]  # fmt: skip
 
 

@@ -34,6 +34,7 @@ class CudaArena:
     def __init__(self, engine: CudaEngine, pinned: torch.Tensor) -> None:
         self._engine, self._pinned = engine, pinned
         self._out_events: dict[int, torch.cuda.Event] = {}
+        self._last: dict[torch.cuda.Stream, torch.cuda.Event] = {}
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> CudaTicket:
         """Copy a storage to the host once compute so far is done."""
@@ -41,7 +42,7 @@ class CudaArena:
         stream.wait_event(self._engine.mark_compute())
         with torch.cuda.stream(stream):
             self._room(storage, offset_bytes).copy_(_bytes_of(storage), non_blocking=True)
-        self._out_events[offset_bytes] = event = self._engine.mark(stream)
+        self._out_events[offset_bytes] = self._last[stream] = event = self._engine.mark(stream)
         return CudaTicket(event)
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> CudaTicket:
@@ -51,13 +52,19 @@ class CudaArena:
         stream.wait_event(self._out_events[offset_bytes])
         with torch.cuda.stream(stream):
             _bytes_of(storage).copy_(self._room(storage, offset_bytes), non_blocking=True)
-        return CudaTicket(self._engine.mark(stream))
+        self._last[stream] = event = self._engine.mark(stream)
+        return CudaTicket(event)
 
     def _room(self, storage: torch.UntypedStorage, offset_bytes: int) -> torch.Tensor:
         return self._pinned[offset_bytes : offset_bytes + storage.nbytes()]
 
     def close(self) -> None:
-        """Let the next step have the block; its copies out wait for compute, and that has waited for these copies."""
+        """Let the next step have the block. Compute waits for the last copy each way: a step whose backward pass never came
+        may end with copies under way, and what they read and fill is about to be given out again.
+        """
+        for event in self._last.values():
+            CudaTicket(event).wait()
+        self._last.clear()
         self._out_events.clear()
         self._engine.take_back(self._pinned)
 
@@ -71,6 +78,7 @@ class CudaEngine:
         self.in_stream = torch.cuda.Stream(device)
         self._free: list[torch.Tensor] = []
         self._size_bytes = 0
+        self._closed = False
 
     @property
     def description(self) -> str:
@@ -90,7 +98,7 @@ class CudaEngine:
     def open_arena(self, size_bytes: int) -> CudaArena:
         """A pinned block of `size_bytes`: one that is free, or a new one."""
         if size_bytes > self._size_bytes:
-            self.close()
+            self._unpin_free()
             self._size_bytes = size_bytes
         return CudaArena(self, self._free.pop() if self._free else self._pin())
 
@@ -114,7 +122,7 @@ class CudaEngine:
 
     def take_back(self, pinned: torch.Tensor) -> None:
         """A step is done with its block."""
-        if pinned.numel() >= self._size_bytes:
+        if pinned.numel() >= self._size_bytes and not self._closed:
             self._free.append(pinned)
         else:
             self._unpin(pinned)
@@ -123,11 +131,15 @@ class CudaEngine:
         torch.cuda.synchronize(self._device)
         torch.cuda.cudart().cudaHostUnregister(pinned.data_ptr())
 
-    def close(self) -> None:
-        """Unlock the blocks once the device is done with them."""
+    def _unpin_free(self) -> None:
         for pinned in self._free:
             self._unpin(pinned)
         self._free.clear()
+
+    def close(self) -> None:
+        """Unlock the blocks once the device is done with them; those of steps under way when they are done."""
+        self._closed = True
+        self._unpin_free()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
