@@ -46,6 +46,8 @@ def _frame_faults(profile: Profile) -> Iterator[str]:
     link = profile.link
     if not (link.out_bytes_per_ms > 0 and link.in_bytes_per_ms > 0):
         yield "a transfer rate of the link is not positive"
+    if link.ranks < 1:
+        yield f"{link.ranks} ranks share the link"
     if not (math.isfinite(profile.step_ms) and profile.step_ms >= 0):
         yield f"step_ms is {profile.step_ms}"
     if profile.peak_bytes < 0 or profile.persistent_bytes < 0:

@@ -9,7 +9,7 @@ actions of a schedule happen), and `2k + 1`, its body (the highest live bytes wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -41,7 +41,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Cost of moving bytes between the device and the swap tier. A copy of n bytes lasts `latency + n / rate`.
+    """Cost of moving bytes between the device and the swap tier. A copy of n bytes lasts `latency + n * ranks / rate`.
 
     Attributes:
         tier: what lies at the other end, such as "spill file /tmp (direct)" or "pinned host memory".
@@ -50,6 +50,7 @@ class Link:
         full_duplex: both directions run at once at full rate; else all copies share one queue.
         out_compute_share, in_compute_share: compute work that one ms of copying displaces, in ms (0 = free
             overlap): while a copy runs, compute advances at rate 1 / (1 + share).
+        ranks: processes that copy over this link at the same time; each gets that part of the rates.
     """
 
     tier: str
@@ -60,14 +61,15 @@ class Link:
     full_duplex: bool = True
     out_compute_share: float = 0.0
     in_compute_share: float = 0.0
+    ranks: int = 1
 
     def out_ms(self, size_bytes: int) -> float:
         """Duration of one copy of `size_bytes` from the device to the tier, in ms."""
-        return self.out_latency_ms + size_bytes / self.out_bytes_per_ms
+        return self.out_latency_ms + size_bytes * self.ranks / self.out_bytes_per_ms
 
     def in_ms(self, size_bytes: int) -> float:
         """Duration of one copy of `size_bytes` from the tier to the device, in ms."""
-        return self.in_latency_ms + size_bytes / self.in_bytes_per_ms
+        return self.in_latency_ms + size_bytes * self.ranks / self.in_bytes_per_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,10 @@ class Profile:
     def activations(self) -> tuple[Value, ...]:
         """The values that a plan decides on, in forward order."""
         return tuple(value for value in self.values if value.fixed is None)
+
+    def shared_by(self, ranks: int) -> Profile:
+        """The same step where so many processes copy over the link at the same time, as several GPUs on one bus do."""
+        return replace(self, link=replace(self.link, ranks=ranks))
 
     def save(self, path: str | Path) -> None:
         """Write validated JSON (beside the target first, then renamed)."""

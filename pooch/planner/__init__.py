@@ -9,7 +9,7 @@ from pooch.planner.contract import (
     PolicyOutcome,
     Progress,
 )
-from pooch.planner.planning import make_plan
+from pooch.planner.planning import make_plan, make_plans
 from pooch.planner.policies import policies
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "PolicyOutcome",
     "Progress",
     "make_plan",
+    "make_plans",
     "policies",
 ]

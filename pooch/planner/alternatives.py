@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pooch.ir.plan import Choice, Decisions
@@ -45,11 +46,12 @@ def weigh_alternatives(
         return {}
     most = min(MOST_TRIED, MOST_WORK // max(1, len(candidates.items)))
     found: dict[int, tuple[Alternative, ...]] = {}
-    for item in sorted(candidates.items, key=lambda item: (-item.memory_bytes, item.value)):
-        if most <= 0 or request.remaining_s() <= 0:
-            break
-        found[item.value] = tuple(_alternatives(request, item, decisions, planned))
-        most -= len(found[item.value])
+    with suppress(KeyboardInterrupt):  # the plan is there already
+        for item in sorted(candidates.items, key=lambda item: (-item.memory_bytes, item.value)):
+            if most <= 0 or request.remaining_s() <= 0:
+                break
+            found[item.value] = tuple(_alternatives(request, item, decisions, planned))
+            most -= len(found[item.value])
     return found
 
 

@@ -51,6 +51,7 @@ class PlanningRequest:
         time_limit_s: a safety: policies limit themselves by counts, so that the same inputs give the same plan.
         progress: called with a text and the share that is done.
         started_s: when planning began, on the monotonic clock.
+        known: plans made before, such as those under smaller budgets: `ilp` is never slower than those that fit.
     """
 
     dataflow: Dataflow
@@ -60,6 +61,7 @@ class PlanningRequest:
     time_limit_s: float = 30.0
     progress: Progress | None = None
     started_s: float = field(default_factory=time.monotonic)
+    known: tuple[PolicyOutcome, ...] = ()
 
     def remaining_s(self) -> float:
         """Seconds until the time limit, not below zero."""

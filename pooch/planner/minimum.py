@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pooch.ir.plan import Choice
+from pooch.ir.plan import Choice, Decisions
 from pooch.planner.candidates import Candidate, Candidates
 from pooch.planner.trials import Trials
 
@@ -35,12 +35,31 @@ def leanest_plan(trials: Trials) -> Leanest:
 def _swap_within_host(trials: Trials, otherwise: Choice) -> dict[int, Choice]:
     """Swap the largest values as far as the tier goes; the rest is kept or recomputed."""
     left = trials.request.host_budget_bytes
-    decisions = trials.candidates.all_of(otherwise)
+    chosen: list[int] = []
     for item in sorted(trials.candidates.items, key=lambda item: (-item.size_bytes, item.value)):
         if item.can_swap and (left is None or item.size_bytes <= left):
-            decisions[item.value] = "swap"
+            chosen.append(item.value)
             left = None if left is None else left - item.size_bytes
-    return decisions
+    others = trials.candidates.all_of(otherwise)
+    swapped = chosen if left is None else chosen[: _most_in_tier(trials, others, chosen)]
+    return _swapping(others, swapped)
+
+
+def _swapping(others: Decisions, swapped: list[int]) -> dict[int, Choice]:
+    leaving: dict[int, Choice] = dict.fromkeys(swapped, "swap")
+    return {**others, **leaving}
+
+
+def _most_in_tier(trials: Trials, others: Decisions, chosen: list[int]) -> int:
+    """How many of the chosen fit into the tier, whose layout may take more than their bytes."""
+    low, high = 0, len(chosen)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if trials.fits_host(trials.request.evaluator.evaluate(_swapping(others, chosen[:middle]), 0)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _improve(trials: Trials, leanest: Leanest) -> Leanest:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from pooch.errors import UsageError
+from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir.dataflow import Dataflow
 from pooch.planner.alternatives import weigh_alternatives
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import (
     OPTIMAL_GAP,
+    Evaluation,
     Evaluator,
     PlannedDecisions,
     PlanningRequest,
@@ -31,6 +35,7 @@ def make_plan(
     host_budget_bytes: int | None = None,
     time_limit_s: float = 30.0,
     progress: Progress | None = None,
+    known: Sequence[PlannedDecisions] = (),
 ) -> PlannedDecisions:
     """Decide on every activation so that the step fits the budget and is short.
 
@@ -42,12 +47,14 @@ def make_plan(
         host_budget_bytes: bound on the bytes in the swap tier, None = unlimited.
         time_limit_s: a safety; planning normally ends by itself and earlier.
         progress: called with a text and the share that is done.
+        known: plans made before for the same dataflow; where they fit, "ilp" gives nothing slower.
 
     Raises:
         UsageError: there is no such policy.
         InfeasibleBudget: nothing fits; it carries the smallest budget for which a plan is known.
     """
     request = PlanningRequest(dataflow, budget_bytes, evaluator, host_budget_bytes, time_limit_s, progress)
+    request = replace(request, known=tuple(_outcome_of(plan) for plan in known))
     outcome = find_policy(policy)(request)
     gap = _gap(outcome)
     candidates = Candidates(dataflow)
@@ -65,6 +72,36 @@ def make_plan(
     )
     request.report("planned", 1.0)
     return planned
+
+
+def make_plans(
+    dataflow: Dataflow,
+    budgets_bytes: Iterable[int],
+    evaluator: Evaluator,
+    *,
+    host_budget_bytes: int | None = None,
+    time_limit_s: float = 30.0,
+) -> dict[int, PlannedDecisions]:
+    """Plans under several budgets, smallest first; each knows those before it, so more memory is never slower.
+
+    Budgets that nothing fits into are left out.
+    """
+    plans: dict[int, PlannedDecisions] = {}
+    for budget_bytes in sorted(set(budgets_bytes)):
+        with suppress(InfeasibleBudget):
+            plans[budget_bytes] = make_plan(
+                dataflow,
+                budget_bytes,
+                evaluator,
+                host_budget_bytes=host_budget_bytes,
+                time_limit_s=time_limit_s,
+                known=tuple(plans.values()),
+            )
+    return plans
+
+
+def _outcome_of(plan: PlannedDecisions) -> PolicyOutcome:
+    return PolicyOutcome(plan.decisions, Evaluation(plan.schedule, plan.timeline), plan.lower_bound_ms)
 
 
 def find_policy(name: str) -> Policy:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pulp
 import pytest
 
 from pooch.errors import InfeasibleBudget, UsageError
-from pooch.ir import Link
-from pooch.planner import make_plan, policies
+from pooch.ir import Decisions, Link
+from pooch.planner import Evaluation, make_plan, policies
 from tests.planner.networks import MIB, PCIE_16, SPILL_FILE, gpt2, resnet50
-from tests.planner.support import Case, case, oracle_peak
+from tests.planner.support import Case, RealEvaluator, case, oracle_peak
 from tests.toys import SLOW_LINK, ToyStep, blocks, chain, ladder
 
 LINK = Link("toy tier", 0.1, 0.1, 8.0, 8.0)
@@ -182,8 +184,9 @@ def test_networks_are_planned_quickly_with_small_gaps_and_no_slower_with_more_me
     of = case(make(link=SPILL_FILE))
     step_ms = float("inf")
     for share in (0.45, 0.6, 0.8):
+        began_s = time.process_time()  # of the processor, as the machine may be busy
         planned = make_plan(of.dataflow, of.share(share), of.evaluator)
-        assert planned.planning_ms < 20_000
+        assert time.process_time() - began_s < 20
         assert planned.gap < 0.03
         assert planned.timeline.step_ms <= step_ms
         step_ms = planned.timeline.step_ms
@@ -198,6 +201,37 @@ def test_an_interrupt_gives_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch
     planned = make_plan(of.dataflow, of.share(0.6), of.evaluator)
     assert planned.timeline.peak_bytes <= of.share(0.6)
     assert planned.notes == ("interrupted: this is the best plan found so far",)
+
+
+def test_an_interrupt_while_rules_are_tried_gives_the_best_of_them() -> None:
+    class Impatient(RealEvaluator):
+        """Somebody presses Ctrl-C at the first evaluation after a plan that fits."""
+
+        def evaluate(self, decisions: Decisions, budget_bytes: int) -> Evaluation:
+            if self.found:
+                self.found = False
+                raise KeyboardInterrupt
+            evaluation = super().evaluate(decisions, budget_bytes)
+            self.found = evaluation.timeline.peak_bytes <= budget_bytes
+            return evaluation
+
+        found = False
+
+    of = case(resnet50(link=PCIE_16, speed=50))
+    planned = make_plan(of.dataflow, of.share(0.6), Impatient(of.dataflow))
+    assert planned.timeline.peak_bytes <= of.share(0.6)
+    assert planned.notes == ("interrupted: this is the best plan found so far",)
+    assert planned.status == "heuristic"
+
+
+@pytest.mark.parametrize("limit_s", [2.0, 5.0])
+def test_time_limits_are_kept(limit_s: float) -> None:
+    # time of the processor, as the machine may be busy: it is never more than that of the clock
+    of = case(gpt2(layers=40, link=PCIE_16, speed=50))
+    began_s = time.process_time()
+    planned = make_plan(of.dataflow, of.share(0.45), of.evaluator, time_limit_s=limit_s)
+    assert time.process_time() - began_s <= 1.2 * limit_s
+    assert planned.timeline.peak_bytes <= of.share(0.45)
 
 
 def test_a_short_time_limit_is_kept_and_its_plan_is_still_a_plan() -> None:

@@ -34,6 +34,7 @@ TOLERANCE = 1e-5  # what a solver's sums may be off by, taken from its bounds
 CLOSE_ENOUGH = 0.001  # a plan this near the bound is not worth another solve
 FIRST_EFFORT = Effort(trials=80, passes=1, starts=1)
 LAST_EFFORT = Effort(trials=250, passes=4)
+INTERRUPTED = "interrupted: this is the best plan found so far"
 LONG_EFFORT = 150_000  # activations times evaluations of a local search at most
 
 
@@ -64,13 +65,24 @@ def plan_by_program(
         return PolicyOutcome(kept.decisions, kept.evaluation, kept.step_ms, True, ("everything fits",))
     for known in request.known:
         trials.offer(trials.complete(known.decisions), known.evaluation)
-    request.report("trying simple rules", 0.05)
+    planning = _Planning(request, trials)
+    try:
+        _find_starts(trials, offer)
+    except KeyboardInterrupt:
+        if trials.best is None:
+            raise
+        return planning.outcome(INTERRUPTED)
+    if trials.best is None:
+        _try_leanest(trials, policy)
+    return planning.run()
+
+
+def _find_starts(trials: Trials, offer: Callable[[Trials], None] | None) -> None:
+    """Quick plans: of simple rules, and of whoever offers more."""
+    trials.request.report("trying simple rules", 0.05)
     try_rules(trials)
     if offer is not None:
         offer(trials)
-    if trials.best is None:
-        _try_leanest(trials, policy)
-    return _Planning(request, trials).run()
 
 
 def _try_leanest(trials: Trials, policy: str) -> None:
@@ -89,7 +101,7 @@ class _Planning:
     """One request's way from a simple plan to the best that is found.
 
     Args:
-        request: what is asked. trials: already hold a plan that fits.
+        request: what is asked. trials: hold a plan that fits when it runs.
     """
 
     def __init__(self, request: PlanningRequest, trials: Trials) -> None:
@@ -109,9 +121,14 @@ class _Planning:
         try:
             self._search()
         except KeyboardInterrupt:
-            self.notes.append("interrupted: this is the best plan found so far")
+            return self.outcome(INTERRUPTED)
+        return self.outcome()
+
+    def outcome(self, *notes: str) -> PolicyOutcome:
+        """The best plan so far, and the best bound."""
         best = self._best()
-        return PolicyOutcome(best.decisions, best.evaluation, self.bound_ms, self.is_proven, tuple(self.notes))
+        notes = (*self.notes, *notes)
+        return PolicyOutcome(best.decisions, best.evaluation, self.bound_ms, self.is_proven, notes)
 
     def _search(self) -> None:
         most_s = 0.7 * self.request.time_limit_s  # that much is left to the program
