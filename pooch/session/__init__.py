@@ -9,6 +9,7 @@ from pooch.session.comparison import ComparisonRow, compare, measure_rows, polic
 from pooch.session.measuring import Optimized, TrainingReport, measure_training, optimize
 from pooch.session.planning import plan, plan_from_decisions
 from pooch.session.profiling import measure_device_link, measure_devices, profile, profile_workload
+from pooch.session.rescaling import rescale
 from pooch.session.simulation import simulate, simulate_in_core
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "policy_names",
     "profile",
     "profile_workload",
+    "rescale",
     "simulate",
     "simulate_in_core",
 ]
