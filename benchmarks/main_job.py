@@ -1,6 +1,7 @@
 """The promise, measured: every workload at several budgets, trained plainly and under the plan.
 
-    python -m benchmarks.main_job [--workload NAME ...] [--budget 80% ...] [--steps 3] [--keep-profiles profiles]
+    python -m benchmarks.main_job [--workload NAME ...] [--budget 80% ...] [--steps 3] [--turns 3]
+                                  [--keep-profiles profiles]
 
 Prints and writes one row per workload and budget: same numbers or not, peaks, times, what moved. Plain and planned
 steps take
@@ -35,13 +36,11 @@ def _tell(text: str) -> None:
     sys.stderr.flush()
 
 
-def measure_budget(
-    factory: WorkloadFactory, profile: Profile, plain: Trained, chosen: Plan, steps: int
-) -> TrainingReport:
+def measure_budget(factory: WorkloadFactory, plain: Trained, chosen: Plan, steps: int, turns: int) -> TrainingReport:
     """Train under one plan; compare with the plain training and with plain steps taken in turns."""
     workload = factory()
     planned = train_steps(workload, chosen, steps, _tell)
-    timing = time_in_turns(workload, chosen, steps, _tell)
+    timing = time_in_turns(workload, chosen, turns, _tell)
     del workload
     gc.collect()
     return report_of(chosen, planned, timing, plain, {})
@@ -92,7 +91,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", help=f"default: {', '.join(WORKLOADS)}")
     parser.add_argument("--budget", action="append", help=f"default: {', '.join(BUDGETS)}")
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3, help="compared bitwise, with the optimizer's step after each")
+    parser.add_argument("--turns", type=int, default=3, help="timed pairs of a plain and a planned step")
     parser.add_argument(
         "--keep-profiles", type=Path, help="save the profiles in this folder, named by batch and device"
     )
@@ -110,7 +110,7 @@ def main() -> None:
         plain = train_steps(factory(), None, arguments.steps, _tell)
         for budget in arguments.budget or BUDGETS:
             called, chosen = plan_or_smallest(profile, budget)
-            report = measure_budget(factory, profile, plain, chosen, arguments.steps)
+            report = measure_budget(factory, plain, chosen, arguments.steps, arguments.turns)
             rows.append(row_of(name, called, chosen, report))
             raw.append({"budget": called, "status": chosen.status, "gap": chosen.gap, **asdict(report)})
             _tell(str(rows[-1]))
