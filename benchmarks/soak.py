@@ -1,7 +1,7 @@
 """A thousand small planned steps: live tensors, process memory, threads and file descriptors have to stay flat.
 
-`python -m benchmarks.soak [--steps 1000]`. Every tenth forward has no backward pass and every twentieth raises, as users' loops
-do. Prints one row per hundred steps; exit code 1 if something grows.
+`python -m benchmarks.soak [--steps 1000]`. Every tenth forward has no backward pass and every twentieth raises, as in
+users' loops. Prints ten rows; exit code 1 if something grows.
 """
 
 from __future__ import annotations

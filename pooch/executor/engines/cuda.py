@@ -59,8 +59,8 @@ class CudaArena:
         return self._pinned[offset_bytes : offset_bytes + storage.nbytes()]
 
     def close(self) -> None:
-        """Let the next step have the block. Compute waits for the last copy each way: a step whose backward pass never came
-        may end with copies under way, and what they read and fill is about to be given out again.
+        """Let the next step have the block. Compute waits for the last copy each way: a step whose backward pass never
+        came may end with copies under way, and what they read and fill is about to be given out again.
         """
         for event in self._last.values():
             CudaTicket(event).wait()
