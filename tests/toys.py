@@ -294,14 +294,16 @@ def blocks(count: int, *, size_bytes: int = 1 << 20, link: Link = DISK_LINK) -> 
     for _ in range(count):
         weight = step.parameter(4096)
         common = {"workspace_bytes": size_bytes // 8, "gradient_bytes": size_bytes}
-        (wide,) = step.op([current, weight], [4 * size_bytes], saves=[current], time_ms=4.0, **common)
-        (active,) = step.op([wide], [0], overwrites=wide, saves_outputs=[0], time_ms=1.0, **common)
+        (wide,) = step.op([current, weight], [4 * size_bytes], saves=[current], time_ms=4.0, name="wide", **common)
+        (active,) = step.op([wide], [0], overwrites=wide, saves_outputs=[0], time_ms=1.0, name="act", **common)
         narrow, small = step.op(
-            [active, weight], [size_bytes, 64], saves=[active], saves_outputs=[1], time_ms=4.0, **common
+            [active, weight], [size_bytes, 64], saves=[active], saves_outputs=[1], time_ms=4.0, name="narrow", **common
         )
         step.too_small(small)
-        (dropped,) = step.op([narrow], [size_bytes], saves_outputs=[0], refusal="it draws noise", **common)
-        (current,) = step.op([current, dropped], [size_bytes], time_ms=0.5, **common)
+        (dropped,) = step.op(
+            [narrow], [size_bytes], saves_outputs=[0], refusal="it draws noise", name="noise", **common
+        )
+        (current,) = step.op([current, dropped], [size_bytes], time_ms=0.5, name="sum", **common)
     return step.build(link, persistent_bytes=size_bytes, workload=f"blocks{count}")
 
 
