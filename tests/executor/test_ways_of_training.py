@@ -11,9 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pooch.executor import RunStats, apply_plan
-from pooch.ir import Choice
-from tests.executor.support import all_of, assert_same, mixed, planned_replays, quick_profile, tight_plan
+from pooch.executor import RunStats
+from pooch.ir import Choice, Plan
+from tests.executor.support import (
+    all_of,
+    applied,
+    assert_same,
+    mixed,
+    planned_replays,
+    quick_profile,
+    region_of,
+    tight_plan,
+)
 
 CHOICES = ["swap", "recompute", "mixed"]
 
@@ -46,15 +55,17 @@ def check(
     for is_planned in (False, True):
         torch.manual_seed(0)
         model = make()
-        profile = quick_profile(lambda m=model: step(m, rows), model)  # type: ignore[misc]
-        decisions = mixed(profile) if choice == "mixed" else all_of(profile, choice)  # type: ignore[arg-type]
-        plan = tight_plan(profile, decisions if is_planned else {})
+        plan: Plan | None = None
+        if is_planned:
+            profile = quick_profile(lambda m=model: step(m, rows), model)  # type: ignore[misc]
+            decisions = mixed(profile) if choice == "mixed" else all_of(profile, choice)  # type: ignore[arg-type]
+            plan = tight_plan(profile, decisions)
         results.append({})
         torch.manual_seed(2)
-        with apply_plan(plan, model) as run:
+        with applied(plan, model) as run:
             for number in range(2):
                 model.zero_grad()
-                with run.step():
+                with region_of(run):
                     loss = step(model, rows)
                 backward(model, loss)
                 gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -64,10 +75,12 @@ def check(
                     for name, parameter in model.named_parameters():
                         if name in gradients:
                             parameter.sub_(0.01 * gradients[name])
-            stats = run.stats
+            stats = run.stats if run is not None else None
         results[-1] |= {n: t.clone() for n, t in model.state_dict().items()} | {"random state": torch.get_rng_state()}
         assert any("grad" in name for name in results[-1])
     assert_same(*results)
+    assert stats is not None
+    assert plan is not None
     assert stats.mismatches == 0
     if mechanism:
         assert stats.late_swaps == 0
