@@ -30,8 +30,7 @@ class Run:
     """A plan at work on a model; `remove()` (or leaving it as a context) takes it off again.
 
     For a plan of region "model" every call of `model.forward` with gradients on runs under the plan. For a plan of
-    region
-    "step" the user marks the region: `with run.step(): loss = forward()`; the backward pass follows outside.
+    region "step" the user marks the region: `with run.step(): loss = forward()`; the backward pass follows outside.
     """
 
     def __init__(self, plan: Plan, model: torch.nn.Module, engine: CopyEngine, on_mismatch: OnMismatch) -> None:

@@ -11,10 +11,8 @@ from torch.profiler import ProfilerActivity
 from pooch.profiler.assembly import StepAssembly
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.profiler.step import check_loss
-from pooch.torchtools.memory_trace import MARKER
+from pooch.torchtools.memory_trace import AUTOGRAD_NODE, MARKER
 from pooch.torchtools.operators import is_view_name
-
-_NODE = "autograd::engine::evaluate_function: "
 
 
 def cuda_slot_times_ms(
@@ -43,12 +41,12 @@ def _on_cpu(event: Any) -> bool:
 
 def _is_backward_op(event: Any) -> bool:
     """An outermost operator under an autograd node."""
-    if not _on_cpu(event) or "::" not in event.name or is_view_name(event.name) or event.name.startswith(_NODE):
+    if not _on_cpu(event) or "::" not in event.name or is_view_name(event.name) or event.name.startswith(AUTOGRAD_NODE):
         return False
     parent = event.cpu_parent
     under_node = False
     while parent is not None:
-        if parent.name.startswith(_NODE):
+        if parent.name.startswith(AUTOGRAD_NODE):
             under_node = True
             break
         if "::" in parent.name and not parent.name.startswith("torch::autograd"):

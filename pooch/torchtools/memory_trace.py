@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity
 from pooch.torchtools.tensors import storage_bytes
 
 MARKER = "pooch:"
+AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # what torch names the event around each node
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,8 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
             if name.startswith(MARKER):
                 markers.append(Span(name[len(MARKER) :], span.start_ns, span.end_ns, node))
                 inside_operator = inside_operator or bool(node)  # what we do within the backward pass is no op of it
-            elif name.startswith(_NODE):
-                node = name[len(_NODE) :]
+            elif name.startswith(AUTOGRAD_NODE):
+                node = name[len(AUTOGRAD_NODE) :]
             elif node and not inside_operator and "::" in name and not name.startswith("torch::autograd"):
                 operators.append(span)
                 inside_operator = True
@@ -137,9 +138,6 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
         tuple(sorted(markers, key=by_time)),
         tuple(sorted(operators, key=by_time)),
     )
-
-
-_NODE = "autograd::engine::evaluate_function: "
 
 
 def _start_of(span: Span) -> int:
