@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.tables import Row, markdown_table, write_results
+from benchmarks.tables import Row, earlier_results, markdown_table, write_results
 from pooch.session import plan, profile_workload
 from pooch.session.training import applied, timed_step, train_steps
 from pooch.units import format_bytes
@@ -103,8 +103,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
-    rows: list[Row] = []
-    for name in arguments.workload or sorted(BLOCKS):
+    names = arguments.workload or sorted(BLOCKS)
+    rows, _ = earlier_results("against-checkpoint-cpu", arguments.output, names)
+    for name in names:
         rows += compare(name, arguments.steps)
         write_results("against-checkpoint-cpu", "Pooch beside torch.utils.checkpoint", rows, rows, arguments.output)
     sys.stdout.write(markdown_table(rows) + "\n")

@@ -4,9 +4,9 @@
                                   [--keep-profiles profiles]
 
 Prints and writes one row per workload and budget: same numbers or not, peaks, times, what moved. Plain and planned
-steps take
-turns, so a ratio compares like with like. A budget that no plan can keep is replaced by the smallest one that can
-be kept.
+steps take turns, so a ratio compares like with like. A budget that no plan can keep is replaced by the smallest one
+that can be kept. Rows of workloads that are not measured this time stay if they come from the same machine and
+versions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.tables import Row, markdown_table, write_results
+from benchmarks.tables import Row, earlier_results, markdown_table, write_results
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
 from pooch.session import plan, profile_workload
@@ -90,7 +90,7 @@ def main() -> None:
     """Measure what was asked for; print the table; write the results after each workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", help=f"default: {', '.join(WORKLOADS)}")
-    parser.add_argument("--budget", action="append", help=f"default: {', '.join(BUDGETS)}")
+    parser.add_argument("--budget", action="append", help=f"default: {', '.join(BUDGETS)}".replace("%", "%%"))
     parser.add_argument("--steps", type=int, default=3, help="compared bitwise, with the optimizer's step after each")
     parser.add_argument("--turns", type=int, default=3, help="timed pairs of a plain and a planned step")
     parser.add_argument(
@@ -98,9 +98,9 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
-    rows: list[Row] = []
-    raw: list[dict[str, object]] = []
-    for name in arguments.workload or WORKLOADS:
+    names = arguments.workload or WORKLOADS
+    rows, raw = earlier_results("main-job-cpu", arguments.output, names)
+    for name in names:
         factory = workload_factory(name)
         _tell(f"{name}: profiling")
         profile = profile_workload(factory(), progress=_tell)

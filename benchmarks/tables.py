@@ -27,11 +27,27 @@ def markdown_table(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def earlier_results(name: str, folder: Path, measured_now: Sequence[str]) -> tuple[list[Row], list[Row]]:
+    """Rows and raw results that NAME.json holds of other workloads than those measured now.
+
+    So one workload can be measured again alone. Results of another machine or other versions do not go into one table
+    with these: they are left out, and with them the file.
+    """
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return [], []
+    document = json.loads(path.read_text())
+    if document["surroundings"] != json.loads(json.dumps(surroundings())):
+        return [], []
+    rows, raw = ([row for row in document[part] if row["workload"] not in measured_now] for part in ("rows", "results"))
+    return rows, raw
+
+
 def write_results(name: str, title: str, rows: Sequence[Row], raw: object, folder: Path) -> None:
     """Write NAME.json (everything) and NAME.md (the table), beside first, then renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     around = surroundings()
-    document = {"title": title, "surroundings": around, "results": raw}
+    document = {"title": title, "surroundings": around, "rows": rows, "results": raw}
     software = around["software"]
     assert isinstance(software, dict)
     told = ", ".join(f"{key} {value}" for key, value in software.items())
