@@ -22,7 +22,7 @@ from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
 from pooch.session import plan, profile_workload
 from pooch.session.measuring import TrainingReport, report_of
-from pooch.session.training import Trained, time_in_turns, train_steps
+from pooch.session.training import Timing, Trained, time_in_turns, train_steps
 from pooch.units import format_bytes
 from pooch.workloads import workload_factory
 from pooch.workloads.loading import WorkloadFactory
@@ -36,14 +36,16 @@ def _tell(text: str) -> None:
     sys.stderr.flush()
 
 
-def measure_budget(factory: WorkloadFactory, plain: Trained, chosen: Plan, steps: int, turns: int) -> TrainingReport:
+def measure_budget(
+    factory: WorkloadFactory, plain: Trained, chosen: Plan, steps: int, turns: int
+) -> tuple[TrainingReport, Timing]:
     """Train under one plan; compare with the plain training and with plain steps taken in turns."""
     workload = factory()
     planned = train_steps(workload, chosen, steps, _tell)
     timing = time_in_turns(workload, chosen, turns, _tell)
     del workload
     gc.collect()
-    return report_of(chosen, planned, timing, plain, {})
+    return report_of(chosen, planned, timing, plain, {}), timing
 
 
 def plan_or_smallest(profile: Profile, budget: str) -> tuple[str, Plan]:
@@ -92,7 +94,7 @@ def main() -> None:
     parser.add_argument("--workload", action="append", help=f"default: {', '.join(WORKLOADS)}")
     parser.add_argument("--budget", action="append", help=f"default: {', '.join(BUDGETS)}".replace("%", "%%"))
     parser.add_argument("--steps", type=int, default=3, help="compared bitwise, with the optimizer's step after each")
-    parser.add_argument("--turns", type=int, default=3, help="timed pairs of a plain and a planned step")
+    parser.add_argument("--turns", type=int, default=4, help="timed pairs of a plain and a planned step")
     parser.add_argument(
         "--keep-profiles", type=Path, help="save the profiles in this folder, named by batch and device"
     )
@@ -110,9 +112,11 @@ def main() -> None:
         plain = train_steps(factory(), None, arguments.steps, _tell)
         for budget in arguments.budget or BUDGETS:
             called, chosen = plan_or_smallest(profile, budget)
-            report = measure_budget(factory, plain, chosen, arguments.steps, arguments.turns)
+            report, timing = measure_budget(factory, plain, chosen, arguments.steps, arguments.turns)
             rows.append(row_of(name, called, chosen, report))
-            raw.append({"budget": called, "status": chosen.status, "gap": chosen.gap, **asdict(report)})
+            raw.append(
+                {"budget": called, "status": chosen.status, "gap": chosen.gap, **asdict(report), **asdict(timing)}
+            )
             _tell(str(rows[-1]))
         write_results("main-job-cpu", "The main job on the CPU", rows, raw, arguments.output)
     sys.stdout.write(markdown_table(rows) + "\n")

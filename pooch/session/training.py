@@ -138,24 +138,46 @@ def first_difference(plain: Trained, planned: Trained) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Medians of steps that took turns, so that both saw the same machine. In ms."""
+    """Steps that took turns, so that both kinds saw the same machine. In ms, in the order in which they ran."""
 
-    plain_ms: float
-    planned_ms: float
+    plain_samples_ms: tuple[float, ...]
+    planned_samples_ms: tuple[float, ...]
+
+    @property
+    def plain_ms(self) -> float:
+        """Median of the plain steps."""
+        return statistics.median(self.plain_samples_ms)
+
+    @property
+    def planned_ms(self) -> float:
+        """Median of the planned steps."""
+        return statistics.median(self.planned_samples_ms)
 
 
 def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress) -> Timing:
-    """Time plain and planned steps alternately on one model; nothing is measured but time."""
+    """Time plain and planned steps in turns on one model; nothing is measured but time.
+
+    Which of the two goes first changes with every turn: a machine that gets slower or faster while this lasts, and
+    what one step leaves behind in the allocator for the next, then touch both alike.
+    """
     plain: list[float] = []
     planned: list[float] = []
     with applied(plan, workload) as run:
         assert run is not None
-        for number in range(steps + 1):
-            progress(f"timing step {number} of {steps}" if number else "warming up")
+
+        def time_plain() -> None:
             with run.paused():
                 plain.append(timed_step(workload, None))
+
+        def time_planned() -> None:
             planned.append(timed_step(workload, run))
-    return Timing(statistics.median(plain[1:]), statistics.median(planned[1:]))
+
+        for number in range(steps + 1):
+            progress(f"timing step {number} of {steps}" if number else "warming up")
+            turn = (time_plain, time_planned) if number % 2 == 0 else (time_planned, time_plain)
+            for timed in turn:
+                timed()
+    return Timing(tuple(plain[1:]), tuple(planned[1:]))
 
 
 def timed_step(workload: Workload, run: Run | None) -> float:
