@@ -68,6 +68,24 @@ def test_smallest_peaks_are_as_predicted(kind: str, choice: Choice) -> None:
     assert measured_peak(job, plan) == pytest.approx(plan.predicted_peak_bytes, rel=NOISE)
 
 
+def test_random_states_of_many_replayed_ops_are_within_the_budget() -> None:
+    """A state of the CPU's generator is 5,056 bytes; a deep network with dropout remembers one for each replay."""
+    blocks = [layer for _ in range(12) for layer in (torch.nn.Linear(64, 64), torch.nn.Dropout(0.3))]
+    model = torch.nn.Sequential(*blocks)
+    job = Job(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        lambda generator: (torch.randn(256, 64, generator=generator),),
+        lambda net, batch: net(batch[0]).square().sum(),
+        torch.device("cpu"),
+    )
+    profile = profile_job(job)
+    plan = tight_plan(profile, all_of(profile, "recompute"))
+    replayed = {action.target for action in plan.schedule.actions if action.kind == "replay"}
+    assert sum(profile.ops[op].random for op in replayed) >= 10
+    assert measured_peak(job, plan) <= plan.predicted_peak_bytes
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_core_peak_is_that_of_plain_training(kind: str) -> None:
     job = make_job(kind, 2)
