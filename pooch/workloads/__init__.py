@@ -1,17 +1,22 @@
 """Models to profile: built-in ones, and the loader for the user's own. Importing this does not import torch."""
 
 from pooch.workloads.base import Workload
-from pooch.workloads.loading import WorkloadFactory, load_workload, workload_factory
-from pooch.workloads.registry import BUILT_IN, BuiltIn
+from pooch.workloads.catalogue import BUILT_IN
+from pooch.workloads.loading import WorkloadFactory, built_in, load_workload, workload_factory, workload_growth
+from pooch.workloads.registry import BuiltIn, Growth, Preset
 from pooch.workloads.settings import Setting, parse_settings
 
 __all__ = [
     "BUILT_IN",
     "BuiltIn",
+    "Growth",
+    "Preset",
     "Setting",
     "Workload",
     "WorkloadFactory",
+    "built_in",
     "load_workload",
     "parse_settings",
     "workload_factory",
+    "workload_growth",
 ]

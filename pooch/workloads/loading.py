@@ -9,7 +9,8 @@ from typing import Any
 
 from pooch.errors import PoochError, WorkloadError
 from pooch.workloads.base import Workload
-from pooch.workloads.registry import BUILT_IN
+from pooch.workloads.catalogue import BUILT_IN
+from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth
 from pooch.workloads.settings import Setting, call_arguments, check_batch_size
 from pooch.workloads.user_file import first_line, load_function
 
@@ -24,17 +25,21 @@ def load_workload(
     """Build a workload.
 
     Args:
-        name: a built-in name or `file.py:function`.
+        name: a built-in name, one with a size (`resnet50@pooch`), or `file.py:function`.
         batch_size, device: handed to the function; None leaves them to its defaults.
-        settings: further keyword arguments.
+        settings: further keyword arguments; they and the two above win against those of a size.
 
     Raises:
         UsageError: the batch size is not positive, or the function does not take what was asked for.
         WorkloadError: the workload is unknown, cannot be loaded, or does not return what it must.
     """
     check_batch_size(batch_size)
-    function = find_function(name)
-    arguments = call_arguments(function, name, batch_size=batch_size, device=device, settings=settings or {})
+    function, fixed = find_function(name)
+    given = dict(settings or {})
+    if batch_size is None and "batch_size" not in given:
+        batch_size = fixed.pop("batch_size", None)  # type: ignore[assignment]
+    fixed.pop("batch_size", None)
+    arguments = call_arguments(function, name, batch_size=batch_size, device=device, settings=fixed | given)
     return _complete(_call(function, name, arguments), name, arguments)
 
 
@@ -68,18 +73,41 @@ def workload_factory(
     return WorkloadFactory(name, batch_size, device, settings or {})
 
 
-def find_function(name: str) -> Callable[..., Any]:
-    """The function behind a workload's name.
+def find_function(name: str) -> tuple[Callable[..., Any], dict[str, Setting]]:
+    """The function behind a workload's name, and the settings that the name stands for.
 
     Raises:
-        WorkloadError: there is none.
+        UsageError: the built-in workload has no such size.
+        WorkloadError: there is no such workload.
     """
-    if name in BUILT_IN:
-        return BUILT_IN[name].function()
+    entry = built_in(name)
+    if entry is not None:
+        _, _, size = name.partition("@")
+        preset = dict(entry.preset(size).settings) if "@" in name else {}
+        return entry.function(), dict(entry.defaults or {}) | preset
     path, colon, function_name = name.rpartition(":")
     if colon and path and function_name:
-        return load_function(path, function_name)
+        return load_function(path, function_name), {}
     raise WorkloadError(_unknown(name))
+
+
+def built_in(name: str) -> BuiltIn | None:
+    """The built-in workload that a typed name means, with or without a size; None where it means something else."""
+    return BUILT_IN.get(name.partition("@")[0])
+
+
+def workload_growth(name: str, setting: str = "batch_size") -> Growth:
+    """How a setting makes the workload's step bigger: its smallest value and the distance between legal ones.
+
+    Of a user's own function, any setting is taken to grow in steps of one.
+
+    Raises:
+        UsageError: the setting does not make that built-in workload bigger.
+    """
+    entry = built_in(name)
+    if entry is not None:
+        return entry.growth(setting)
+    return BATCH_SIZE if setting == BATCH_SIZE.setting else Growth(setting)
 
 
 def _unknown(name: str) -> str:

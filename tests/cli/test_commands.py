@@ -123,9 +123,18 @@ def test_show_as_json_has_layers_and_decisions(
 
 
 def test_workloads_lists_the_built_in_ones(pooch_command: Command) -> None:
-    names = {entry["name"] for entry in json.loads(pooch_command("workloads", "--json").out)}
-    assert names == {"resnet50", "gpt2", "unet3d", "lstm"}
+    entries = {entry["name"]: entry for entry in json.loads(pooch_command("workloads", "--json").out)}
+    assert {"resnet50", "gpt2", "unet3d", "lstm", "nmt"} < set(entries)
+    assert entries["resnet50"]["sizes"]["pooch"]["settings"] == {"batch_size": 640}
+    assert entries["gpt2"]["grows"] == ["batch_size", "sequence_length", "layers"]
     assert "resnet50" in pooch_command("workloads").out
+
+
+def test_workloads_shows_the_sizes_of_one(pooch_command: Command) -> None:
+    assert "unet3d@tflms-192" in pooch_command("workloads", "unet3d").out
+    outcome = pooch_command("workloads", "zebra")
+    assert outcome.code == 2
+    assert "there is no built-in workload 'zebra'" in outcome.error
 
 
 def test_version(pooch_command: Command) -> None:

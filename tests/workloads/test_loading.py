@@ -90,8 +90,8 @@ def test_functions_that_are_no_workload(file: Path, function: str, told: str) ->
 
 
 def test_unknown_names_suggest_close_ones() -> None:
-    assert "did you mean resnet50?" in refusal("resnet5")
-    assert "there are resnet50, gpt2, unet3d, lstm" in refusal("zebra")
+    assert "did you mean resnet50" in refusal("resnet5")
+    assert "there are resnet50, resnet101" in refusal("zebra")
 
 
 @pytest.mark.parametrize(("name", "told"), [("mine.py", "names no function"), ("nowhere.py:make", "does not exist")])
@@ -147,3 +147,15 @@ def test_settings_are_read_as_what_they_look_like() -> None:
 def test_settings_that_are_none(texts: list[str]) -> None:
     with pytest.raises(UsageError):
         parse_settings(texts)
+
+
+def test_named_sizes_are_settings_that_others_win_against() -> None:
+    assert load_workload("lstm@small").batch_size == 32
+    assert load_workload("lstm@small", batch_size=3).batch_size == 3
+    assert load_workload("lstm@small", settings={"width": 8}).model.head.in_features == 8  # type: ignore[union-attr]
+    assert load_workload("resnet101@small", settings={"image_size": 32}).name == "resnet101"
+
+
+def test_sizes_that_do_not_exist() -> None:
+    assert "there are lstm@small" in refusal("lstm@huge", UsageError)
+    assert "did you mean resnet50" in refusal("resnet5@small")

@@ -6,16 +6,25 @@ import torch
 from torch import nn
 
 from pooch.workloads.base import Workload
+from pooch.workloads.models.recurrent import UnrolledLstm
 
 
 class LstmLanguageModel(nn.Module):
-    """Predicts the next token at every position."""
+    """Predicts the next token at every position.
 
-    def __init__(self, vocabulary: int, width: int, layers: int, dropout: float) -> None:
+    Args:
+        unrolled: one op per arithmetic step instead of one per layer.
+    """
+
+    def __init__(self, vocabulary: int, width: int, layers: int, dropout: float, unrolled: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.dropout = nn.Dropout(dropout)
-        self.lstm = nn.LSTM(width, width, layers, dropout=dropout, batch_first=True)
+        self.lstm: nn.Module = (
+            UnrolledLstm(width, width, layers, dropout)
+            if unrolled
+            else nn.LSTM(width, width, layers, dropout=dropout if layers > 1 else 0.0, batch_first=True)
+        )
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -33,11 +42,20 @@ def build(
     width: int = 512,
     layers: int = 3,
     dropout: float = 0.2,
+    unrolled: bool = False,
     seed: int = 0,
 ) -> Workload:
     """An LSTM language model with random weights on random tokens; cross entropy; Adam."""
     torch.manual_seed(seed)
-    model = LstmLanguageModel(vocabulary, width, layers, dropout).to(device)
+    with torch.device(device):
+        model = LstmLanguageModel(vocabulary, width, layers, dropout, unrolled)
+    return next_token_training("lstm", model, batch_size, sequence_length, vocabulary, device, seed)
+
+
+def next_token_training(
+    name: str, model: nn.Module, batch_size: int, sequence_length: int, vocabulary: int, device: str, seed: int
+) -> Workload:
+    """Training of a model from tokens (N, T) to logits (N, T, vocabulary) on random text; cross entropy; Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(vocabulary, (batch_size, sequence_length + 1), generator=generator).to(device)
@@ -46,4 +64,4 @@ def build(
     def forward() -> torch.Tensor:
         return nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets)
 
-    return Workload(model, forward, optimizer, "lstm", batch_size)
+    return Workload(model, forward, optimizer, name, batch_size)

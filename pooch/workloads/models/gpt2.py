@@ -36,7 +36,8 @@ def build(
         bos_token_id=0,
         eos_token_id=0,
     )
-    model = GPT2LMHeadModel(config).to(device).train()
+    with torch.device(device):
+        model = GPT2LMHeadModel(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(vocabulary, (batch_size, sequence_length), generator=generator).to(device)

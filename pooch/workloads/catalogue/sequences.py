@@ -1,0 +1,154 @@
+"""Language and sequence models: sizes of Meng et al. 2017 and of the TensorFlow while-loop comparison.
+
+Meng et al. give layers, lengths and largest batches. Widths, and the language model's length and vocabulary, are not in
+the text at hand: a width of 1500, 35 steps and 10,000 words are those of the large PTB model (Zaremba et al. 2014),
+which agree with the bytes per layer that their largest batches suggest; for the translator, a width of 1024 does.
+"""
+
+from __future__ import annotations
+
+from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset
+from pooch.workloads.settings import Setting
+
+_MODELS = "pooch.workloads.models"
+_LENGTH = Growth("sequence_length")
+_LAYERS = Growth("layers")
+_PTB: dict[str, Setting] = {"sequence_length": 35, "width": 1500, "vocabulary": 10000, "dropout": 0.0, "unrolled": True}
+
+
+def _meng_lstm(layers: int, batch_size: int, stock: int) -> Preset:
+    note = f"Meng et al. 2017: largest batch in 12 GB (stock: {stock}); width, length and vocabulary assumed"
+    return Preset(f"meng-{layers}", {"batch_size": batch_size, "layers": layers, **_PTB}, note)
+
+
+def _meng_nmt(length: int, batch_size: int, stock: int) -> Preset:
+    settings = {"batch_size": batch_size, "sequence_length": length, "width": 1024, "vocabulary": 10000}
+    note = f"Meng et al. 2017: largest batch in 12 GB (stock: {stock}); width and vocabulary assumed"
+    return Preset(f"meng-{length}", settings, note)
+
+
+SEQUENCES = (
+    BuiltIn(
+        "gpt2",
+        "GPT-2 small language model, AdamW",
+        f"{_MODELS}.gpt2",
+        "transformers",
+        source="Radford et al. 2019",
+        growths=(BATCH_SIZE, _LENGTH, _LAYERS),
+        presets=(
+            Preset(
+                SMALL,
+                {"batch_size": 2, "sequence_length": 64, "layers": 3, "width": 64, "heads": 4, "vocabulary": 500},
+                "for tests",
+            ),
+            Preset(
+                "medium", {"batch_size": 8, "layers": 24, "width": 1024, "heads": 16}, "Radford et al. 2019: medium"
+            ),
+            Preset("xl", {"batch_size": 1, "layers": 48, "width": 1600, "heads": 25}, "Radford et al. 2019: XL"),
+        ),
+    ),
+    BuiltIn(
+        "llama",
+        "Llama-style language model as large as GPT-2 small, AdamW",
+        f"{_MODELS}.llama",
+        "transformers",
+        source="Touvron et al. 2023",
+        growths=(BATCH_SIZE, _LENGTH, _LAYERS),
+        presets=(
+            Preset(
+                SMALL,
+                {
+                    "batch_size": 2,
+                    "sequence_length": 64,
+                    "layers": 3,
+                    "width": 64,
+                    "inner_width": 192,
+                    "heads": 4,
+                    "key_value_heads": 2,
+                    "vocabulary": 500,
+                },
+                "for tests",
+            ),
+            Preset(
+                "7b",
+                {
+                    "batch_size": 1,
+                    "sequence_length": 2048,
+                    "layers": 32,
+                    "width": 4096,
+                    "inner_width": 11008,
+                    "heads": 32,
+                    "key_value_heads": 32,
+                },
+                "Touvron et al. 2023: 7B",
+            ),
+        ),
+    ),
+    BuiltIn(
+        "lstm",
+        "three-layer LSTM language model (--set unrolled=true: op by op), Adam",
+        f"{_MODELS}.lstm",
+        source="Zaremba et al. 2014",
+        growths=(BATCH_SIZE, _LENGTH, _LAYERS),
+        presets=(
+            Preset(
+                SMALL,
+                {
+                    "batch_size": 32,
+                    "sequence_length": 8,
+                    "vocabulary": 100,
+                    "width": 128,
+                    "layers": 2,
+                    "unrolled": True,
+                },
+                "for tests",
+            ),
+            Preset(
+                "small-fused",
+                {"batch_size": 8, "sequence_length": 32, "vocabulary": 100, "width": 64, "layers": 3},
+                "for tests",
+            ),
+            _meng_lstm(1, 3000, 1800),
+            _meng_lstm(4, 1500, 750),
+            _meng_lstm(8, 900, 350),
+            _meng_lstm(16, 280, 75),
+        ),
+    ),
+    BuiltIn(
+        "nmt",
+        "sequence to sequence with additive attention, Adam",
+        f"{_MODELS}.nmt",
+        source="Bahdanau et al. 2015",
+        growths=(BATCH_SIZE, _LENGTH, _LAYERS),
+        presets=(
+            Preset(
+                SMALL,
+                {"batch_size": 16, "sequence_length": 12, "vocabulary": 100, "width": 64, "layers": 1},
+                "for tests",
+            ),
+            _meng_nmt(50, 1100, 350),
+            _meng_nmt(100, 550, 90),
+            _meng_nmt(200, 230, 20),
+            _meng_nmt(400, 60, 2),
+        ),
+    ),
+    BuiltIn(
+        "char_rnn",
+        "LSTM over characters, unrolled, Adam",
+        f"{_MODELS}.char_rnn",
+        source="Karpathy 2015",
+        growths=(BATCH_SIZE, _LENGTH, _LAYERS),
+        presets=(
+            Preset(
+                SMALL,
+                {"batch_size": 32, "sequence_length": 10, "characters": 32, "width": 128, "layers": 2},
+                "for tests",
+            ),
+            Preset(
+                "long",
+                {"batch_size": 50, "sequence_length": 500},
+                "long text, as swapping inside a while loop wants it",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,52 @@
+"""A Llama-style language model of the transformers package, from its configuration: random weights, no download."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pooch.workloads.base import Workload
+
+
+def build(
+    batch_size: int = 1,
+    device: str = "cpu",
+    sequence_length: int = 1024,
+    layers: int = 12,
+    width: int = 768,
+    inner_width: int = 2048,
+    heads: int = 12,
+    key_value_heads: int = 4,
+    vocabulary: int = 32000,
+    attention: str = "sdpa",
+    seed: int = 0,
+) -> Workload:
+    """A Llama with random weights on random tokens; the model's own language-model loss; AdamW.
+
+    The defaults are about as large as GPT-2 small.
+    """
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner_width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=max(2048, sequence_length),
+        use_cache=False,
+        attn_implementation=attention,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with torch.device(device):
+        model = LlamaForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocabulary, (batch_size, sequence_length), generator=generator).to(device)
+
+    def forward() -> torch.Tensor:
+        loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        return loss
+
+    return Workload(model, forward, optimizer, "llama", batch_size)

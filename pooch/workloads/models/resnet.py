@@ -1,0 +1,122 @@
+"""ResNets of any depth in plain PyTorch: bottleneck blocks of "version 1.5" (the stride sits in the 3x3 convolution).
+
+Written out here, so that the most usual convolutional network needs no extra package. In-place ReLUs as in the
+widely used definition: they are what a planner of single activations has to get right.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pooch.errors import UsageError
+from pooch.workloads.base import Workload
+from pooch.workloads.models.classification import classification, initialize_convolutions
+
+_PUBLISHED_BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+_EXPANSION = 4
+_SMALLEST_DEPTH = 26
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions with a shortcut around them."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        channels_out = channels * _EXPANSION
+        self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, channels_out, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels_out)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels_in != channels_out:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels_in, channels_out, 1, stride=stride, bias=False), nn.BatchNorm2d(channels_out)
+            )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Three convolutions, then the shortcut is added."""
+        hidden = self.relu(self.bn1(self.conv1(inputs)))
+        hidden = self.relu(self.bn2(self.conv2(hidden)))
+        hidden = self.bn3(self.conv3(hidden))
+        hidden += inputs if self.downsample is None else self.downsample(inputs)
+        output: torch.Tensor = self.relu(hidden)
+        return output
+
+
+def blocks_of(depth: int) -> tuple[int, int, int, int]:
+    """Bottleneck blocks per stage of the ResNet of that depth (three convolutions a block, the stem, the classifier).
+
+    Up to 200 as published for ImageNet. No publication gives the stages of ImageNet ResNets with 1001 or 2000 layers
+    (He et al.'s ResNet-1001 is for images of 32 pixels, in three stages). Both depths are 3 n + 2, so they are made the
+    way ResNet-200 was made of ResNet-152: only the two middle stages grow, here in ResNet-200's proportion of 2 to 3,
+    which gives 3/131/196/3 and 3/264/396/3.
+
+    Raises:
+        UsageError: no bottleneck ResNet has that depth.
+    """
+    if depth in _PUBLISHED_BLOCKS:
+        return _PUBLISHED_BLOCKS[depth]
+    if depth < _SMALLEST_DEPTH or depth % 3 != 2:
+        near = max(_SMALLEST_DEPTH, depth - (depth - 2) % 3)
+        raise UsageError(f"there is no ResNet of depth {depth}: it must be 3 n + 2, {near} say")
+    middle = (depth - 2) // 3 - 6
+    second = round(middle * 2 / 5)
+    return 3, second, middle - second, 3
+
+
+class ResNet(nn.Module):
+    """Stem, four stages of bottlenecks, average pooling, classifier.
+
+    Args:
+        blocks: bottlenecks per stage.
+        width: channels of the stem; 64 in all published ones.
+    """
+
+    def __init__(self, blocks: tuple[int, int, int, int], classes: int = 1000, width: int = 64) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = self._stage(width, width, blocks[0], stride=1)
+        self.layer2 = self._stage(4 * width, 2 * width, blocks[1], stride=2)
+        self.layer3 = self._stage(8 * width, 4 * width, blocks[2], stride=2)
+        self.layer4 = self._stage(16 * width, 8 * width, blocks[3], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(8 * width * _EXPANSION, classes)
+        initialize_convolutions(self)
+
+    @staticmethod
+    def _stage(channels_in: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
+        first = Bottleneck(channels_in, channels, stride)
+        rest = [Bottleneck(channels * _EXPANSION, channels, 1) for _ in range(blocks - 1)]
+        return nn.Sequential(first, *rest)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (N, 3, H, W) to logits (N, classes)."""
+        hidden = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            hidden = stage(hidden)
+        logits: torch.Tensor = self.fc(torch.flatten(self.avgpool(hidden), 1))
+        return logits
+
+
+def build(
+    batch_size: int = 16,
+    device: str = "cpu",
+    depth: int = 50,
+    image_size: int = 224,
+    classes: int = 1000,
+    width: int = 64,
+    seed: int = 0,
+) -> Workload:
+    """A ResNet with random weights on random images; cross entropy; SGD with momentum."""
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model = ResNet(blocks_of(depth), classes, width)
+    name = f"resnet{depth}" if depth in _PUBLISHED_BLOCKS else "resnet"
+    return classification(name, model, (batch_size, 3, image_size, image_size), classes, device, seed)
