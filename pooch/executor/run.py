@@ -53,6 +53,7 @@ class Run:
         """Counts of the last step that was begun."""
         if self._device.type == "cuda":
             self._stats.peak_bytes = torch.cuda.max_memory_allocated(self._device)
+            self._stats.reserved_bytes = torch.cuda.max_memory_reserved(self._device)
         return self._stats
 
     def _attach(self) -> None:
@@ -113,10 +114,11 @@ class Run:
             return
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        self._stats = RunStats(peak_bytes=self._stats.peak_bytes)
+        self._stats = RunStats(peak_bytes=self._stats.peak_bytes, reserved_bytes=self._stats.reserved_bytes)
         if self._table.does_nothing:
             yield
             return
+        _refuse_capture()
         self._inside.active = True
         try:
             with self._planned_step():
@@ -140,7 +142,7 @@ class Run:
         """
         with MemoryMeter(self._device) as meter:
             yield self._stats
-        self._stats.peak_bytes = meter.peak_bytes
+        self._stats.peak_bytes, self._stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
 
     def remove(self) -> None:
         """Take the plan off the model; steps under way end as they began."""
@@ -163,6 +165,26 @@ class Run:
         self.remove()
 
 
+def _refuse_chosen_algorithms(plan: Plan, device: torch.device) -> None:
+    """CuDNN's benchmark mode chooses algorithms for each thread anew, and autograd's threads are not the program's."""
+    if device.type != "cuda" or not torch.backends.cudnn.benchmark:
+        return
+    replayed = {action.target - plan.first_slot for action in plan.schedule.actions if action.kind == "replay"}
+    if any(plan.expected[op].fingerprint.startswith("aten.convolution") for op in replayed):
+        raise PlanMismatch(
+            "the plan replays convolutions, and torch.backends.cudnn.benchmark may give a replay another algorithm: "
+            "switch it off, or profile and plan with it on (convolutions are then not replayed)"
+        )
+
+
+def _refuse_capture() -> None:
+    """What the host does between ops (hooks, replays, waits) would be missing when a graph is played again."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise UsageError(
+            "a planned step cannot be captured into a CUDA graph: capture without the plan, or train without the graph"
+        )
+
+
 def apply_plan(
     plan: Plan,
     model: torch.nn.Module,
@@ -179,7 +201,7 @@ def apply_plan(
         spill_directory: where the CPU engine's spill file lies.
 
     Raises:
-        PlanMismatch: the plan was made for another model or device.
+        PlanMismatch: the plan was made for another model or device, or replays what cuDNN may not repeat.
         TierError: the swap tier cannot be set up.
     """
     if on_mismatch not in ("warn", "error"):
@@ -195,6 +217,7 @@ def apply_plan(
         )
     if plan.device_kind != device.type:
         raise PlanMismatch(f"the plan was made for {plan.device_kind}, the model is on {device.type}: profile it there")
+    _refuse_chosen_algorithms(plan, device)
     engine = make_engine(device, spill_directory)
     try:
         return Run(plan, model, engine, on_mismatch)

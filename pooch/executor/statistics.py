@@ -15,6 +15,7 @@ class RunStats:
         swapped_out_bytes, swapped_in_bytes: bytes moved.
         recomputed_ops: ops replayed.
         peak_bytes: highest live device bytes. Known on a GPU, and on a CPU inside of `run.measured()`; else None.
+        reserved_bytes: highest bytes that the caching allocator had taken from the GPU; None on a CPU.
         late_swaps: values that had to be brought back when they were read, outside of the schedule.
         mismatches: steps that left the profiled path (1 for this step, if it did).
         kept_after_errors: values that stayed on the device because their copy failed.
@@ -26,6 +27,7 @@ class RunStats:
     swapped_in_bytes: int = 0
     recomputed_ops: int = 0
     peak_bytes: int | None = None
+    reserved_bytes: int | None = None
     late_swaps: int = 0
     mismatches: int = 0
     kept_after_errors: int = 0

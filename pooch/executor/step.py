@@ -53,6 +53,9 @@ class PlannedStep:
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Actions due before the next op, and what has to be remembered of its call."""
         slot = self.table.first_slot + self._next
+        in_order = self.arena.in_order()
+        if self.on_path and not in_order:
+            self._leave_path("an op on the stream that the region began on", f"{facts.name} on another stream")
         self.act(slot)
         if self.on_path and slot in self.table.replayed:
             self.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)

@@ -208,6 +208,8 @@ def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, point
 def _why_fixed(record: ValueRecord, release: int, first_unpack: int) -> str | None:
     if record.role != "made":
         return f"{record.role}: existed before the step"
+    if record.elsewhere:
+        return f"it lies on another device ({record.elsewhere})"
     if not record.saved:
         return "autograd does not save it"
     if first_unpack < 0:

@@ -18,21 +18,32 @@ from pooch.torchtools.operators import is_view_name
 def cuda_slot_times_ms(
     forward: Callable[[], torch.Tensor], model: torch.nn.Module, assembly: StepAssembly
 ) -> list[float] | None:
-    """Device time of each slot's op in one more run of the step, in ms; None where the ops differ from the assembly."""
+    """Device time of each slot's op in one more run of the step, in ms.
+
+    Returns:
+        None where the ops differ from the assembly, or torch's profiler got no times from the device.
+    """
     recorder = ForwardRecorder(model)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    model.zero_grad(set_to_none=True)
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         with recorder.path.watched(), recorder:
             loss = check_loss(forward())
         loss.backward()
         torch.cuda.synchronize()
     events = list(profiler.events() or ())
-    by_marker = {e.name: e.device_time_total / 1000 for e in events if e.name.startswith(MARKER) and _on_cpu(e)}
+    by_marker = {e.name: _kernels_ms(e) for e in events if e.name.startswith(MARKER) and _on_cpu(e)}
     forward_times = [by_marker.get(f"{MARKER}op {op.call}", 0.0) for op in recorder.ops]
     backward = sorted((e for e in events if _is_backward_op(e)), key=lambda e: e.time_range.start)
-    times = [*forward_times, *(e.device_time_total / 1000 for e in backward), 0.0]
-    return times if len(times) == assembly.end else None
+    times = [*forward_times, *map(_kernels_ms, backward), 0.0]
+    return times if len(times) == assembly.end and sum(times) > 0 else None
+
+
+def _kernels_ms(event: Any) -> float:
+    """Device time of what an event and the events inside of it launched. Torch's own sum counts a named stretch's
+    shadow on the device (an annotation of the same name) beside the kernels that it spans.
+    """
+    own_us = sum(kernel.duration for kernel in event.kernels if kernel.name != event.name)
+    return float(own_us / 1000 + sum(_kernels_ms(child) for child in event.cpu_children))
 
 
 def _on_cpu(event: Any) -> bool:

@@ -141,7 +141,7 @@ class _Profiling:
         assemblies = [StepAssembly(record, released) for record in records]
         _check_same_forward(released, assemblies)
         facts = assemble_values(assemblies[0])
-        times = self._op_times(assemblies)
+        times = self._op_times(assemblies, notes)
         step_ms = statistics.median(plain_ms) if plain_ms else sum(times)
         factor = step_ms / sum(times)
         points = facts.in_core_points + persistent
@@ -180,11 +180,12 @@ class _Profiling:
         )
         return record
 
-    def _op_times(self, assemblies: list[StepAssembly]) -> list[float]:
+    def _op_times(self, assemblies: list[StepAssembly], notes: list[str]) -> list[float]:
         if self.device.type == "cuda":
             times = self._pass("timing kernels", lambda: cuda_slot_times_ms(self.forward, self.model, assemblies[0]))
             if times is not None:
                 return list(times)
+            notes.append("kernels could not be timed on the device: op times are those of launching them")
         return median_times_ms([slot_times_ms(assembly) for assembly in assemblies])
 
     def _make(

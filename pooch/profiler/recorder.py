@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pooch.profiler.modules import ModulePath
 from pooch.torchtools.effects import Effects, argument_keys, effects_of, written_tensors
 from pooch.torchtools.memory_trace import marker
-from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
+from pooch.torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
 from pooch.torchtools.tensors import dtype_name, find_tensors, fingerprint, has_plain_storage, storage_key
+from pooch.torchtools.training_state import model_device
 
 
 @dataclass
@@ -34,7 +35,10 @@ class OpRecord:
 
 @dataclass
 class ValueRecord:
-    """One value as it happened; fields as in `pooch.ir.Value`, filled in as the step goes on."""
+    """One value as it happened; fields as in `pooch.ir.Value`, filled in as the step goes on.
+
+    `elsewhere`: the device that it lies on, if that is not the model's.
+    """
 
     id: int
     size_bytes: int
@@ -45,6 +49,7 @@ class ValueRecord:
     dtype: str
     shape: tuple[int, ...]
     role: str
+    elsewhere: str
     overwritten_at: int = -1
     saved: bool = False
     saved_outside_model: bool = False
@@ -65,6 +70,7 @@ class ForwardRecorder(TorchDispatchMode):
         self.values: list[ValueRecord] = []
         self.model_begin = self.model_end = -1
         self.path = ModulePath(model, self._enter_model, self._leave_model)
+        self._device = model_device(model)
         self._calls = 0
         self._value_of: dict[int, int] = {}
         self._depth = 0
@@ -102,7 +108,8 @@ class ForwardRecorder(TorchDispatchMode):
         outputs = list(find_tensors(result))
         effects = effects_of(written, outputs, read_keys)
         if effects.tensors:
-            self._record(facts, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
+            refusal = facts.refusal or call_refusal(func, args)
+            self._record(facts, refusal, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
         return result
 
     def _read_values(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> tuple[int, ...]:
@@ -115,10 +122,17 @@ class ForwardRecorder(TorchDispatchMode):
         return tuple(read)
 
     def _record(
-        self, facts: OperatorFacts, call: int, elapsed_ms: float, reads: tuple[int, ...], effects: Effects, text: str
+        self,
+        facts: OperatorFacts,
+        refusal: str | None,
+        call: int,
+        elapsed_ms: float,
+        reads: tuple[int, ...],
+        effects: Effects,
+        text: str,
     ) -> None:
         index, name = len(self.ops), facts.name
-        refusal = facts.refusal or (None if effects.ordinary else "its result is not an ordinary strided tensor")
+        refusal = refusal or (None if effects.ordinary else "its result is not an ordinary strided tensor")
         writes = tuple(self._new_value(tensor, index, name).id for tensor in effects.tensors)
         self.ops.append(OpRecord(name, self.path.current, call, elapsed_ms, reads, writes, text, refusal, facts.random))
 
@@ -154,6 +168,7 @@ class ForwardRecorder(TorchDispatchMode):
             dtype=dtype_name(tensor.dtype),
             shape=tuple(tensor.shape),
             role=role,
+            elsewhere="" if tensor.device == self._device else str(tensor.device),
         )
         self.values.append(value)
         if key not in self._value_of:

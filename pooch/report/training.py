@@ -74,6 +74,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "swapped": _swapped(report),
         "recomputed": f"{report.recomputed_ops} ops a step" if report.recomputed_ops is not None else None,
         "stalled": _ms(report.stall_ms) if report.stall_ms is not None else None,
+        "reserved by the allocator": _reserved(report),
         "late swaps": _count(report.late_swaps),
         "left the plan": _count(report.mismatches),
         "hard limit, plain": report.hard_limit_plain,
@@ -92,6 +93,13 @@ def _swapped(report: TrainingReport) -> str | None:
     if report.swapped_out_bytes is None:
         return None
     return f"{_bytes(report.swapped_out_bytes)} out, {_bytes(report.swapped_in_bytes)} in a step"
+
+
+def _reserved(report: TrainingReport) -> str | None:
+    if report.measured_reserved_bytes is None:
+        return None
+    plain = report.plain_reserved_bytes
+    return _bytes(report.measured_reserved_bytes) + ("" if plain is None else f" (plain: {_bytes(plain)})")
 
 
 def _went_through(outcome: str) -> bool:

@@ -1,25 +1,32 @@
 """Making the budget physical: training in a process of its own that cannot take more memory than the budget.
 
-On a GPU the allocator gets a fraction of the card. On the CPU the process's address space is limited to what it has
-with the
-model built and nothing computing, plus what the budget leaves above the model's own bytes, plus a fixed slack
-for what is no tensor (stacks, code that oneDNN generates, two small copy buffers).
+On a GPU the allocator gets a fraction of the card: the budget and a slack for pages that are taken in whole. It keeps
+to exact sizes there (`expandable_segments`), or what it does not split would count as if it were used. On the CPU the
+process's address space is limited to what it has with the model built and nothing computing, plus what the budget
+leaves above the model's own bytes, plus a fixed slack for what is no tensor (stacks, code that oneDNN generates, two
+small copy buffers).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pooch.errors import PoochError
 from pooch.ir import Plan
 from pooch.workloads.loading import WorkloadFactory
 
+if TYPE_CHECKING:
+    import torch
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the first name is known to every version
 SLACK_BYTES = 64 * 2**20
 
 
@@ -68,8 +75,36 @@ def train_limited(
             str(plan_path) if plan else None, budget_bytes, steps,
         )  # fmt: skip
         command = [sys.executable, "-m", "pooch.session.limited_child"]
-        child = subprocess.run(command, input=json.dumps(asdict(job)), capture_output=True, text=True, check=False)
+        child = subprocess.run(
+            command,
+            input=json.dumps(asdict(job)),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=exact_allocator(os.environ),
+        )
     return _read_outcome(child)
+
+
+def exact_allocator(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment in which the CUDA caching allocator splits blocks down to 512 bytes; the user's own settings stay.
+
+    By default a large block is split only if more than 1 MiB of it is left, and what is not split counts as allocated.
+    """
+    if any(name in environment for name in _ALLOCATOR_VARIABLES):
+        return dict(environment)
+    return {**environment, _ALLOCATOR_VARIABLES[0]: "expandable_segments:True"}
+
+
+def limit_gpu(device: torch.device, budget_bytes: int) -> int:
+    """Let this process take no more of the GPU than the budget and the slack; returns that limit in bytes."""
+    import torch
+
+    torch.cuda.empty_cache()
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    limit_bytes = min(total_bytes, budget_bytes + SLACK_BYTES)
+    torch.cuda.set_per_process_memory_fraction(limit_bytes / total_bytes, device)
+    return limit_bytes
 
 
 def _read_outcome(child: subprocess.CompletedProcess[str]) -> LimitedOutcome:

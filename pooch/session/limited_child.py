@@ -9,7 +9,7 @@ import resource
 import sys
 from typing import Any
 
-from pooch.session.hard_limit import SLACK_BYTES, LimitedJob
+from pooch.session.hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
 
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 _LARGE_BYTES = 256 * 1024
@@ -65,16 +65,11 @@ class _Training:
 
 def _set_limit(training: _Training, budget_bytes: int) -> int:
     """Limit this process to the budget; returns the limit in bytes (of address space on the CPU)."""
-    import torch
-
     from pooch.torchtools.memory_trace import live_bytes
 
     training.workload.model.zero_grad(set_to_none=True)
     if training.device.type == "cuda":
-        torch.cuda.empty_cache()
-        total = torch.cuda.get_device_properties(training.device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), training.device)
-        return budget_bytes
+        return limit_gpu(training.device, budget_bytes)
     room = budget_bytes - live_bytes(training.device) + SLACK_BYTES
     limit = _address_space_bytes() + max(0, room)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))

@@ -36,6 +36,8 @@ class TrainingReport:
         slowdown: measured_step_ms / plain_step_ms. predicted_slowdown: predicted_step_ms / the profile's in-core step.
         swapped_out_bytes, swapped_in_bytes, recomputed_ops, stall_ms, late_swaps, mismatches: of the last step.
         hard_limit_plain, hard_limit_planned: how training went when the budget was made physical.
+        measured_reserved_bytes, plain_reserved_bytes: highest bytes that the GPU's caching allocator had taken, kept
+            and split blocks included.
         repairs: how often the plan was made again because the measured peak passed the budget.
     """
 
@@ -64,6 +66,8 @@ class TrainingReport:
     hard_limit_plain: str | None
     hard_limit_planned: str | None
     repairs: int = 0
+    measured_reserved_bytes: int | None = None
+    plain_reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,8 @@ def report_of(
         mismatches=stats.mismatches,
         hard_limit_plain=_outcome_text(outcomes.get("plain")),
         hard_limit_planned=_outcome_text(outcomes.get("planned")),
+        measured_reserved_bytes=planned.reserved_bytes,
+        plain_reserved_bytes=plain.reserved_bytes if plain else None,
     )
 
 
@@ -162,6 +168,8 @@ def _plain_report(factory: WorkloadFactory, plain: Trained) -> TrainingReport:
         "steps": len(plain.steps),
         "measured_peak_bytes": plain.peak_bytes,
         "plain_peak_bytes": plain.peak_bytes,
+        "measured_reserved_bytes": plain.reserved_bytes,
+        "plain_reserved_bytes": plain.reserved_bytes,
     }
     return TrainingReport(**{**nothing, **known})  # type: ignore[arg-type]
 

@@ -24,11 +24,14 @@ SEED = 1234
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One measured step. `digests`: {what: digest of its bytes} of loss and gradients; peak in bytes."""
+    """One measured step. `digests`: {what: digest of its bytes} of loss and gradients; peaks in bytes, `reserved_bytes`
+    that of what the caching allocator took (None on the CPU).
+    """
 
     loss: float
     digests: dict[str, str]
     peak_bytes: int
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,12 @@ class Trained:
     def peak_bytes(self) -> int:
         """Highest peak of the steps."""
         return max(step.peak_bytes for step in self.steps)
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Highest reserved peak of the steps; None where the device has no caching allocator."""
+        known = [step.reserved_bytes for step in self.steps if step.reserved_bytes is not None]
+        return max(known) if known else None
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -61,6 +70,8 @@ def train_steps(workload: Workload, plan: Plan | None, steps: int, progress: Pro
     """
     import torch
 
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # what an earlier training left in the cache is not reserved by this one
     torch.manual_seed(SEED)
     results: list[StepResult] = []
     with applied(plan, workload) as run:
@@ -100,24 +111,26 @@ def _measured_step(workload: Workload, run: Run | None) -> StepResult:
     with MemoryMeter(model_device(workload.model)) as meter:
         loss = forward_and_backward(workload, run)
     if run is not None:
-        run.stats.peak_bytes = meter.peak_bytes
+        run.stats.peak_bytes, run.stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
     digests = {"loss": digest(loss)}
     for name, parameter in workload.model.named_parameters():
         if parameter.grad is not None:
             digests[f"gradient of {name}"] = digest(parameter.grad)
     if workload.optimizer is not None:
         workload.optimizer.step()
-    return StepResult(float(loss), digests, meter.peak_bytes)
+    return StepResult(float(loss), digests, meter.peak_bytes, meter.reserved_bytes)
 
 
 def _final_digests(workload: Workload) -> dict[str, str]:
     import torch
 
+    from pooch.torchtools.training_state import model_device
+
     found = {f"parameter {name}": digest(p) for name, p in workload.model.named_parameters()}
     found |= {f"buffer {name}": digest(b) for name, b in workload.model.named_buffers()}
     found["random state"] = digest(torch.get_rng_state())
-    if torch.cuda.is_available():
-        found["random state of the GPU"] = digest(torch.cuda.get_rng_state())
+    if model_device(workload.model).type == "cuda":
+        found["random state of the GPU"] = digest(torch.cuda.get_rng_state(model_device(workload.model)))
     return found
 
 

@@ -14,6 +14,8 @@ class MemoryMeter:
     reports to torch's profiler, above the tensors that lived at the start; what lived at the start and is freed
     inside counts
     as if it stayed, so the figure is never too low.
+    `reserved_bytes` is the most that the caching allocator took from the GPU, what it keeps for later included; None
+    on the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,6 +24,7 @@ class MemoryMeter:
         self._tracer: MemoryTracer | None = None
         self._start_bytes = 0
         self.peak_bytes = 0
+        self.reserved_bytes: int | None = None
 
     def __enter__(self) -> MemoryMeter:
         self._quiet.__enter__()
@@ -36,6 +39,7 @@ class MemoryMeter:
     def __exit__(self, *exception: object) -> None:
         if self._tracer is None:
             self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
+            self.reserved_bytes = torch.cuda.max_memory_reserved(self._device)
         else:
             self.peak_bytes = self._start_bytes + self._tracer.stop().peak_bytes
         self._quiet.__exit__(None, None, None)

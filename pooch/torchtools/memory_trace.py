@@ -119,7 +119,7 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
         name = event.name
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
-            if fields.device.type == device.type:
+            if fields.device.type == device.type and fields.device.index in (device.index, -1, None):
                 events.append(MemoryEvent(event.start_time_ns, fields.ptr or 0, fields.alloc_size))
         elif event.tag == _EventType.TorchOp:
             span = Span(name, event.start_time_ns, event.end_time_ns, node)

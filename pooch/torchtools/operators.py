@@ -32,6 +32,7 @@ _REFUSALS = {
     "aten::set_": "it swaps the storage of a tensor",
     "aten::resize_": "it changes the storage of a tensor",
 }
+_CONVOLUTIONS = {"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"}
 _REFUSED_NAMESPACES = {
     "c10d": "collectives must run once on every rank",
     "_c10d_functional": "collectives must run once on every rank",
@@ -91,6 +92,24 @@ def reads_statistics(facts: OperatorFacts, func: Any, args: tuple[Any, ...]) -> 
         if argument.name in ("train", "training"):
             return not (position < len(args) and args[position])
     return False  # `_batch_norm_with_update` always trains
+
+
+def call_refusal(func: Any, args: tuple[Any, ...]) -> str | None:
+    """Why this very call cannot be replayed, where that depends on its arguments or on settings; or None."""
+    name = func._schema.name
+    if name == "aten::_cudnn_rnn" and _argument(func, args, "dropout") and _argument(func, args, "train"):
+        return "cuDNN draws this dropout from a state of its own, which the call moves on"
+    if name in _CONVOLUTIONS and torch.backends.cudnn.benchmark and args and args[0].is_cuda:
+        return (
+            "torch.backends.cudnn.benchmark chooses its algorithm by timing, for each thread anew, so a replay in the "
+            "backward pass may be another one"
+        )
+    return None
+
+
+def _argument(func: Any, args: tuple[Any, ...], name: str) -> Any:
+    position = next(i for i, argument in enumerate(func._schema.arguments) if argument.name == name)
+    return args[position] if position < len(args) else None
 
 
 @cache

@@ -1,133 +1,412 @@
-"""The CUDA engine's ordering rules, on a recorded fake of streams and events that knows who waits for whom."""
+"""The CUDA engine's ordering rules, under a fake of streams and events that finds races; and that it finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from pooch.executor.engines import cuda as cuda_module
-from pooch.executor.engines.cuda import CudaEngine
+from pooch.errors import TierError, UsageError
+from pooch.executor import apply_plan
+from pooch.executor.engines.cuda import CudaArena, CudaEngine, CudaTicket
+from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.step import PlannedStep, StepMode
+from tests.executor.fake_cuda import Machine, Stream, install
+from tests.executor.nets import make_job
+from tests.executor.support import assert_same, mixed, profile_job, tight_plan, train
 
-
-class Event:
-    """Remembers everything that its stream had been given, and had waited for, when it was recorded."""
-
-    def __init__(self) -> None:
-        self.done: frozenset[str] = frozenset()
-
-    def record(self, stream: Stream) -> None:
-        self.done = stream.done
-
-
-class Stream:
-    """A row of named jobs; `done`: what is certain to be complete before the next job starts."""
-
-    def __init__(self, device: Any = None) -> None:
-        self.done: frozenset[str] = frozenset()
-
-    def wait_event(self, event: Event) -> None:
-        self.done |= event.done
-
-    def run(self, job: str) -> frozenset[str]:
-        """Give it a job; returns what was complete before."""
-        before, self.done = self.done, self.done | {job}
-        return before
-
-
-class Machine:
-    """The fake device: one compute stream, the streams that the engine makes, and the copies in order."""
-
-    def __init__(self) -> None:
-        self.compute = self.current = Stream()
-        self.before: dict[str, frozenset[str]] = {}
-        self.pinned: list[tuple[str, int]] = []
-        self.name = ""
-
-    @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        self.current = stream
-        self.before[self.name] = stream.run(self.name)
-        yield
-        self.current = self.compute
-
-    def register(self, pointer: int, size: int, flags: int) -> int:
-        self.pinned.append(("lock", size))
-        return 0
-
-    def unregister(self, pointer: int) -> int:
-        self.pinned.append(("unlock", pointer))
-        return 0
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     fake = Machine()
-    runtime = SimpleNamespace(cudaHostRegister=fake.register, cudaHostUnregister=fake.unregister)
-    replaced = {
-        "Stream": Stream,
-        "Event": Event,
-        "current_stream": lambda device=None: fake.current,
-        "stream": fake.stream,
-        "synchronize": lambda device=None: None,
-        "cudart": lambda: runtime,
-    }
-    for name, what in replaced.items():
-        monkeypatch.setattr(cuda_module.torch.cuda, name, what)
-    return fake
+    install(fake, monkeypatch)
+    yield fake
+    gc.collect()  # engines that a test leaves behind unlock their blocks here
 
 
 def storage(fill: int, size: int = 64) -> torch.UntypedStorage:
-    return torch.full((size,), fill, dtype=torch.uint8).untyped_storage()
+    return torch.full((size,), fill, dtype=torch.uint8, device=CPU).untyped_storage()
 
 
-def test_copies_keep_the_rules_of_order(machine: Machine) -> None:
-    engine = CudaEngine(torch.device("cpu"))
+# One step, told as the executor would do it ---------------------------------------------------------------------
+
+
+def one_step(machine: Machine, engine: CudaEngine, fill: int = 1) -> None:
+    """Produce, copy out, free, compute with the room, copy in, read, let go; then the step is over."""
     arena = engine.open_arena(8192)
-    machine.compute.run("produce")
-    machine.name = "out"
-    out = arena.copy_out(storage(1), 0)
-    assert "produce" in machine.before["out"]  # no copy starts before its producer
-    assert "out" not in machine.compute.done
+    machine.compute.work()
+    value = storage(fill)
+    out = arena.copy_out(value, 0)
     out.wait()
-    assert "out" in machine.compute.done  # the source may be given out again
-    machine.compute.run("reuse")
-    machine.name = "in"
+    del value
+    machine.compute.work()
     back = storage(0)
     ticket = arena.copy_in(back, 0)
-    assert {"out", "reuse"} <= machine.before["in"]  # after its copy out, and after whoever had the room before
-    assert "in" not in machine.compute.done
     ticket.wait()
-    assert "in" in machine.compute.done
-    assert bytes(back) == bytes(storage(1))
+    machine.check_read(back)
+    assert bytes(back) == bytes(storage(fill))
+    machine.compute.work()
+    del back
+    arena.close()
 
 
-def test_a_block_is_not_used_again_before_its_copies_are_done(machine: Machine) -> None:
-    engine = CudaEngine(torch.device("cpu"))
+def abandoned_step(machine: Machine, engine: CudaEngine) -> None:
+    """A step whose backward pass never comes: nobody waits for its copies."""
     arena = engine.open_arena(8192)
-    machine.name = "out"
-    arena.copy_out(storage(1), 0)
-    machine.name = "in"
-    arena.copy_in(storage(0), 0)
-    arena.close()  # the backward pass never came: nobody waited for either
-    assert {"out", "in"} <= machine.compute.done
-    again = engine.open_arena(8192)
-    machine.name = "next out"
-    again.copy_out(storage(2), 0)
-    assert {"out", "in"} <= machine.before["next out"]
-    assert [kind for kind, _ in machine.pinned] == ["lock"]
+    machine.compute.work()
+    value, back = storage(1), storage(0)
+    arena.copy_out(value, 0)
+    arena.copy_in(back, 0)
+    arena.close()
+    del value, back
+
+
+def test_steps_keep_the_rules_of_order(machine: Machine) -> None:
+    engine = CudaEngine(CPU)
+    for number in range(3):
+        one_step(machine, engine, number)
+    abandoned_step(machine, engine)
+    one_step(machine, engine)
+    assert machine.races == []
+    assert len(machine.copies) == 10
+    assert [kind for kind, _ in machine.log] == ["lock"]  # one block all the while
+
+
+def test_a_wait_blocks_no_host_and_orders_compute(machine: Machine) -> None:
+    arena = CudaEngine(CPU).open_arena(64)
+    value = storage(1)
+    ticket = arena.copy_out(value, 0)
+    copy = machine.copies[-1]
+    assert not copy.is_before(machine.compute.clock)
+    assert ticket.wait() == 0.0
+    assert copy.is_before(machine.compute.clock)
+
+
+def test_a_step_on_another_stream(machine: Machine) -> None:
+    """Each step on its own stream: the second must not write into the block before the first is done reading it."""
+    engine = CudaEngine(CPU)
+    abandoned_step(machine, engine)
+    other = Stream()
+    machine.compute = other
+    with machine.program_on(other):
+        machine.programs.remove(machine.programs[0])
+        one_step(machine, engine)
+    assert machine.races == []
+
+
+def test_a_step_that_ends_on_another_stream(machine: Machine) -> None:
+    """A graph may be let go of by any thread, whose current stream is not the one that gets the memory back."""
+    engine = CudaEngine(CPU)
+    arena = engine.open_arena(8192)
+    value = storage(1)
+    arena.copy_out(value, 0)
+    with machine.stream(Stream()):
+        arena.close()
+        del value
+    assert machine.races == []
+
+
+def test_a_value_that_is_read_on_another_stream(machine: Machine) -> None:
+    engine = CudaEngine(CPU)
+    arena = engine.open_arena(8192)
+    value, back = storage(1), storage(0)
+    arena.copy_out(value, 0).wait()
+    elsewhere = Stream()
+    with machine.program_on(elsewhere):
+        arena.copy_in(back, 0).wait()
+        machine.check_read(back)
+    machine.check_read(back)  # the compute stream waits as well
+    assert {stream for _, stream in machine.recorded} == {machine.compute, elsewhere}
+    assert machine.races == []
+
+
+def test_measuring_copies_wait_for_nothing_that_computes(machine: Machine) -> None:
+    engine = CudaEngine(CPU)
+    arena = engine.open_arena(8192)
+    machine.compute.work()
+    with engine.aside() as completed:
+        machine.programs.clear()
+        arena.copy_out(storage(1), 0).wait()
+        completed()
+    copy = machine.copies[-1]
+    assert engine.out_stream.clock.get(machine.compute.name, 0) == 0
+    assert not copy.is_before(machine.compute.clock)
+
+
+# Each rule, broken -----------------------------------------------------------------------------------------------
+
+
+def nothing(*_: Any) -> float:
+    return 0.0
+
+
+def starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaArena, "_wait_for_compute", nothing)
+
+
+def compute_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaTicket, "wait", nothing)
+
+
+def one_event_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks are taken before the copy, not after it."""
+    mark = CudaEngine.mark
+    early: list[Any] = []
+
+    def stale(self: CudaEngine, stream: Any) -> Any:
+        if stream not in (self.out_stream, self.in_stream):
+            return mark(self, stream)
+        early.append(mark(self, stream))
+        return early[max(0, len(early) - 2)] if len(early) > 1 else torch.cuda.Event()
+
+    monkeypatch.setattr(CudaEngine, "mark", stale)
+
+
+def copy_in_ignores_copy_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_in = CudaArena.copy_in
+
+    def forgetful(self: CudaArena, target: Any, offset: int) -> Any:
+        self._out_events[offset] = torch.cuda.Event()
+        return copy_in(self, target, offset)
+
+    monkeypatch.setattr(CudaArena, "copy_in", forgetful)
+
+
+def the_end_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = CudaArena.close
+
+    def careless(self: CudaArena) -> None:
+        self._last.clear()
+        close(self)
+
+    monkeypatch.setattr(CudaArena, "close", careless)
+
+
+def blocks_are_given_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_back = CudaEngine.take_back
+
+    def careless(self: CudaEngine, block: PinnedBlock) -> None:
+        block.in_use_until = ()
+        take_back(self, block)
+
+    monkeypatch.setattr(CudaEngine, "take_back", careless)
+
+
+def only_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaArena, "compute_streams", lambda self: [self._engine.current_stream()])
+
+
+def judged(scenario: Callable[[], None], machine: Machine) -> list[str]:
+    """Races that a scenario has, whether they were raised or noted by a finalizer."""
+    with contextlib.suppress(AssertionError):  # a `Race` is one
+        scenario()
+    gc.collect()
+    return machine.races
+
+
+BROKEN: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
+    (starts_at_once, "before what was computed"),
+    (compute_never_waits, "before its copy"),
+    (one_event_for_all, "before its copy"),
+    (copy_in_ignores_copy_out, "not done with"),
+    (the_end_waits_for_nothing, "given back before"),
+]
+
+
+@pytest.mark.parametrize(("breaks", "complaint"), BROKEN, ids=lambda item: getattr(item, "__name__", ""))
+def test_a_broken_rule_is_found(
+    breaks: Callable[[pytest.MonkeyPatch], None], complaint: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch)
+    engine = CudaEngine(CPU)
+
+    def scenario() -> None:
+        if breaks is not the_end_waits_for_nothing:
+            one_step(machine, engine)
+        abandoned_step(machine, engine)
+
+    assert any(complaint in race for race in judged(scenario, machine))
+
+
+def test_a_block_given_out_at_once_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks_are_given_out_at_once(monkeypatch)
+    assert any("not done with" in race for race in judged(lambda: test_a_step_on_another_stream(machine), machine))
+
+
+@pytest.mark.parametrize(
+    "scenario", [test_a_step_that_ends_on_another_stream, test_a_value_that_is_read_on_another_stream]
+)
+def test_minding_the_current_stream_alone_is_found(
+    scenario: Callable[[Machine], None], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_the_current_stream(monkeypatch)
+    assert judged(lambda: scenario(machine), machine)
+
+
+# The executor on the fake ---------------------------------------------------------------------------------------
+
+
+def watch_program(machine: Machine, monkeypatch: pytest.MonkeyPatch, on_side: Callable[[int], bool]) -> None:
+    """Every op of the region is a job of the current stream and reads and writes its arguments; every read of the
+    backward pass is judged too. `on_side`: which ops run on a second stream, by number.
+    """
+    count, side = 0, Stream()
+    dispatch, unpack, pack = StepMode.__torch_dispatch__, PlannedStep.unpack, PlannedStep.pack
+
+    def op(self: StepMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        nonlocal count
+        count += 1
+        machine.current.work()
+        if not on_side(count):
+            return dispatch(self, func, types, args, kwargs)
+        side.wait_event(event_of(machine.current))
+        with machine.program_on(side):
+            side.work()
+            result = dispatch(self, func, types, args, kwargs)
+        machine.current.wait_event(event_of(side))
+        return result
+
+    def read(self: PlannedStep, packed: object) -> torch.Tensor:
+        machine.current.work()
+        tensor = unpack(self, packed)
+        machine.check_read(tensor.untyped_storage())
+        return tensor
+
+    monkeypatch.setattr(StepMode, "__torch_dispatch__", op)
+    monkeypatch.setattr(PlannedStep, "unpack", read)
+    monkeypatch.setattr(PlannedStep, "pack", pack)
+
+
+def event_of(stream: Stream) -> Any:
+    event: Any = torch.cuda.Event()
+    event.record(stream)
+    return event
+
+
+@pytest.fixture
+def on_the_fake(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Plans are applied with the CUDA engine."""
+    monkeypatch.setattr("pooch.executor.run.make_engine", lambda device, directory=None: CudaEngine(CPU))
+    return machine
+
+
+@pytest.mark.parametrize("kind", ["conv", "transformer"])
+def test_whole_steps_have_no_race(kind: str, on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = train(make_job(kind), None, steps=5)
+    job = make_job(kind)
+    profile = profile_job(job)
+    plan = tight_plan(profile, mixed(profile))
+    watch_program(on_the_fake, monkeypatch, lambda count: False)
+    planned, stats = train(job, plan, steps=5)
+    gc.collect()
+    assert stats is not None
+    assert stats.swapped_in_bytes > 0
+    assert stats.recomputed_ops > 0
+    assert stats.mismatches == stats.late_swaps == 0
+    assert len(on_the_fake.copies) == 2 * 5 * len(plan.schedule.swapped)
+    assert on_the_fake.races == []
+    assert [kind for kind, _ in on_the_fake.log] == ["lock", "unlock"]
+    assert_same(plain, planned)
+
+
+def test_a_broken_rule_shows_in_whole_steps(on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job("conv")
+    profile = profile_job(job)
+    plan = tight_plan(profile, mixed(profile))
+    watch_program(on_the_fake, monkeypatch, lambda count: False)
+    starts_at_once(monkeypatch)
+    assert judged(lambda: train(job, plan) and None, on_the_fake)
+
+
+def test_a_model_on_two_streams_leaves_the_plan_and_stays_right(
+    on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _ = train(make_job("conv"), None)
+    job = make_job("conv")
+    profile = profile_job(job)
+    plan = tight_plan(profile, mixed(profile))
+    ops = len(plan.expected)
+    watch_program(on_the_fake, monkeypatch, lambda count: count % ops == ops // 2)
+    with pytest.warns(UserWarning, match="on another stream"):
+        planned, stats = train(job, plan)
+    gc.collect()
+    assert stats is not None
+    assert stats.mismatches == 1
+    assert stats.swapped_in_bytes > 0
+    assert on_the_fake.races == []
+    assert_same(plain, planned)
+
+
+# Pinned memory ---------------------------------------------------------------------------------------------------
 
 
 def test_blocks_have_the_planned_size_and_are_unlocked(machine: Machine) -> None:
-    engine = CudaEngine(torch.device("cpu"))
+    engine = CudaEngine(CPU)
     under_way = engine.open_arena(5000)
     engine.open_arena(5000).close()
-    assert machine.pinned == [("lock", 5000), ("lock", 5000)]
+    assert machine.log == [("lock", 5000), ("lock", 5000)]
     engine.close()
-    assert [kind for kind, _ in machine.pinned].count("unlock") == 1
+    assert [kind for kind, _ in machine.log].count("unlock") == 1
     under_way.close()
-    assert [kind for kind, _ in machine.pinned].count("unlock") == 2
+    assert [kind for kind, _ in machine.log].count("unlock") == 2
+    assert machine.locked == {}
+
+
+def test_a_forgotten_engine_unlocks_its_blocks(machine: Machine) -> None:
+    engine = CudaEngine(CPU)
+    engine.open_arena(5000).close()
+    del engine
+    gc.collect()
+    assert machine.log == [("lock", 5000), ("unlock", 5000)]
+
+
+def test_nothing_is_locked_where_nothing_is_swapped(machine: Machine) -> None:
+    arena = CudaEngine(CPU).open_arena(0)
+    assert arena.in_order()
+    arena.close()
+    assert machine.log == []
+
+
+def test_memory_that_cannot_be_locked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[int] = []
+    monkeypatch.setattr(torch, "zeros", lambda count, device=None: launched.append(count))
+    machine.refuse_to_lock = 2
+    with pytest.raises(TierError, match=r"cannot be page-locked \(CUDA error 2\)") as caught:
+        CudaEngine(CPU).open_arena(4096)
+    assert "\n" not in str(caught.value)
+    assert launched == [1]  # the next kernel of the program is not blamed for it
+
+
+def test_more_than_the_machine_has(machine: Machine) -> None:
+    with pytest.raises(TierError, match="set a smaller host budget"):
+        CudaEngine(CPU).open_arena(2**60)
+    assert machine.log == []
+
+
+def test_a_default_device_and_dtype_of_the_users(machine: Machine) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            one_step(machine, CudaEngine(CPU))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert machine.races == []
+
+
+# CUDA graphs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_planned_step_cannot_be_captured(on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job("conv")
+    profile = profile_job(job)
+    plan = tight_plan(profile, mixed(profile))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with apply_plan(plan, job.model) as run, pytest.raises(UsageError, match="CUDA graph"), run.step():
+        job.forward()

@@ -182,6 +182,10 @@ class CpuArena:
         self._engine, self._file = engine, file
         self._last: CpuTicket | None = None
 
+    def in_order(self) -> bool:
+        """Always: the CPU has no streams."""
+        return True
+
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> CpuTicket:
         """Start copying a storage to the file."""
         return self._submit(storage, offset_bytes, True)

@@ -1,72 +1,120 @@
-"""The CUDA engine: two copy streams, events, and one pinned arena of exactly the planned size.
+"""The CUDA engine: two copy streams, events, and one pinned block of exactly the planned size.
 
 Everything is ordered by streams: `wait` makes the compute stream wait for an event, and the host goes on. A storage is
 let go of only after the compute stream waits for its copy, so the caching allocator may hand it out again at once.
+
+The compute stream is the one that was current when the step began, whoever calls later and from whichever thread:
+autograd runs each node of the backward pass on the stream of its forward op, but a graph may be let go of anywhere.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from pooch.errors import TierError
+from pooch.executor.engines.pinned import PinnedBlock
 
 
 @dataclass
 class CudaTicket:
-    """One copy: the event at its end."""
+    """One copy: the event at its end, and the arena that knows who computes."""
 
     event: torch.cuda.Event
+    arena: CudaArena
     error: BaseException | None = None
 
     def wait(self) -> float:
         """The compute stream waits; the host does not."""
-        torch.cuda.current_stream().wait_event(self.event)
+        for stream in self.arena.compute_streams():
+            stream.wait_event(self.event)
         return 0.0
 
 
 class CudaArena:
-    """Room in one pinned block of host memory."""
+    """Room in one pinned block of host memory; `block` is None where nothing is swapped."""
 
-    def __init__(self, engine: CudaEngine, pinned: torch.Tensor) -> None:
-        self._engine, self._pinned = engine, pinned
+    def __init__(self, engine: CudaEngine, block: PinnedBlock | None) -> None:
+        self._engine, self._block = engine, block
+        self._seen = [engine.current_stream()]
         self._out_events: dict[int, torch.cuda.Event] = {}
         self._last: dict[torch.cuda.Stream, torch.cuda.Event] = {}
+
+    def in_order(self) -> bool:
+        """Whether all was computed on one stream so far. Each stream is remembered, and copies wait for all of them."""
+        current = self._engine.current_stream()
+        if current not in self._seen:
+            self._seen.append(current)
+        return len(self._seen) == 1
+
+    def compute_streams(self) -> list[torch.cuda.Stream]:
+        """Streams whose work copies come after, and that wait for copies."""
+        current = self._engine.current_stream()
+        if self._engine.is_aside():
+            return [current]
+        return self._seen if current in self._seen else [*self._seen, current]
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> CudaTicket:
         """Copy a storage to the host once compute so far is done."""
         stream = self._engine.out_stream
-        stream.wait_event(self._engine.mark_compute())
+        self._wait_for_compute(stream)
         with torch.cuda.stream(stream):
             self._room(storage, offset_bytes).copy_(_bytes_of(storage), non_blocking=True)
-        self._out_events[offset_bytes] = self._last[stream] = event = self._engine.mark(stream)
-        return CudaTicket(event)
+        event = self._out_events[offset_bytes] = self._marked(stream)
+        return CudaTicket(event, self)
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> CudaTicket:
         """Fill a storage that compute has just taken, after its copy out."""
         stream = self._engine.in_stream
-        stream.wait_event(self._engine.mark_compute())
+        self._wait_for_compute(stream)
         stream.wait_event(self._out_events[offset_bytes])
+        raw = _bytes_of(storage)
         with torch.cuda.stream(stream):
-            _bytes_of(storage).copy_(self._room(storage, offset_bytes), non_blocking=True)
-        self._last[stream] = event = self._engine.mark(stream)
-        return CudaTicket(event)
+            raw.copy_(self._room(storage, offset_bytes), non_blocking=True)
+        self._tell_allocator(raw)
+        return CudaTicket(self._marked(stream), self)
+
+    def _wait_for_compute(self, stream: torch.cuda.Stream) -> None:
+        for compute in self.compute_streams():
+            stream.wait_event(self._engine.mark(compute))
+
+    def _marked(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = self._last[stream] = self._engine.mark(stream)
+        return event
+
+    def _tell_allocator(self, raw: torch.Tensor) -> None:
+        """The storage belongs to the stream that is current now; other streams that read it must be known."""
+        streams = self.compute_streams()
+        if len(streams) > 1:
+            for stream in streams:
+                raw.record_stream(stream)
 
     def _room(self, storage: torch.UntypedStorage, offset_bytes: int) -> torch.Tensor:
-        return self._pinned[offset_bytes : offset_bytes + storage.nbytes()]
+        assert self._block is not None, "the plan swaps nothing"
+        return self._block.bytes[offset_bytes : offset_bytes + storage.nbytes()]
 
     def close(self) -> None:
         """Let the next step have the block. Compute waits for the last copy each way: a step whose backward pass never
         came may end with copies under way, and what they read and fill is about to be given out again.
         """
         for event in self._last.values():
-            CudaTicket(event).wait()
+            CudaTicket(event, self).wait()
+        if self._block is not None:
+            self._block.in_use_until = tuple(self._last.values())
+            self._engine.take_back(self._block)
+            self._block = None
         self._last.clear()
         self._out_events.clear()
-        self._engine.take_back(self._pinned)
+
+
+@dataclass
+class _Aside(threading.local):
+    """Whether this thread's copies are ordered after nothing that computes."""
+
+    active: bool = field(default=False)
 
 
 class CudaEngine:
@@ -76,7 +124,8 @@ class CudaEngine:
         self._device = device
         self.out_stream = torch.cuda.Stream(device)
         self.in_stream = torch.cuda.Stream(device)
-        self._free: list[torch.Tensor] = []
+        self._aside = _Aside()
+        self._free: list[PinnedBlock] = []
         self._size_bytes = 0
         self._closed = False
 
@@ -85,9 +134,13 @@ class CudaEngine:
         """What the tier is, for people."""
         return "pinned host memory"
 
-    def mark_compute(self) -> torch.cuda.Event:
-        """An event at the end of what compute was given so far."""
-        return self.mark(torch.cuda.current_stream(self._device))
+    def current_stream(self) -> torch.cuda.Stream:
+        """The calling thread's stream on the engine's device, which need not be the thread's current device."""
+        return torch.cuda.current_stream(self._device)
+
+    def is_aside(self) -> bool:
+        """Whether the calling thread is inside of `aside`."""
+        return self._aside.active
 
     def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """An event at the end of what a stream was given so far."""
@@ -96,50 +149,43 @@ class CudaEngine:
         return event
 
     def open_arena(self, size_bytes: int) -> CudaArena:
-        """A pinned block of `size_bytes`: one that is free, or a new one."""
+        """A pinned block of `size_bytes`: one that is free, or a new one; none where nothing is swapped."""
+        if size_bytes == 0:
+            return CudaArena(self, None)
         if size_bytes > self._size_bytes:
-            self._unpin_free()
+            self._unlock_free()
             self._size_bytes = size_bytes
-        return CudaArena(self, self._free.pop() if self._free else self._pin())
-
-    def _pin(self) -> torch.Tensor:
-        """Page-lock ordinary memory: asking PyTorch for pinned memory rounds up to a power of two."""
-        try:
-            block = torch.empty(max(1, self._size_bytes), dtype=torch.uint8)
-        except RuntimeError as error:
-            raise TierError(f"no {self._size_bytes} bytes of host memory for swapping: set a host budget") from error
-        code = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.numel(), 0)
-        if int(code) != 0:
-            raise TierError(f"{self._size_bytes} bytes of host memory cannot be page-locked (CUDA error {int(code)})")
-        return block
+        block = self._free.pop() if self._free else PinnedBlock(self._size_bytes, self._device)
+        for event in block.in_use_until:  # the last step may have ended on another stream
+            self.out_stream.wait_event(event)
+        return CudaArena(self, block)
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:
         """A stream of its own takes the place of the compute stream for this thread."""
         stream = torch.cuda.Stream(self._device)
-        with torch.cuda.stream(stream):
-            yield stream.synchronize
+        self._aside.active = True
+        try:
+            with torch.cuda.stream(stream):
+                yield stream.synchronize
+        finally:
+            self._aside.active = False
 
-    def take_back(self, pinned: torch.Tensor) -> None:
+    def take_back(self, block: PinnedBlock) -> None:
         """A step is done with its block."""
-        if pinned.numel() >= self._size_bytes and not self._closed:
-            self._free.append(pinned)
+        if block.size_bytes >= self._size_bytes and not self._closed:
+            self._free.append(block)
         else:
-            self._unpin(pinned)
+            block.unlock()
 
-    def _unpin(self, pinned: torch.Tensor) -> None:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.cudart().cudaHostUnregister(pinned.data_ptr())
-
-    def _unpin_free(self) -> None:
-        for pinned in self._free:
-            self._unpin(pinned)
-        self._free.clear()
+    def _unlock_free(self) -> None:
+        while self._free:
+            self._free.pop().unlock()
 
     def close(self) -> None:
         """Unlock the blocks once the device is done with them; those of steps under way when they are done."""
         self._closed = True
-        self._unpin_free()
+        self._unlock_free()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

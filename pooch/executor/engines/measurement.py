@@ -35,8 +35,8 @@ def measure_link(engine: CopyEngine, device: torch.device) -> Link:
     """
     arena = engine.open_arena(4 * LARGE_BYTES)
     try:
-        storages = [torch.rand(LARGE_BYTES // 4).to(device).untyped_storage() for _ in range(2)]
-        small = torch.rand(SMALL_BYTES // 4).to(device).untyped_storage()
+        storages = [_noise(LARGE_BYTES, device).untyped_storage() for _ in range(2)]
+        small = _noise(SMALL_BYTES, device).untyped_storage()
 
         def fill_fresh(like: torch.UntypedStorage, offset_bytes: int) -> Ticket:
             """Into new memory, as a swapped value comes back: its pages are first touched by the copy."""
@@ -71,7 +71,7 @@ def with_step_shares(link: Link, engine: CopyEngine, device: torch.device, time_
     """
     arena = engine.open_arena(2 * LARGE_BYTES)
     try:
-        source = torch.rand(LARGE_BYTES // 4).to(device).untyped_storage()
+        source = _noise(LARGE_BYTES, device).untyped_storage()
         arena.copy_out(source, LARGE_BYTES).wait()
 
         def copy_out() -> Ticket:
@@ -131,6 +131,12 @@ def _step_beside(engine: CopyEngine, copy: Callable[[], Ticket], time_step: Call
     return _StepBeside(step_ms, sum(busy_ms))
 
 
+def _noise(size_bytes: int, device: torch.device) -> torch.Tensor:
+    """Random float32 numbers; the user's generator and default dtype are left out of it."""
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.rand(size_bytes // 4, generator=generator, dtype=torch.float32, device=device)
+
+
 def _timed_ms(run: Callable[[], object], device: torch.device) -> float:
     synchronize(device)
     start = time.perf_counter()
@@ -174,7 +180,7 @@ def _is_full_duplex(
 def _compute_share(copy: Callable[[], object], direction: _Direction, device: torch.device) -> float:
     """Compute work that one ms of copying displaces: the same products with and without copies beside them."""
     size = 4096 if device.type == "cuda" else 1024
-    left, right = torch.rand(size, size, device=device), torch.rand(size, size, device=device)
+    left, right = (_noise(4 * size * size, device).view(size, size) for _ in range(2))
     copy_ms = LARGE_BYTES / direction.bytes_per_ms
 
     def product_ms() -> float:

@@ -5,6 +5,9 @@ Ordering rules that every engine keeps:
 2. After `wait` on a ticket, whatever is computed next sees the copy complete; its source may be let go of.
 3. A copy in writes into memory that was taken before `copy_in`, and starts after the copy out of the same room.
 4. Room in an arena is not shared by two values of a step.
+5. Room that is used again by a later step is written only after the earlier step's copies are complete.
+6. Compute is whatever is issued on the stream on which the arena was opened. An op elsewhere ends the plan for its step
+   (`in_order`): from then on copies wait for all streams that were seen, and all of them wait for copies.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ class Ticket(Protocol):
 
 class Arena(Protocol):
     """Room in the tier for one step."""
+
+    def in_order(self) -> bool:
+        """Whether everything so far was computed in one order; asked before each op."""
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
         """Start copying a storage to the tier."""

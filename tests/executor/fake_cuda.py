@@ -1,0 +1,192 @@
+"""A fake of CUDA streams and events that finds races: every stream has a vector clock, and every copy, read and free is
+checked against it. Copies themselves are done at once, on CPU tensors, so numbers stay right while order is judged.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+Clock = dict[str, int]
+
+
+class Race(AssertionError):
+    """Something starts before what it depends on is certain to be complete."""
+
+
+class Stream:
+    """A row of jobs. `clock`: how many jobs of each stream are complete before the next one here starts."""
+
+    made = 0
+
+    def __init__(self, device: Any = None) -> None:
+        Stream.made += 1
+        self.name = f"stream {Stream.made}"
+        self.clock: Clock = {self.name: 0}
+
+    def work(self) -> int:
+        """Give it a job; returns its number."""
+        self.clock[self.name] += 1
+        return self.clock[self.name]
+
+    @property
+    def issued(self) -> int:
+        return self.clock[self.name]
+
+    def wait_event(self, event: Event) -> None:
+        for name, count in event.clock.items():
+            self.clock[name] = max(self.clock.get(name, 0), count)
+
+    def synchronize(self) -> None:
+        """The host waits; nothing to do where jobs are done at once."""
+
+
+class Event:
+    """Remembers what its stream had been given, and had waited for, when it was recorded."""
+
+    def __init__(self) -> None:
+        self.clock: Clock = {}
+
+    def record(self, stream: Stream) -> None:
+        self.clock = dict(stream.clock)
+
+
+@dataclass
+class Copy:
+    """One copy, and what it touches."""
+
+    stream: str
+    number: int
+    outwards: bool
+    room: tuple[int, int]
+    block: int
+
+    def is_before(self, clock: Clock) -> bool:
+        return clock.get(self.stream, 0) >= self.number
+
+
+@dataclass
+class Machine:
+    """One device: the compute streams of the program, the engine's streams, and all copies."""
+
+    compute: Stream = field(default_factory=Stream)
+    locked: dict[int, int] = field(default_factory=dict)
+    log: list[tuple[str, int]] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    races: list[str] = field(default_factory=list)
+    recorded: list[tuple[int, Stream]] = field(default_factory=list)
+    refuse_to_lock: int = 0
+    capturing: bool = False
+
+    def __post_init__(self) -> None:
+        self.current = self.compute
+        self.programs = [self.compute]
+        self._touching: dict[int, list[Copy]] = {}
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def program_on(self, stream: Stream) -> Iterator[None]:
+        """The program computes on another stream inside."""
+        if stream not in self.programs:
+            self.programs.append(stream)
+        with self.stream(stream):
+            yield
+
+    def register(self, pointer: int, size: int, flags: int) -> int:
+        if self.refuse_to_lock:
+            return self.refuse_to_lock
+        assert pointer % 4096 == 0
+        self.locked[pointer] = size
+        self.log.append(("lock", size))
+        return 0
+
+    def unregister(self, pointer: int) -> int:
+        if pointer in self.locked:  # else it is a block that an earlier test left behind
+            self.log.append(("unlock", self.locked.pop(pointer)))
+        return 0
+
+    def _fail(self, text: str) -> None:
+        self.races.append(text)  # finalizers cannot raise
+        raise Race(text)
+
+    def note_copy(self, storage: torch.UntypedStorage, offset: int, outwards: bool, block: int) -> None:
+        """A copy is issued on the current stream: judge its start, remember it, and watch its storage."""
+        clock, stream = self.current.clock, self.current
+        for program in self.programs:
+            if clock.get(program.name, 0) < program.issued:
+                self._fail("a copy starts before what was computed until then")
+        room = (offset, offset + storage.nbytes())
+        for other in self.copies:
+            shares_room = other.block == block and other.room[0] < room[1] and room[0] < other.room[1]
+            if shares_room and (outwards or other.outwards) and not other.is_before(clock):
+                self._fail("a copy uses room in the tier that another copy is not done with")
+        copy = Copy(stream.name, stream.work(), outwards, room, block)
+        self.copies.append(copy)
+        if storage._cdata not in self._touching:
+            self._touching[storage._cdata] = []
+            weakref.finalize(storage, self._freed, storage._cdata).atexit = False
+        self._touching[storage._cdata].append(copy)
+
+    def _freed(self, key: int) -> None:
+        for copy in self._touching.pop(key):
+            if not copy.is_before(self.compute.clock):
+                self.races.append("memory is given back before its copy is done")
+
+    def check_read(self, storage: torch.UntypedStorage) -> None:
+        """The program reads a storage on the current stream."""
+        for copy in self._touching.get(storage._cdata, ()):
+            if not copy.outwards and not copy.is_before(self.current.clock):
+                self._fail("a value is read before its copy in is done")
+
+    def check_write(self, storage: torch.UntypedStorage) -> None:
+        """The program writes into a storage on the current stream."""
+        for copy in self._touching.get(storage._cdata, ()):
+            if not copy.is_before(self.current.clock):
+                self._fail("a value is written over before its copy is done")
+
+
+def install(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the fake in the place of `torch.cuda`, and watch the arenas' copies."""
+    from pooch.executor.engines import cuda
+
+    runtime = SimpleNamespace(cudaHostRegister=machine.register, cudaHostUnregister=machine.unregister)
+    replaced = {
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": lambda device=None: machine.current,
+        "stream": machine.stream,
+        "synchronize": lambda device=None: None,
+        "cudart": lambda: runtime,
+    }
+    for name, what in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, what)
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda self, stream: machine.recorded.append((self.data_ptr(), stream))
+    )
+    copy = torch.Tensor.copy_
+
+    def watched(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        if machine.current not in machine.programs:
+            assert non_blocking, "a copy that blocks the host"
+            for here, there, outwards in ((source, self, True), (self, source, False)):
+                block = next((p for p, n in machine.locked.items() if p <= there.data_ptr() < p + n), None)
+                if block is not None:
+                    machine.note_copy(here.untyped_storage(), there.data_ptr() - block, outwards, block)
+        with torch._C.DisableTorchFunction():  # a default device would send this through here again
+            return copy(self, source)
+
+    monkeypatch.setattr(cuda.torch.Tensor, "copy_", watched)
