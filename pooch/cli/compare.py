@@ -10,7 +10,11 @@ import click
 from pooch.cli.options import (
     PATH,
     force_option,
+    host_budget_option,
     json_option,
+    options_by_policy,
+    policy_option_option,
+    ranks_option,
     refuse_overwriting,
     region_option,
     time_limit_option,
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 @click.argument("profile_path", metavar="P.json", type=PATH)
 @click.option("--budget", "budgets", multiple=True, required=True, metavar="BYTES", help="May be given several times.")
 @click.option("--policy", "policies", multiple=True, help="Only these (default: all).")
+@policy_option_option
+@host_budget_option
+@ranks_option
 @time_limit_option
 @region_option("model")
 @click.option("--csv", "csv_path", type=PATH, metavar="FILE", help="Write all rows as CSV.")
@@ -48,6 +55,8 @@ def command(
     device: str | None,
     settings: tuple[str, ...],
     steps: int,
+    ranks: int,
+    policy_options: tuple[str, ...],
     as_json: bool,
     force: bool,
     **comparing: Any,
@@ -57,10 +66,11 @@ def command(
     from pooch.ir import Profile
 
     _check_outputs(csv_path, plot, force)
-    profile = Profile.load(profile_path)
+    profile = Profile.load(profile_path).shared_by(ranks)
+    options = options_by_policy(policy_options, comparing["policies"])
     factory = _factory(measure, profile, batch_size, device, settings)
     with progress_shown() as progress:
-        rows = session.compare(profile, progress=progress, **comparing)
+        rows = session.compare(profile, policy_options=options, progress=progress, **comparing)
         if factory is not None:
             rows = session.measure_rows(rows, factory, steps=steps, progress=progress)
     _write(profile, rows, csv_path, plot)

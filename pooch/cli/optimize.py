@@ -12,7 +12,9 @@ from pooch.cli.options import (
     force_option,
     json_option,
     mode_option,
+    options_of_policy,
     planning_options,
+    ranks_option,
     refuse_existing,
     region_option,
     training_options,
@@ -32,6 +34,7 @@ _PROFILE, _PLAN = "profile.json", "plan.json"
 @click.option("--budget", required=True, metavar="BYTES", help="16GiB, 800MB, a number of bytes, or 60% of the peak.")
 @mode_option
 @planning_options
+@ranks_option
 @region_option("step")
 @training_options
 @click.option("-o", "--output", "folder", type=PATH, metavar="FOLDER", help="Keep profile.json and plan.json there.")
@@ -44,6 +47,7 @@ def command(
     settings: tuple[str, ...],
     budget: str,
     folder: Path | None,
+    policy_options: tuple[str, ...],
     as_json: bool,
     force: bool,
     **optimizing: Any,
@@ -58,8 +62,9 @@ def command(
 
     _check_folder(folder, force)
     factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
+    options = options_of_policy(policy_options, optimizing["policy"])
     with progress_shown() as progress:
-        result = session.optimize(factory, budget, progress=progress, **optimizing)
+        result = session.optimize(factory, budget, policy_options=options, progress=progress, **optimizing)
     if folder is not None:
         _save(result, folder)
     if as_json:

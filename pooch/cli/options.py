@@ -31,12 +31,13 @@ def workload_options(function: Function) -> Function:
 
 
 def planning_options(function: Function) -> Function:
-    """--policy, --time-limit, --host-budget."""
+    """--policy, --policy-option, --time-limit, --host-budget."""
     for decorate in reversed(
         (
             click.option("--policy", default="ilp", show_default=True, help="Who decides."),
+            policy_option_option,
             time_limit_option,
-            click.option("--host-budget", metavar="BYTES", help="Most bytes in the swap tier (default: no limit)."),
+            host_budget_option,
         )
     ):
         function = decorate(function)
@@ -65,6 +66,55 @@ time_limit_option = click.option(
     metavar="SECONDS",
     help="Most seconds to plan for.",
 )
+
+
+host_budget_option = click.option(
+    "--host-budget", metavar="BYTES", help="Most bytes in the swap tier (default: no limit)."
+)
+ranks_option = click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that copy over the same link at the same time.",
+)
+policy_option_option = click.option(
+    "--policy-option",
+    "policy_options",
+    multiple=True,
+    metavar="[POLICY.]NAME=VALUE",
+    help="A parameter of a policy, such as tflms.n_tensors=3.",
+)
+
+
+def options_by_policy(texts: tuple[str, ...], policies: tuple[str, ...]) -> dict[str, dict[str, object]]:
+    """Read --policy-option; the policy may be left out where there is but one.
+
+    Raises:
+        UsageError: a text is not of that form.
+    """
+    found: dict[str, dict[str, object]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        policy, dot, option = name.rpartition(".")
+        if not equals or not option or not value:
+            raise UsageError(f"--policy-option {text!r} does not parse: give it as tflms.n_tensors=3")
+        if not dot and len(policies) != 1:
+            raise UsageError(f"--policy-option {text!r} does not say of which policy: give it as POLICY.{text}")
+        found.setdefault(policy or policies[0], {})[option] = value
+    return found
+
+
+def options_of_policy(texts: tuple[str, ...], policy: str) -> dict[str, object]:
+    """Read --policy-option where one policy decides.
+
+    Raises:
+        UsageError: a text is not of that form, or names another policy.
+    """
+    found = options_by_policy(texts, (policy,))
+    for other in found.keys() - {policy}:
+        raise UsageError(f"--policy-option is for policy {other!r}, but {policy!r} decides: choose it with --policy")
+    return found.get(policy, {})
 
 
 def region_option(default: str) -> Decorator:

@@ -11,8 +11,10 @@ from pooch.cli.options import (
     PATH,
     force_option,
     json_option,
+    options_of_policy,
     output_option,
     planning_options,
+    ranks_option,
     refuse_overwriting,
     region_option,
 )
@@ -24,18 +26,29 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @click.option("--budget", required=True, metavar="BYTES", help="16GiB, 800MB, a number of bytes, or 60% of the peak.")
 @output_option("Where to write the plan.")
 @planning_options
+@ranks_option
 @region_option("model")
 @json_option
 @force_option
-def command(profile_path: Path, budget: str, output: Path | None, as_json: bool, force: bool, **planning: Any) -> None:
+def command(
+    profile_path: Path,
+    budget: str,
+    output: Path | None,
+    ranks: int,
+    policy_options: tuple[str, ...],
+    as_json: bool,
+    force: bool,
+    **planning: Any,
+) -> None:
     """Choose keep, swap or recompute for every activation of profile P.json."""
     from pooch import session
     from pooch.ir import Profile
 
     refuse_overwriting(output, force)
-    profile = Profile.load(profile_path)
+    profile = Profile.load(profile_path).shared_by(ranks)
+    options = options_of_policy(policy_options, planning["policy"])
     with progress_shown() as progress:
-        plan = session.plan(profile, budget, progress=progress, **planning)
+        plan = session.plan(profile, budget, policy_options=options, progress=progress, **planning)
     if output is not None:
         plan.save(output)
     if as_json:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pooch.cli.options import PATH, force_option, json_option, refuse_overwriting
+from pooch.cli.options import PATH, force_option, json_option, ranks_option, refuse_overwriting
 from pooch.cli.output import print_json, print_tables
 
 
@@ -14,16 +14,17 @@ from pooch.cli.output import print_json, print_tables
 @click.argument("profile_path", metavar="P.json", type=PATH)
 @click.argument("plan_path", metavar="PLAN.json", type=PATH)
 @click.option("--trace", type=PATH, metavar="FILE", help="Write a Chrome trace, for Perfetto or chrome://tracing.")
+@ranks_option
 @json_option
 @force_option
-def command(profile_path: Path, plan_path: Path, trace: Path | None, as_json: bool, force: bool) -> None:
+def command(profile_path: Path, plan_path: Path, trace: Path | None, ranks: int, as_json: bool, force: bool) -> None:
     """Predict one step of profile P.json under PLAN.json."""
     from pooch import session
     from pooch.ir import Plan, Profile
     from pooch.ir.files import replace_file
 
     refuse_overwriting(trace, force)
-    profile = Profile.load(profile_path)
+    profile = Profile.load(profile_path).shared_by(ranks)
     timeline = session.simulate(profile, Plan.load(plan_path))
     if trace is not None:
         from pooch.report.trace import trace_text

@@ -9,6 +9,7 @@ from pooch.planner.contract import (
     PolicyOutcome,
     Progress,
 )
+from pooch.planner.options import described, option_names
 from pooch.planner.planning import make_plan, make_plans
 from pooch.planner.policies import policies
 
@@ -20,7 +21,9 @@ __all__ = [
     "Policy",
     "PolicyOutcome",
     "Progress",
+    "described",
     "make_plan",
     "make_plans",
+    "option_names",
     "policies",
 ]

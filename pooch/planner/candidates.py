@@ -71,6 +71,7 @@ class Candidates:
         self.items: tuple[Candidate, ...] = tuple(self._make(value) for value in dataflow.activations)
         # In-core compute time of the step: no plan is faster.
         self.compute_ms: float = sum(op.time_ms for op in dataflow.profile.ops)
+        self._own_ready = {item.value: item.need if item.need != NEVER else dataflow.end for item in self.items}
 
     def _make(self, value: Value) -> Candidate:
         dataflow, link = self.dataflow, self.dataflow.profile.link
@@ -123,13 +124,13 @@ class Candidates:
 
         That is its first unpack, or the slot at which the first replay reads it; `end` where never.
         """
-        ready: dict[int, int] = {}
-        for item in reversed(self.items):
-            own = item.need if item.need != NEVER else self.dataflow.end
-            ready[item.value] = min(own, ready.get(item.value, own))
-            if decisions.get(item.value, "keep") == "recompute" and ready[item.value] < self.dataflow.end:
+        ready, end = dict(self._own_ready), self.dataflow.end
+        for item in reversed(self.items):  # what reads comes after what is read
+            if item.sources and decisions.get(item.value) == "recompute" and ready[item.value] < end:
+                at = ready[item.value]
                 for source in item.sources:
-                    ready[source] = min(ready[item.value], ready.get(source, self.dataflow.end))
+                    if ready.get(source, end) > at:
+                        ready[source] = at
         return ready
 
     def least_points(self, decisions: Decisions) -> numpy.ndarray:
@@ -137,13 +138,22 @@ class Candidates:
 
         No prefetch, no workspace of replays, every copy out done at once: what no schedule can go below.
         """
-        ready = self.ready_slots(decisions)
-        points = self.dataflow.in_core_points.copy()
+        ready, life_ends = self.ready_slots(decisions), self.dataflow.life_ends
+        places: list[int] = []
+        changes: list[int] = []
         for item in self.items:
             if decisions.get(item.value, "keep") != "keep":
-                away, back = 2 * (item.release + 1), min(2 * ready[item.value], self.dataflow.life_ends[item.value])
-                points[away:back] -= item.memory_bytes  # an empty slice where it cannot leave in time
-        return points
+                away, back = 2 * (item.release + 1), min(2 * ready[item.value], life_ends[item.value])
+                if away < back:  # else it cannot leave in time
+                    places += (away, back)
+                    changes += (-item.memory_bytes, item.memory_bytes)
+        change = numpy.zeros(2 * self.dataflow.end + 1, dtype=numpy.int64)
+        numpy.add.at(change, numpy.array(places, dtype=numpy.intp), numpy.array(changes, dtype=numpy.int64))
+        return self.dataflow.in_core_points + numpy.cumsum(change[:-1])
+
+    def away_points(self, item: Candidate) -> slice:
+        """Points at which the value can be away at the very most, where no replay reads it."""
+        return slice(2 * (item.release + 1), min(2 * self._own_ready[item.value], self.dataflow.life_ends[item.value]))
 
     def least_ms(self, decisions: Decisions) -> float:
         """Compute time that decisions cost at the very least: each op of a replay counted once, copies free."""

@@ -37,7 +37,7 @@ def try_rules(trials: Trials) -> None:
     request, many = trials.request, len(trials.candidates.items) > MANY
     for number, rule in enumerate(rules(trials.candidates)):
         is_enough = many and number >= FEW_RULES
-        is_late = request.remaining_s() < (1 - TIME_SHARE) * request.time_limit_s
+        is_late = request.used_share() > TIME_SHARE
         if trials.best is not None and (is_enough or is_late):
             return
         fit_rule(trials, rule, len(rule.leaving) // STEPS if many else 0)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir.dataflow import Dataflow
@@ -13,7 +12,6 @@ from pooch.planner.alternatives import weigh_alternatives
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import (
     OPTIMAL_GAP,
-    Evaluation,
     Evaluator,
     PlannedDecisions,
     PlanningRequest,
@@ -22,6 +20,7 @@ from pooch.planner.contract import (
     Progress,
     Status,
 )
+from pooch.planner.options import with_options
 from pooch.planner.policies import policies
 from pooch.planner.reasons import decision_rows
 
@@ -35,7 +34,8 @@ def make_plan(
     host_budget_bytes: int | None = None,
     time_limit_s: float = 30.0,
     progress: Progress | None = None,
-    known: Sequence[PlannedDecisions] = (),
+    known: Sequence[PolicyOutcome] = (),
+    policy_options: Mapping[str, object] | None = None,
 ) -> PlannedDecisions:
     """Decide on every activation so that the step fits the budget and is short.
 
@@ -49,13 +49,16 @@ def make_plan(
         progress: called with a text and the share that is done.
         known: plans made before for the same dataflow; where they fit, "ilp" gives nothing slower.
 
+        policy_options: parameters of the policy, such as {"n_tensors": 3} of "tflms".
+
     Raises:
-        UsageError: there is no such policy.
+        UsageError: there is no such policy, or no such parameter.
         InfeasibleBudget: nothing fits; it carries the smallest budget for which a plan is known.
     """
-    request = PlanningRequest(dataflow, budget_bytes, evaluator, host_budget_bytes, time_limit_s, progress)
-    request = replace(request, known=tuple(_outcome_of(plan) for plan in known))
-    outcome = find_policy(policy)(request)
+    request = PlanningRequest(
+        dataflow, budget_bytes, evaluator, host_budget_bytes, time_limit_s, progress, known=tuple(known)
+    )
+    outcome = with_options(find_policy(policy), policy, policy_options or {})(request)
     gap = _gap(outcome)
     candidates = Candidates(dataflow)
     alternatives = weigh_alternatives(request, candidates, outcome.decisions, outcome.evaluation)
@@ -95,13 +98,9 @@ def make_plans(
                 evaluator,
                 host_budget_bytes=host_budget_bytes,
                 time_limit_s=time_limit_s,
-                known=tuple(plans.values()),
+                known=tuple(plan.outcome for plan in plans.values()),
             )
     return plans
-
-
-def _outcome_of(plan: PlannedDecisions) -> PolicyOutcome:
-    return PolicyOutcome(plan.decisions, Evaluation(plan.schedule, plan.timeline), plan.lower_bound_ms)
 
 
 def find_policy(name: str) -> Policy:

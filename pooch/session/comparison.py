@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Plan, Profile, Region
+from pooch.planner import described
 from pooch.planner import policies as policies_by_name
 from pooch.session.planning import plan
 from pooch.session.training import time_in_turns, train_steps
@@ -46,25 +48,47 @@ def compare(
     budgets: Sequence[int | str],
     *,
     policies: Sequence[str] = (),
+    policy_options: Mapping[str, Mapping[str, object]] | None = None,
+    host_budget: int | str | None = None,
     time_limit_s: float = 30.0,
     region: Region = "model",
     progress: Callable[[str, float], None] | None = None,
 ) -> tuple[ComparisonRow, ...]:
     """Plan the profile under each budget by each policy (all of them where none is named).
 
+    Budgets are planned from the smallest on, and the integer program knows its own plans for the smaller ones: in a
+    comparison more memory is never slower.
+
+    Args:
+        policy_options: by policy, its parameters. The others are those of `plan`.
+
     Raises:
-        UsageError: a budget or a policy cannot be understood, or there is no budget.
+        UsageError: a budget, a policy or a parameter cannot be understood, or there is no budget.
     """
     if not budgets:
         raise UsageError("nothing to compare: give at least one budget, such as --budget 60%")
     chosen = tuple(policies) or policy_names()
-    asked = [(parse_budget(budget, profile.peak_bytes), policy) for budget in budgets for policy in chosen]
-    rows = []
-    for done, (budget_bytes, policy) in enumerate(asked):
+    options = policy_options or {}
+    for name in options:
+        if name not in chosen:
+            raise UsageError(f"options for policy {name!r}, which is not compared: choose it with --policy")
+    asked = [parse_budget(budget, profile.peak_bytes) for budget in budgets]
+    todo = [(budget_bytes, policy) for budget_bytes in sorted(set(asked)) for policy in chosen]
+    rows: dict[tuple[int, str], ComparisonRow] = {}
+    for done, (budget_bytes, policy) in enumerate(todo):
         if progress is not None:
-            progress(f"policy {policy}", done / len(asked))
-        rows.append(_row(profile, budget_bytes, policy, time_limit_s, region))
-    return tuple(rows)
+            progress(f"policy {policy}", done / len(todo))
+        rows[budget_bytes, policy] = _row(
+            profile,
+            budget_bytes,
+            policy,
+            policy_options=options.get(policy, {}),
+            host_budget=host_budget,
+            time_limit_s=time_limit_s,
+            region=region,
+            known=[row.plan for (_, name), row in rows.items() if name == policy == "ilp" and row.plan is not None],
+        )
+    return tuple(rows[budget_bytes, policy] for budget_bytes in asked for policy in chosen)
 
 
 def measure_rows(
@@ -101,9 +125,10 @@ def policy_names() -> tuple[str, ...]:
     return tuple(name for name, policy in policies_by_name.items() if named[policy] == name)
 
 
-def _row(profile: Profile, budget_bytes: int, policy: str, time_limit_s: float, region: Region) -> ComparisonRow:
+def _row(profile: Profile, budget_bytes: int, policy: str, **planning: Any) -> ComparisonRow:
+    name = described(policy, planning["policy_options"])
     try:
-        made = plan(profile, budget_bytes, policy=policy, time_limit_s=time_limit_s, region=region)
+        made = plan(profile, budget_bytes, policy=policy, **planning)
     except InfeasibleBudget as error:
-        return ComparisonRow(budget_bytes, policy, None, error.minimum_bytes)
-    return ComparisonRow(budget_bytes, policy, made)
+        return ComparisonRow(budget_bytes, name, None, error.minimum_bytes)
+    return ComparisonRow(budget_bytes, name, made)

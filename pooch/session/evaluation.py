@@ -6,7 +6,7 @@ from pooch.ir import Decisions, Schedule, Timeline
 from pooch.ir.dataflow import Dataflow
 from pooch.planner import Evaluation
 from pooch.schedule import Lowering, verify
-from pooch.simulator import simulate
+from pooch.simulator import simulate, step_time_ms
 
 
 class StageEvaluator:
@@ -28,6 +28,10 @@ class StageEvaluator:
     def play(self, schedule: Schedule) -> Timeline:
         """Simulate a schedule in detail."""
         return simulate(self.dataflow, schedule, detail=True)
+
+    def time_ms(self, schedule: Schedule) -> float:
+        """The simulated time of a schedule, and nothing else."""
+        return step_time_ms(self.dataflow, schedule)
 
     def evaluate_smallest(self, decisions: Decisions) -> Evaluation:
         """The decisions at the lowest peak that they can reach, and as fast as that peak allows.

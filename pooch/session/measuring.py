@@ -179,7 +179,9 @@ def optimize(
     budget: int | str,
     *,
     policy: str = "ilp",
+    policy_options: Mapping[str, object] | None = None,
     host_budget: int | str | None = None,
+    ranks: int = 1,
     time_limit_s: float = 30.0,
     region: Region = "step",
     mode: Mode = "auto",
@@ -200,9 +202,10 @@ def optimize(
 
     def planned_within(target_bytes: int) -> Plan:
         chosen = make_plan(
-            profile,
+            profile.shared_by(ranks),
             target_bytes,
             policy=policy,
+            policy_options=policy_options,
             host_budget=host_budget,
             time_limit_s=time_limit_s,
             region=region,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
 from pooch.ir.dataflow import Dataflow
-from pooch.planner import make_plan
+from pooch.planner import Evaluation, PolicyOutcome, described, make_plan
 from pooch.session.evaluation import StageEvaluator, verified_timeline
 from pooch.session.packing import PlanOutcome, pack_plan
+from pooch.session.simulation import simulate
 from pooch.units import parse_budget
 
 PlanningProgress = Callable[[str, float], None]
@@ -25,6 +26,8 @@ def plan(
     host_budget: int | str | None = None,
     time_limit_s: float = 30.0,
     region: Region = "model",
+    known: Sequence[Plan] = (),
+    policy_options: Mapping[str, object] | None = None,
     progress: PlanningProgress | None = None,
 ) -> Plan:
     """Choose keep, swap or recompute for every activation so that the step fits into the budget and loses little time.
@@ -37,10 +40,13 @@ def plan(
         host_budget: bytes that swapped activations may take in the swap tier; None: no limit.
         time_limit_s: most seconds to plan for; what was found until then carries its gap.
         region: "model": the plan will be applied to `model.forward`; "step": to `with run.step()`.
+        known: plans made before for the same profile and region: where they fit, "ilp" gives nothing slower.
+        policy_options: parameters of the policy, such as {"n_tensors": 3} of "tflms".
         progress: called with what is being done and the share that is done.
 
     Raises:
-        UsageError: the budget or the policy cannot be understood.
+        UsageError: the budget, the policy or its parameters cannot be understood.
+        PlanMismatch: a known plan was made for another profile.
         InfeasibleBudget: no plan fits; names the smallest budget that does.
     """
     budget_bytes = parse_budget(budget, profile.peak_bytes)
@@ -52,6 +58,8 @@ def plan(
         dataflow,
         budget_bytes,
         StageEvaluator(dataflow),
+        known=[_known_outcome(profile, plan) for plan in known if plan.region == region],
+        policy_options=policy_options,
         policy=policy,
         host_budget_bytes=host_bytes,
         time_limit_s=time_limit_s,
@@ -59,7 +67,7 @@ def plan(
     )
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
     outcome = PlanOutcome(
-        policy,
+        described(policy, policy_options or {}),
         budget_bytes,
         planned.lower_bound_ms,
         planned.status,
@@ -68,6 +76,15 @@ def plan(
         planned.planning_ms,
     )
     return pack_plan(dataflow, planned.schedule, timeline, outcome)
+
+
+def _known_outcome(profile: Profile, known: Plan) -> PolicyOutcome:
+    """A plan as planning can know it.
+
+    Raises:
+        PlanMismatch, InvalidSchedule: it is none for this profile.
+    """
+    return PolicyOutcome(known.decisions, Evaluation(known.schedule, simulate(profile, known)), known.lower_bound_ms)
 
 
 def plan_from_decisions(

@@ -32,6 +32,13 @@ def simulate(dataflow: Dataflow, schedule: Schedule, *, detail: bool = True) -> 
     )
 
 
+def step_time_ms(dataflow: Dataflow, schedule: Schedule) -> float:
+    """The predicted time alone, without an account of memory (for searches)."""
+    play = _Play(dataflow, detail=False)
+    play.run(schedule)
+    return play.now_ms
+
+
 class _Play:
     """The clock of the compute stream, and when each copy ends."""
 

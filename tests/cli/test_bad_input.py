@@ -158,6 +158,25 @@ def test_an_unknown_policy(pooch_command: Command, profile_path: Path) -> None:
     assert "'magic'" in outcome.error_line
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "told"),
+    [
+        ("plan", ["--policy", "tflms", "--policy-option", "ub=3"], "it has n_tensors, lb"),
+        ("plan", ["--policy", "tflms", "--policy-option", "lb"], "tflms.n_tensors=3"),
+        ("plan", ["--policy-option", "tflms.lb=3"], "choose it with --policy"),
+        ("compare", ["--policy-option", "lb=3"], "POLICY.lb=3"),
+        ("compare", ["--policy", "ilp", "--policy-option", "tflms.lb=3"], "choose it with --policy"),
+        ("compare", ["--policy", "tflms", "--policy-option", "lb=soon"], "a whole number"),
+    ],
+)
+def test_options_of_policies_that_make_no_sense(
+    pooch_command: Command, profile_path: Path, command: str, arguments: list[str], told: str
+) -> None:
+    outcome = pooch_command(command, profile_path, "--budget", "80%", *arguments)
+    assert outcome.code == 2
+    assert told in outcome.error_line
+
+
 def test_a_plan_for_another_model(pooch_command: Command, plan_path: Path, tmp_path: Path) -> None:
     chain(4).save(tmp_path / "other.json")
     outcome = pooch_command("simulate", tmp_path / "other.json", plan_path, "--trace", tmp_path / "t.json")

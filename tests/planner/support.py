@@ -10,7 +10,7 @@ from pooch.ir import Choice, Decisions, Profile, Schedule, Timeline
 from pooch.ir.dataflow import Dataflow
 from pooch.planner import Evaluation
 from pooch.schedule import Lowering
-from pooch.simulator import simulate
+from pooch.simulator import simulate, step_time_ms
 
 
 class RealEvaluator:
@@ -28,6 +28,9 @@ class RealEvaluator:
 
     def play(self, schedule: Schedule) -> Timeline:
         return simulate(self.dataflow, schedule, detail=True)
+
+    def time_ms(self, schedule: Schedule) -> float:
+        return step_time_ms(self.dataflow, schedule)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,21 @@
-"""More memory is never slower: exactly where plans know those of smaller budgets, within the gap where they do not."""
+"""More memory is never slower: exactly from rungs on and where smaller plans are known, else within the gap."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
+from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
-from pooch.planner import make_plan, make_plans
+from pooch.planner import PlanningRequest, PolicyOutcome, make_plan, make_plans, policies
+from pooch.planner.policies.ilp import plan_alone
+from pooch.planner.policies.rungs import NO_TIME, better_of_smaller, rungs_below
+from pooch.units import parse_budget
 from tests.planner.networks import PCIE_16, gpt2
 from tests.planner.support import case
 from tests.toys import blocks, chain, profiles
@@ -45,5 +52,67 @@ def test_a_known_plan_is_the_answer_where_nothing_better_is_found() -> None:
     # GIVEN a plan under a smaller budget, and no time to search
     of = case(gpt2(layers=4, link=PCIE_16, speed=50))
     good = make_plan(of.dataflow, of.share(0.7), of.evaluator)
-    hurried = make_plan(of.dataflow, of.share(0.75), of.evaluator, time_limit_s=0.001, known=[good])
+    hurried = make_plan(of.dataflow, of.share(0.75), of.evaluator, time_limit_s=0.001, known=[good.outcome])
     assert hurried.timeline.step_ms <= good.timeline.step_ms + NOISE_MS
+
+
+def separate_steps_ms(profile: Profile, budgets: list[str | int], seed: int = 0) -> dict[int, float]:
+    """Each budget planned by itself, in any order; those that nothing fits into are left out."""
+    found: dict[int, float] = {}
+    for budget in Random(seed).sample(budgets, len(budgets)):
+        of, budget_bytes = case(profile), parse_budget(budget, profile.peak_bytes)
+        try:
+            found[budget_bytes] = make_plan(of.dataflow, budget_bytes, of.evaluator).timeline.step_ms
+        except InfeasibleBudget:
+            continue
+    return dict(sorted(found.items()))
+
+
+RUNGS = [f"{percent}%" for percent in range(40, 101, 5)]
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(profiles(max_ops=12), st.integers(0, 9), st.floats(0.3, 1.0))
+def test_rungs_planned_apart_never_get_slower(profile: Profile, seed: int, share: float) -> None:
+    # GIVEN every rung, and one budget between rungs, planned apart and in any order
+    between = max(1, int(share * profile.peak_bytes))
+    steps_ms = separate_steps_ms(profile, [*RUNGS, between], seed)
+    rungs = {parse_budget(rung, profile.peak_bytes) for rung in RUNGS}
+    # THEN no budget is slower than any rung below it
+    for small, less_ms in steps_ms.items():
+        if small in rungs:
+            assert all(more_ms <= less_ms + NOISE_MS for large, more_ms in steps_ms.items() if large > small)
+
+
+@pytest.mark.parametrize(
+    "profile", [chain(7, link=MIDDLING, size_bytes=16), blocks(4), gpt2(layers=5, link=PCIE_16, speed=50)]
+)
+def test_rungs_of_larger_steps_planned_apart_never_get_slower(profile: Profile) -> None:
+    steps_ms = list(separate_steps_ms(profile, ["60%", "65%", "80%", "85%", "90%"]).values())
+    assert len(steps_ms) >= 3
+    assert all(more_ms <= less_ms + NOISE_MS for less_ms, more_ms in pairwise(steps_ms))
+
+
+def test_a_rung_whose_plan_is_faster_is_taken() -> None:
+    # GIVEN a planner that is at its best at one rung and forgets everything elsewhere
+    of = case(blocks(4))
+    good, asked = parse_budget("60%", of.profile.peak_bytes), parse_budget("73%", of.profile.peak_bytes)
+    best = make_plan(of.dataflow, good, of.evaluator)
+
+    def forgetful(request: PlanningRequest) -> PolicyOutcome:
+        return plan_alone(request) if request.budget_bytes <= good else policies["swap_all"](request)
+
+    request = PlanningRequest(of.dataflow, asked, of.evaluator)
+    slow = forgetful(request)
+    assert slow.step_ms > best.timeline.step_ms + NOISE_MS
+    # WHEN it looks at the rungs below THEN it gets that plan
+    assert better_of_smaller(request, slow, forgetful).step_ms == pytest.approx(best.timeline.step_ms)
+    # AND without any time it says that it did not look
+    late = replace(request, time_limit_s=1e-6)
+    assert better_of_smaller(late, slow, forgetful).notes[-1] == NO_TIME
+
+
+def test_the_rungs_are_the_same_for_everybody() -> None:
+    assert list(rungs_below(1000, 160)) == [150, 100, 50]
+    assert list(rungs_below(1000, 150)) == [100, 50]
+    assert parse_budget("15%", 1000) in rungs_below(1000, 160)

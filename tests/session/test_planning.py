@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 import pooch
 from pooch.errors import InfeasibleBudget, InvalidSchedule, PlanMismatch, UsageError
-from pooch.ir import Plan
+from pooch.ir import Link, Plan
 from pooch.session import compare, policy_names, simulate_in_core
-from tests.toys import FAST_LINK, blocks, chain
+from tests.toys import FAST_LINK, blocks, chain, ladder
 
 
 def test_a_plan_keeps_its_budget_in_the_simulator() -> None:
@@ -126,6 +127,25 @@ def test_comparing_has_a_row_for_every_policy_and_budget() -> None:
     assert best is not None
     others = [row.plan.predicted_step_ms for row in rows if row.plan and row.budget_bytes == best.budget_bytes]
     assert best.predicted_step_ms <= min(others) + 1e-9
+
+
+def test_a_comparison_never_gets_slower_with_memory_whatever_the_order_of_budgets() -> None:
+    rows = compare(blocks(4, link=FAST_LINK), ["83%", "57%", "71%", "58%"], policies=["ilp", "swap_all"])
+    assert [row.policy for row in rows] == ["ilp", "swap_all"] * 4
+    found = sorted((row.budget_bytes, row.plan.predicted_step_ms) for row in rows if row.plan and row.policy == "ilp")
+    assert len(found) == 4
+    assert all(more_ms <= less_ms + 1e-6 for (_, less_ms), (_, more_ms) in pairwise(found))
+
+
+def test_known_plans_are_made_use_of_and_checked() -> None:
+    profile = ladder(5, size_bytes=64, link=Link("toy tier", 0.1, 0.1, 8.0, 8.0, full_duplex=False))
+    good = pooch.plan(profile, "80%")
+    hurried = pooch.plan(profile, "83%", time_limit_s=0.001)
+    assert hurried.predicted_step_ms > good.predicted_step_ms
+    knowing = pooch.plan(profile, "83%", time_limit_s=0.001, known=[good])
+    assert knowing.predicted_step_ms == pytest.approx(good.predicted_step_ms)
+    with pytest.raises(PlanMismatch):
+        pooch.plan(blocks(5), "80%", known=[good])
 
 
 def test_the_in_core_step_is_simulated_as_it_was_measured() -> None:

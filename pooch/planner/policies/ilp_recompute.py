@@ -8,7 +8,6 @@ need), where Checkmate may compute a value several times. The bound is one on pl
 from __future__ import annotations
 
 from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.policies.ilp import plan_by_program
 from pooch.planner.policies.restricted import restricted_outcome
 
 
@@ -18,4 +17,4 @@ def ilp_recompute(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: no plan without swaps was found.
     """
-    return restricted_outcome(request, "recompute", "ilp_recompute", plan_by_program)
+    return restricted_outcome(request, "recompute", "ilp_recompute")

@@ -8,7 +8,6 @@ replays and is told in a note.
 from __future__ import annotations
 
 from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.policies.ilp import plan_by_program
 from pooch.planner.policies.restricted import restricted_outcome
 
 
@@ -18,4 +17,4 @@ def ilp_swap(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: no plan without replays was found.
     """
-    return restricted_outcome(request, "swap", "ilp_swap", plan_by_program)
+    return restricted_outcome(request, "swap", "ilp_swap")

@@ -62,6 +62,8 @@ def swap_or_recompute(trials: Trials, start: Trial) -> Trial:
     current = start
     waiting: list[tuple[float, int]] = []
     for item in trials.candidates.items:
+        if trials.request.remaining_s() <= 0:
+            break
         _push(waiting, _ratio(trials, current, item), item.value)
     by_value = {item.value: item for item in trials.candidates.items}
     while waiting and trials.request.remaining_s() > 0:
@@ -85,7 +87,7 @@ def _ratio(trials: Trials, current: Trial, item: Candidate) -> float:
     if current.decisions[item.value] != "swap" or not item.can_recompute:
         return math.inf
     without = _without_copies(current.evaluation.schedule, item.value)
-    swap_ms = current.step_ms - trials.request.evaluator.play(without).step_ms
+    swap_ms = current.step_ms - trials.request.evaluator.time_ms(without)
     if swap_ms <= 1e-9:
         return math.inf
     candidates = trials.candidates

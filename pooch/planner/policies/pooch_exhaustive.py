@@ -44,8 +44,11 @@ class _Search:
         self.swaps = {value for value, choice in start.decisions.items() if choice == "swap"}
         stalling = unhidden(trials.request.evaluator, start.evaluation.schedule, ("wait",))
         by_value = {item.value: item for item in trials.candidates.items}
-        self.values = sorted(stalling, key=lambda value: (by_value[value].size_bytes, value))
+        order = sorted(stalling, key=lambda value: (by_value[value].size_bytes, value))
+        self.items = [by_value[value] for value in order]
         self.left = MOST
+        # What is live at the very least, kept up with the keeps of the way that is being tried.
+        self.points = trials.candidates.least_points(dict.fromkeys(self.swaps, "swap"))
 
     def run(self) -> Trial:
         """The fastest that was found."""
@@ -53,14 +56,21 @@ class _Search:
         return self.best
 
     def _visit(self, place: int, kept: frozenset[int]) -> None:
-        if place == len(self.values) or self.left <= 0:
-            return
-        more = kept | {self.values[place]}
-        decisions: dict[int, Choice] = dict.fromkeys(sorted(self.swaps - more), "swap")
-        if self.trials.might_fit(decisions):
-            self.left -= 1
-            trial = self.trials.run(decisions)
-            if trial.fits:
-                self.best = min(self.best, trial, key=lambda each: each.rank)
-                self._visit(place + 1, more)
-        self._visit(place + 1, kept)
+        """Keep each of the items from this place on besides."""
+        for following in range(place, len(self.items)):
+            if self.left <= 0:
+                return
+            item = self.items[following]
+            away = self.trials.candidates.away_points(item)
+            self.points[away] += item.memory_bytes
+            if self.points.max() <= self.trials.request.budget_bytes:
+                self._keep(following, kept | {item.value})
+            self.points[away] -= item.memory_bytes
+
+    def _keep(self, place: int, kept: frozenset[int]) -> None:
+        self.left -= 1
+        decisions: dict[int, Choice] = dict.fromkeys(sorted(self.swaps - kept), "swap")
+        trial = self.trials.run(decisions)
+        if trial.fits:
+            self.best = min(self.best, trial, key=lambda each: each.rank)
+            self._visit(place + 1, kept)

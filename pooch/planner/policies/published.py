@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from pooch.planner.contract import Policy, PolicyOutcome
+from pooch.planner.evaluators import OutOfTime, Timed
 from pooch.planner.policies.capuchin import capuchin
 from pooch.planner.policies.chen_sqrt import chen_sqrt
 from pooch.planner.policies.fitting import or_none
@@ -41,7 +43,7 @@ THOROUGH: tuple[Policy, ...] = (swap_opt, pooch_2018, pooch_exhaustive)
 MOST_FOR_QUICK = 2000  # activations; beyond that an evaluation takes a large part of a second
 MOST_FOR_THOROUGH = 400
 LEAST_GAIN_MS = 1e-6
-SHARE_OF_TIME = 0.8  # of the time limit has to be left; a safety, as counts decide otherwise
+SHARE_OF_TIME = 0.25  # of the time limit that they may take; a safety, as counts decide otherwise
 
 
 def offer_published(trials: Trials) -> None:
@@ -49,12 +51,13 @@ def offer_published(trials: Trials) -> None:
     request = trials.request
     activations = len(trials.candidates.items)
     methods = QUICK * (activations <= MOST_FOR_QUICK) + THOROUGH * (activations <= MOST_FOR_THOROUGH)
-    for method in methods:
-        if request.remaining_s() < SHARE_OF_TIME * request.time_limit_s:
-            return
-        outcome = or_none(method, replace(request, progress=None))
-        if outcome is not None:
-            _take(trials, outcome)
+    until_s = request.started_s + SHARE_OF_TIME * request.time_limit_s
+    timed = replace(request, progress=None, evaluator=Timed(request.evaluator, until_s))
+    with suppress(OutOfTime):
+        for method in methods:
+            outcome = or_none(method, timed)
+            if outcome is not None:
+                _take(trials, outcome)
 
 
 def _take(trials: Trials, outcome: PolicyOutcome) -> None:

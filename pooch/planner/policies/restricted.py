@@ -2,62 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
 from pooch.errors import InfeasibleBudget
 from pooch.planner.candidates import Candidate, Candidates
 from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.evaluators import OutOfTime, part_of
+from pooch.planner.policies.by_program import is_final, plan_by_program, program_bound_ms
 from pooch.units import format_ms
 
 Allowed = Literal["swap", "recompute"]
-Planner = Callable[[PlanningRequest, Candidates, str], PolicyOutcome]
-CLOSE_ENOUGH = 0.001  # a plan this near the bound is as good as can be
 MOST = 400  # activations; beyond that a second and third program take too long
+NO_TIME = "the time limit left no time to try swaps alone and replays alone"
 
 
-def restricted_outcome(request: PlanningRequest, allowed: Allowed, policy: str, plan: Planner) -> PolicyOutcome:
+def restricted_outcome(request: PlanningRequest, allowed: Allowed, policy: str) -> PolicyOutcome:
     """Plan with keep and one other choice. The bound of the restricted program is none on all plans: it becomes a note.
-
-    Args:
-        plan: the program over given candidates.
 
     Raises:
         InfeasibleBudget: no such plan was found.
     """
-    candidates = Candidates(request.dataflow)
-    candidates.items = tuple(_only(item, allowed) for item in candidates.items)
-    outcome = plan(request, candidates, policy)
+    candidates = _allowing(request, allowed)
+    outcome = plan_by_program(replace(request, known=()), candidates, policy)
     told = f"with keep and {allowed} alone no plan is faster than {format_ms(outcome.lower_bound_ms)}"
     notes = (*outcome.notes, told) if outcome.proven else outcome.notes
     return replace(outcome, lower_bound_ms=candidates.compute_ms, proven=False, notes=notes)
 
 
-def better_of_restricted(request: PlanningRequest, outcome: PolicyOutcome, plan: Planner) -> PolicyOutcome:
+def better_of_restricted(request: PlanningRequest, outcome: PolicyOutcome) -> PolicyOutcome:
     """The outcome of the full program, or a faster plan of a restricted one under the same bound.
 
     The full program is solved to a gap; a restricted one, being smaller, sometimes finds what lies inside of that gap.
+    It is not asked where its own bound says that it cannot.
     """
+    if len(outcome.decisions) > MOST:
+        return outcome
     best = outcome
-    for allowed in _worth_trying(request, outcome):
+    for allowed in ("swap", "recompute"):
+        if is_final(best):
+            return best
+        part = part_of(request)
         try:
-            other = restricted_outcome(replace(request, progress=None), allowed, "ilp", plan)
+            if program_bound_ms(part, _allowing(request, allowed)) < best.step_ms:
+                best = best.or_faster(restricted_outcome(part, allowed, "ilp"))
         except InfeasibleBudget:
             continue
-        if other.evaluation.timeline.step_ms < best.evaluation.timeline.step_ms - 1e-6:
-            best = replace(outcome, decisions=other.decisions, evaluation=other.evaluation)
+        except OutOfTime:
+            return best.with_note(NO_TIME)
+        except KeyboardInterrupt:
+            return best.stopped()
     return best
 
 
-def _worth_trying(request: PlanningRequest, outcome: PolicyOutcome) -> tuple[Allowed, ...]:
-    step_ms = outcome.evaluation.timeline.step_ms
-    is_close = step_ms <= outcome.lower_bound_ms * (1 + CLOSE_ENOUGH)
-    is_short_of_time = request.remaining_s() < 0.3 * request.time_limit_s
-    was_stopped = any("interrupted" in note or "solver" in note for note in outcome.notes)
-    if is_close or is_short_of_time or was_stopped or len(outcome.decisions) > MOST or not outcome.proven:
-        return ()
-    return ("swap", "recompute")
+def _allowing(request: PlanningRequest, allowed: Allowed) -> Candidates:
+    candidates = Candidates(request.dataflow)
+    candidates.items = tuple(_only(item, allowed) for item in candidates.items)
+    return candidates
 
 
 def _only(item: Candidate, allowed: Allowed) -> Candidate:

@@ -1,0 +1,58 @@
+"""Parameters of policies by name: those that a method's users set themselves, such as how many tensors TFLMS swaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, fields, is_dataclass, replace
+from typing import Any
+
+from pooch.errors import UsageError
+from pooch.planner.contract import Policy
+
+FIXED = ("order",)  # fields that make it another policy
+
+
+def option_names(policy: Policy) -> dict[str, object]:
+    """The parameters of a policy with their defaults; most have none."""
+    return {field.name: getattr(policy, field.name) for field in _fields(policy)}
+
+
+def with_options(policy: Policy, name: str, options: Mapping[str, object]) -> Policy:
+    """The policy with these parameters.
+
+    Args:
+        name: what to call it in an error. options: by name; texts are read as the type of the default.
+
+    Raises:
+        UsageError: it has no such parameter, or the value is none for it.
+    """
+    known = option_names(policy)
+    for option in options:
+        if option not in known:
+            there = f"it has {', '.join(known)}" if known else "it has none"
+            raise UsageError(f"policy {name} has no option {option!r}: {there}")
+    if not options:
+        return policy
+    read = {option: _read(name, option, value, known[option]) for option, value in options.items()}
+    changed: Policy = replace(policy, **read)  # type: ignore[type-var]
+    return changed
+
+
+def described(name: str, options: Mapping[str, object]) -> str:
+    """The policy's name with its parameters, such as "tflms(lb=2)"."""
+    told = ", ".join(f"{option}={value}" for option, value in options.items())
+    return f"{name}({told})" if told else name
+
+
+def _fields(policy: Policy) -> tuple[Field[Any], ...]:
+    if not is_dataclass(policy):
+        return ()
+    return tuple(field for field in fields(policy) if field.name not in FIXED)
+
+
+def _read(policy: str, option: str, value: object, default: object) -> object:
+    try:
+        return type(default)(value)  # type: ignore[call-arg]
+    except (TypeError, ValueError):
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise UsageError(f"option {option} of policy {policy} is {value!r}: give {kind}, such as {default}") from None
