@@ -191,7 +191,8 @@ class PlannedStep:
         self.stats.stall_ms += record.ticket.wait()
         if record.ticket.error is not None:
             raise TierError(
-                f"a swapped activation cannot be read back ({record.ticket.error})"
+                f"a swapped activation cannot be read back ({record.ticket.error}): repeat the step, with another tier "
+                "(spill_directory= or POOCH_SPILL_DIRECTORY) if it happens again"
             ) from record.ticket.error
         record.ticket = None
 
