@@ -139,6 +139,15 @@ mode_option = click.option(
 )
 
 
+export_option = click.option(
+    "--export",
+    "export_path",
+    type=PATH,
+    metavar="FILE.onnx",
+    help="Write the trained model as ONNX and compare its outputs in onnxruntime.",
+)
+
+
 def output_option(help_text: str, *, required: bool = False) -> Decorator:
     """-o/--output."""
     return click.option("-o", "--output", type=PATH, required=required, metavar="FILE", help=help_text)
