@@ -81,7 +81,8 @@ def recurrent(kind: str, gates: int, direction: str = "forward", states: int = 0
 CASES = [
     *(one(k) for k in ("Abs", "Atan", "Ceil", "Cos", "Erf", "Exp", "Floor", "HardSwish", "Identity", "IsNaN", "Mish")),
     *(one(k) for k in ("Neg", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Tan", "Tanh")),
-    *(one(k) for k in ("Cosh", "Sinh", "Asinh", "Celu", "Elu", "Selu", "LeakyRelu", "Gelu", "HardSigmoid", "ThresholdedRelu")),
+    *(one(k) for k in ("Cosh", "Sinh", "Asinh", "Celu", "Elu", "Selu", "LeakyRelu", "Gelu", "HardSigmoid")),
+    one("ThresholdedRelu"),
     *(one(k, SMALL) for k in ("Acos", "Asin", "Atanh")), one("Acosh", ABOVE_ONE), one("Not", TRUE),
     *(one(k, POSITIVE) for k in ("Log", "Reciprocal", "Sqrt")), one("BitwiseNot", WHOLE),
     one("Gelu", approximate="tanh"), one("Elu", alpha=0.5), one("LeakyRelu", alpha=0.3),
