@@ -28,7 +28,7 @@ def profiled(name: str, **settings: int) -> Profile:
     return quick_profile(workload.forward, workload.model, workload.optimizer)
 
 
-def planned(profile: Profile, share: float = SHARE, time_limit_s: float = 3.0) -> Plan:
+def planned(profile: Profile, share: float = SHARE, time_limit_s: float = 1.0) -> Plan:
     """At that share of the peak, or at the smallest budget: single ops of tiny networks take most of the memory."""
     budget = int(profile.peak_bytes * share)
     try:
@@ -70,14 +70,14 @@ def labelled(profile: Profile, ending: str) -> list[Value]:
 
 def test_the_planner_finds_by_itself_that_keys_plus_query_is_made_again() -> None:
     """Additive attention: T_target * T_source * N * width saved numbers, from T * N * width kept ones."""
-    settings = {"batch_size": 32, "sequence_length": 24}
+    settings = {"batch_size": 32, "sequence_length": 32}
     profile = slow_link(profiled("nmt@small", **settings))
     summed = [value for value in labelled(profile, "attention.tanh") if value.fixed is None]
     (keys,) = labelled(profile, "decoder.keys.mm")
-    assert len(summed) == 24
+    assert len(summed) == 32
     assert all(value.size_bytes == keys.size_bytes for value in summed)
     assert not keys.saved
-    chosen = planned(profile, 0.55)
+    chosen = plan(profile, "55%", region="step", time_limit_s=10)
     recomputed = [value for value in summed if chosen.decisions[value.id] == "recompute"]
     assert len(recomputed) > 0.7 * len(summed)
     assert {value.id for value in recomputed} <= set(chosen.schedule.recomputed)
@@ -88,16 +88,16 @@ def test_the_planner_finds_by_itself_that_keys_plus_query_is_made_again() -> Non
     assert_kept(chosen, trained("nmt@small", None, **settings), trained("nmt@small", chosen, **settings))
 
 
-def test_the_planner_finds_by_itself_that_an_lstm_keeps_states_and_makes_gates_again() -> None:
-    profile = slow_link(profiled("lstm@small"))
-    states = {value.id for ending in (".add", ".mul") for value in labelled(profile, ending)}
-    gates = {value.id for ending in (".sigmoid", ".tanh") for value in labelled(profile, ending)}
-    chosen = planned(profile, 0.6)
-    away = {value for value, choice in chosen.decisions.items() if choice == "recompute"}
-    sizes = {value.id: value.size_bytes for value in profile.values}
-    of_gates = sum(sizes[value] for value in away & gates)
-    assert of_gates > 3 * sum(sizes[value] for value in away & states)
-    assert_kept(chosen, trained("lstm@small", None), trained("lstm@small", chosen))
+def test_the_planner_finds_by_itself_that_an_lstm_makes_its_gates_again() -> None:
+    """Of five numbers a unit and step that autograd saves for gates, most go; what they are made of stays."""
+    settings = {"layers": 1, "sequence_length": 16, "dropout": 0}
+    profile = slow_link(profiled("lstm@small", **settings))
+    gates = [value for ending in (".sigmoid", ".tanh") for value in labelled(profile, ending)]
+    chosen = plan(profile, "50%", region="step", time_limit_s=10)
+    again = [value for value in gates if chosen.decisions[value.id] == "recompute"]
+    assert sum(value.size_bytes for value in again) > 0.6 * sum(value.size_bytes for value in gates)
+    assert chosen.schedule.sources
+    assert_kept(chosen, trained("lstm@small", None, **settings), trained("lstm@small", chosen, **settings))
 
 
 def test_what_a_replay_of_attention_needs_grows_with_the_length_only_once() -> None:
