@@ -8,11 +8,10 @@ from typing import Literal
 import click
 
 from pooch.cli.options import (
-    device_model_option,
     force_option,
     json_option,
+    mode_option,
     output_option,
-    profile_mode_option,
     refuse_overwriting,
     workload_options,
 )
@@ -22,8 +21,7 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @click.command("profile")
 @workload_options
 @output_option("Where to write the profile.", required=True)
-@profile_mode_option
-@device_model_option
+@mode_option
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Plain steps before.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Timed steps.")
 @click.option("--accumulate", is_flag=True, help="Gradients live through the step.")
@@ -35,32 +33,23 @@ def command(
     device: str | None,
     settings: tuple[str, ...],
     output: Path,
-    mode: Literal["auto", "run", "offload", "fake"],
-    device_model: str | None,
+    mode: Literal["auto", "run", "offload"],
     warmup: int,
     repeats: int,
     accumulate: bool,
     as_json: bool,
     force: bool,
 ) -> None:
-    """Measure one training step of WORKLOAD, or model it (--mode fake, --device-model)."""
+    """Measure one training step of WORKLOAD."""
     from pooch import session
-    from pooch.devices import find_device
-    from pooch.workloads import parse_settings, workload_factory
+    from pooch.workloads import load_workload, parse_settings
 
     refuse_overwriting(output, force)
-    modelled = None if device_model is None else find_device(device_model)
     with progress_shown() as progress:
         progress(f"building {workload}")
-        factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
+        built = load_workload(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
         profile = session.profile_workload(
-            factory,
-            accumulate=accumulate,
-            warmup=warmup,
-            repeats=repeats,
-            mode=mode,
-            device_model=modelled,
-            progress=progress,
+            built, accumulate=accumulate, warmup=warmup, repeats=repeats, mode=mode, progress=progress
         )
     profile.save(output)
     if as_json:

@@ -1,1 +1,0 @@
-"""ONNX models as workloads: read as data, built as modules, trained, and written back."""
