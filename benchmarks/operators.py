@@ -24,18 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import pooch.profiler.assembly
+from benchmarks.handmade import tight_plan, tiny_profile
 from pooch.errors import PoochError
 from pooch.executor import apply_plan
-from pooch.ir import Choice, Link, Plan, Profile
+from pooch.ir import Choice, Plan, Profile
 from pooch.ir.dataflow import Dataflow
-from pooch.profiler import ProfileOptions, profile_step
-from pooch.session.evaluation import StageEvaluator, verified_timeline
-from pooch.session.packing import PlanOutcome, pack_plan
 
 CHOICES: tuple[Choice, ...] = ("keep", "swap", "recompute")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)
 
 
 @dataclass
@@ -165,10 +161,9 @@ def _try_sample(op: Any, sample: Any, outcome: Outcome) -> None:
 
 def _profiled(step: _Step) -> Profile:
     torch.manual_seed(1)
-    pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES = 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return profile_step(step, step, None, LINK, ProfileOptions(warmup=0, repeats=1, mode="run"))
+        return tiny_profile(step, step)
 
 
 def _try_choice(step: _Step, dataflow: Dataflow, choice: Choice, plain: list[Tensor], outcome: Outcome) -> None:
@@ -176,7 +171,7 @@ def _try_choice(step: _Step, dataflow: Dataflow, choice: Choice, plain: list[Ten
         return
     chosen = [v.id for v in dataflow.activations if choice != "recompute" or dataflow.refusal(v.id) is None]
     try:
-        plan = _tight_plan(dataflow, dict.fromkeys(chosen, choice))
+        plan = tight_plan(dataflow.profile, dict.fromkeys(chosen, choice))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             planned = _train(step, plan, outcome)
@@ -199,12 +194,6 @@ def _is_repeatable(step: _Step, plain: list[Tensor]) -> bool:
             return False
         del waste
     return True
-
-
-def _tight_plan(dataflow: Dataflow, decisions: dict[int, Choice]) -> Plan:
-    evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
-    timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
-    return pack_plan(dataflow, evaluation.schedule, timeline, PlanOutcome("manual", 0, 0.0, "manual", (), (), 0.0))
 
 
 def _train(step: _Step, plan: Plan | None, outcome: Outcome | None = None) -> list[Tensor]:

@@ -18,15 +18,12 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from benchmarks.handmade import tight_plan, tiny_profile
 from pooch.executor import apply_plan
-from pooch.ir import Choice, Decisions, Link, Plan, Profile
+from pooch.ir import Choice, Plan, Profile
 from pooch.ir.dataflow import Dataflow
-from pooch.profiler import ProfileOptions, profile_step
-from pooch.session.evaluation import StageEvaluator, verified_timeline
-from pooch.session.packing import PlanOutcome, pack_plan
 from pooch.torchtools.memory_trace import live_bytes
 
-LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)
 # What the C library's allocator may keep for itself while it settles.
 ALLOWED_PROCESS_GROWTH_BYTES = 8 * 2**20
 
@@ -56,10 +53,7 @@ def tight_mixed_plan(profile: Profile) -> Plan:
     dataflow = Dataflow(profile, "step")
     turns: tuple[Choice, ...] = ("swap", "recompute")
     ids = [v.id for v in dataflow.activations]
-    decisions: Decisions = {v: turns[i % 2] if dataflow.refusal(v) is None else "swap" for i, v in enumerate(ids)}
-    evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
-    timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
-    return pack_plan(dataflow, evaluation.schedule, timeline, PlanOutcome("manual", 0, 0.0, "manual", (), (), 0.0))
+    return tight_plan(profile, {v: turns[i % 2] if dataflow.refusal(v) is None else "swap" for i, v in enumerate(ids)})
 
 
 def soak(steps: int, every: int) -> list[Sample]:
@@ -71,9 +65,7 @@ def soak(steps: int, every: int) -> list[Sample]:
         result: Tensor = model(pictures).square().mean()
         return result
 
-    plan = tight_mixed_plan(
-        profile_step(forward, model, optimizer, LINK, ProfileOptions(warmup=0, repeats=1, mode="run"))
-    )
+    plan = tight_mixed_plan(tiny_profile(forward, model, optimizer))
     samples: list[Sample] = []
     with apply_plan(plan, model) as run:
         for number in range(1, steps + 1):

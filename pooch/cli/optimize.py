@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pooch.cli.exporting import Exporting
 from pooch.cli.options import (
     PATH,
+    export_option,
     force_option,
     json_option,
     mode_option,
@@ -37,6 +39,7 @@ _PROFILE, _PLAN = "profile.json", "plan.json"
 @ranks_option
 @region_option("step")
 @training_options
+@export_option
 @click.option("-o", "--output", "folder", type=PATH, metavar="FOLDER", help="Keep profile.json and plan.json there.")
 @json_option
 @force_option
@@ -48,32 +51,38 @@ def command(
     budget: str,
     folder: Path | None,
     policy_options: tuple[str, ...],
+    export_path: Path | None,
     as_json: bool,
     force: bool,
     **optimizing: Any,
 ) -> None:
     """Profile WORKLOAD, plan it under --budget, train it under the plan, and measure that."""
     from pooch import session
-    from pooch.cli.run import print_training, refuse_broken_promise
+    from pooch.cli.run import print_export, print_training, refuse_broken_promise
     from pooch.report.summaries import plan_record, profile_record
     from pooch.report.tables import choices_table, plan_table, profile_table
     from pooch.report.training import training_record
     from pooch.workloads import parse_settings, workload_factory
 
     _check_folder(folder, force)
+    exporting = Exporting(export_path, workload, force=force)
     factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
     options = options_of_policy(policy_options, optimizing["policy"])
     with progress_shown() as progress:
-        result = session.optimize(factory, budget, policy_options=options, progress=progress, **optimizing)
+        result = session.optimize(
+            factory, budget, policy_options=options, when_trained=exporting, progress=progress, **optimizing
+        )
     if folder is not None:
         _save(result, folder)
     if as_json:
         parts = {"profile": profile_record(result.profile), "plan": plan_record(result.plan)}
-        print_json(parts | {"training": training_record(result.training)})
+        print_json(parts | {"training": training_record(result.training)} | exporting.record())
     else:
         print_tables(profile_table(result.profile), plan_table(result.plan), choices_table(result.plan))
         print_training(result.training)
+        print_export(exporting)
     refuse_broken_promise(result.training)
+    exporting.refuse_different()
 
 
 def _check_folder(folder: Path | None, force: bool) -> None:

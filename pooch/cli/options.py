@@ -137,6 +137,27 @@ mode_option = click.option(
     show_default=True,
     help="How to profile: plainly, with everything swapped, or whichever works.",
 )
+profile_mode_option = click.option(
+    "--mode",
+    type=click.Choice(["auto", "run", "offload", "fake"]),
+    default="auto",
+    show_default=True,
+    help="How to profile: plainly, with everything swapped, whichever works, or without running the step.",
+)
+device_model_option = click.option(
+    "--device-model",
+    metavar="NAME|FILE",
+    help="Model the step on a device of `pooch devices --all`, or of a catalogue file; nothing is run.",
+)
+
+
+export_option = click.option(
+    "--export",
+    "export_path",
+    type=PATH,
+    metavar="FILE.onnx",
+    help="Write the trained model as ONNX and compare its outputs in onnxruntime.",
+)
 
 
 def output_option(help_text: str, *, required: bool = False) -> Decorator:

@@ -8,10 +8,11 @@ from typing import Literal
 import click
 
 from pooch.cli.options import (
+    device_model_option,
     force_option,
     json_option,
-    mode_option,
     output_option,
+    profile_mode_option,
     refuse_overwriting,
     workload_options,
 )
@@ -21,7 +22,8 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @click.command("profile")
 @workload_options
 @output_option("Where to write the profile.", required=True)
-@mode_option
+@profile_mode_option
+@device_model_option
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Plain steps before.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Timed steps.")
 @click.option("--accumulate", is_flag=True, help="Gradients live through the step.")
@@ -33,23 +35,32 @@ def command(
     device: str | None,
     settings: tuple[str, ...],
     output: Path,
-    mode: Literal["auto", "run", "offload"],
+    mode: Literal["auto", "run", "offload", "fake"],
+    device_model: str | None,
     warmup: int,
     repeats: int,
     accumulate: bool,
     as_json: bool,
     force: bool,
 ) -> None:
-    """Measure one training step of WORKLOAD."""
+    """Measure one training step of WORKLOAD, or model it (--mode fake, --device-model)."""
     from pooch import session
-    from pooch.workloads import load_workload, parse_settings
+    from pooch.devices import find_device
+    from pooch.workloads import parse_settings, workload_factory
 
     refuse_overwriting(output, force)
+    modelled = None if device_model is None else find_device(device_model)
     with progress_shown() as progress:
         progress(f"building {workload}")
-        built = load_workload(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
+        factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
         profile = session.profile_workload(
-            built, accumulate=accumulate, warmup=warmup, repeats=repeats, mode=mode, progress=progress
+            factory,
+            accumulate=accumulate,
+            warmup=warmup,
+            repeats=repeats,
+            mode=mode,
+            device_model=modelled,
+            progress=progress,
         )
     profile.save(output)
     if as_json:

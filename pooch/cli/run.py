@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pooch.cli.options import PATH, json_option, training_options, workload_options
+from pooch.cli.exporting import Exporting
+from pooch.cli.options import PATH, export_option, force_option, json_option, training_options, workload_options
 from pooch.cli.output import print_json, print_tables, progress_shown
 from pooch.errors import PoochError
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 @workload_options
 @click.option("--plan", "plan_path", type=PATH, metavar="PLAN.json", help="The plan (default: train plainly).")
 @training_options
+@export_option
 @json_option
+@force_option
 def command(
     workload: str,
     batch_size: int | None,
@@ -29,7 +32,9 @@ def command(
     steps: int,
     check: bool,
     hard_limit: bool,
+    export_path: Path | None,
     as_json: bool,
+    force: bool,
 ) -> None:
     """Train WORKLOAD for a few steps under a plan; tell peak, time and whether the numbers are the same."""
     from pooch import session
@@ -37,17 +42,20 @@ def command(
     from pooch.report.training import training_record
     from pooch.workloads import parse_settings, workload_factory
 
+    exporting = Exporting(export_path, workload, force=force)
     plan = Plan.load(plan_path) if plan_path else None
     factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
     with progress_shown() as progress:
         report = session.measure_training(
-            factory, plan, steps=steps, check=check, hard_limit=hard_limit, progress=progress
+            factory, plan, steps=steps, check=check, hard_limit=hard_limit, when_trained=exporting, progress=progress
         )
     if as_json:
-        print_json(training_record(report))
+        print_json(training_record(report) | exporting.record())
     else:
         print_training(report)
+        print_export(exporting)
     refuse_broken_promise(report)
+    exporting.refuse_different()
 
 
 def print_training(report: TrainingReport) -> None:
@@ -55,6 +63,12 @@ def print_training(report: TrainingReport) -> None:
     from pooch.report.training import training_tables
 
     print_tables(*training_tables(report))
+
+
+def print_export(exporting: Exporting) -> None:
+    """The line of an export, if there was one."""
+    if (line := exporting.line()) is not None:
+        click.echo(line)
 
 
 def refuse_broken_promise(report: TrainingReport) -> None:

@@ -18,10 +18,18 @@ from pooch.ir import Plan, Profile
 @click.option("--plot", type=PATH, metavar="FILE", help="Draw it: a file that ends in .png, .pdf or .svg.")
 @click.option("--depth", type=click.IntRange(min=1), default=2, show_default=True, help="Names of a module per layer.")
 @click.option("--all", "show_all", is_flag=True, help="Every activation of a plan, not only the largest.")
+@click.option("--reasons", is_flag=True, help="Why, in words, in place of the numbers.")
 @json_option
 @force_option
 def command(
-    path: Path, profile_path: Path | None, plot: Path | None, depth: int, show_all: bool, as_json: bool, force: bool
+    path: Path,
+    profile_path: Path | None,
+    plot: Path | None,
+    depth: int,
+    show_all: bool,
+    reasons: bool,
+    as_json: bool,
+    force: bool,
 ) -> None:
     """Look at a profile or a plan; draw it with --plot (a plan needs its --profile for that)."""
     from pooch.ir.files import load_any
@@ -35,7 +43,7 @@ def command(
     if as_json:
         _print_records(profile, plan, depth)
     else:
-        _print_tables(profile, plan, depth, show_all)
+        _print_tables(profile, plan, depth, show_all, reasons)
         if plot is not None:
             click.echo(f"wrote {plot}")
 
@@ -75,13 +83,14 @@ def _print_records(profile: Profile | None, plan: Plan | None, depth: int) -> No
     print_json(record)
 
 
-def _print_tables(profile: Profile | None, plan: Plan | None, depth: int, show_all: bool) -> None:
+def _print_tables(profile: Profile | None, plan: Plan | None, depth: int, show_all: bool, reasons: bool) -> None:
     from pooch.report import tables
 
     shown = []
     if plan is not None:
         shown += [tables.plan_table(plan), tables.choices_table(plan)]
-        shown.append(tables.decisions_table(plan, longest=len(plan.choices) if show_all else tables.LONGEST_TABLE))
+        longest = len(plan.choices) if show_all else tables.LONGEST_TABLE
+        shown.append(tables.decisions_table(plan, longest=longest, reasons=reasons))
     if profile is not None:
         shown += [] if plan is not None else [tables.profile_table(profile)]
         shown.append(tables.layers_table(profile, plan, depth=depth))

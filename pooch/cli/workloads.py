@@ -40,6 +40,7 @@ def command(name: str | None, as_json: bool) -> None:
     print_tables(facts_table("built-in workloads", facts))
     click.echo("\nNamed sizes: pooch workloads NAME, then NAME@SIZE, such as resnet50@small.")
     click.echo("Your own: file.py:function, a function of batch_size and device that returns pooch.Workload.")
+    click.echo("A trained or untrained ONNX model: model.onnx (needs onnx).")
 
 
 def _record(entry: BuiltIn) -> dict[str, Any]:

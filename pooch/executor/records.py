@@ -87,29 +87,20 @@ class PackedRecord:
             raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
 
 
-class PackedTensor:
-    """What autograd holds for a kept value: the tensor, and its version, since hooks switch PyTorch's own check off.
+def pack_kept(tensor: torch.Tensor, value: int | None) -> tuple[torch.Tensor, int, int | None]:
+    """What autograd holds for a kept value: the tensor, its version, since hooks switch PyTorch's own check off, and
+    the value's id. A bare tuple: there is one for each saved tensor, and an object would cost as much as all else.
 
     Detached where it has a history: an op that saves its own result would otherwise hold itself, and a forward pass
     without a backward pass would stay in memory until the garbage collector comes by.
     """
-
-    __slots__ = ("step", "tensor", "value", "version")
-
-    def __init__(self, step: object, value: int | None, tensor: torch.Tensor) -> None:
-        self.step, self.value = step, value
-        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
-        self.version = version_of(tensor)
-
-    def checked(self) -> torch.Tensor:
-        """The tensor, if nobody changed it since.
-
-        Raises:
-            RuntimeError: with PyTorch's words, where it was changed in place.
-        """
-        if version_of(self.tensor) != self.version:
-            raise changed_in_place(f"{self.tensor.type()} {list(self.tensor.shape)}")
-        return self.tensor
+    if tensor.grad_fn is not None:
+        if torch._C._len_torch_dispatch_stack():
+            with torch._C._DisableTorchDispatch():
+                tensor = tensor.detach()
+        else:
+            tensor = tensor.detach()
+    return tensor, tensor._version, value
 
 
 def changed_in_place(what: str) -> RuntimeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 
 from pooch.executor.geometry import Geometry
-from pooch.torchtools.effects import StorageMap, argument_keys, effects_of, written_tensors
+from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
-from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors, storage_key, version_of
+from pooch.torchtools.tensors import has_plain_storage, map_tensors, result_tensors, storage_key, version_of
 
 # Gives the storage of a value made by the step; the flag says that the op is going to write into it.
 Resolve = Callable[[int, bool], torch.UntypedStorage]
@@ -133,8 +134,7 @@ def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStora
     facts = operator_facts(call.func)
     written, keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
     result = _call_below_autograd(call, args, kwargs)
-    effects = effects_of(written, list(find_tensors(result)), keys)
-    return [tensor.untyped_storage() for tensor in effects.tensors]
+    return [tensor.untyped_storage() for tensor in new_tensors(written, result_tensors(result), keys)]
 
 
 def _call_below_autograd(call: RecordedCall, args: Any, kwargs: Any) -> Any:
@@ -142,12 +142,11 @@ def _call_below_autograd(call: RecordedCall, args: Any, kwargs: Any) -> Any:
     current = random_state(device) if call.random_state is not None and device is not None else None
     if current is not None and device is not None and call.random_state is not None:
         set_random_state(device, call.random_state)
+    # A backward pass that runs inside of a mode shall not show it our replays; most of them do not.
+    modes = torch._C._len_torch_dispatch_stack() > 0
+    aside: Any = torch.utils._python_dispatch._disable_current_modes() if modes else nullcontext()
     try:
-        with (
-            torch._C._AutoDispatchBelowAutograd(),
-            torch.set_grad_enabled(call.grad_enabled),
-            torch.utils._python_dispatch._disable_current_modes(),
-        ):
+        with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(call.grad_enabled), aside:
             return call.func(*args, **kwargs)
     finally:
         if current is not None and device is not None:

@@ -191,6 +191,7 @@ def apply_plan(
     *,
     on_mismatch: OnMismatch = "warn",
     spill_directory: str | Path | None = None,
+    check_copies: bool = True,
 ) -> Run:
     """Attach a plan to a model.
 
@@ -199,6 +200,7 @@ def apply_plan(
         model: in the state (training mode, shapes) in which it was profiled.
         on_mismatch: what to do when a step leaves the profiled path: "warn" once and keep what is left, or "error".
         spill_directory: where the CPU engine's spill file lies.
+        check_copies: compare checksums of what comes back from the spill file with those of what was written.
 
     Raises:
         PlanMismatch: the plan was made for another model or device, or replays what cuDNN may not repeat.
@@ -218,7 +220,7 @@ def apply_plan(
     if plan.device_kind != device.type:
         raise PlanMismatch(f"the plan was made for {plan.device_kind}, the model is on {device.type}: profile it there")
     _refuse_chosen_algorithms(plan, device)
-    engine = make_engine(device, spill_directory)
+    engine = make_engine(device, spill_directory, check_copies=check_copies)
     try:
         return Run(plan, model, engine, on_mismatch)
     except PoochError:

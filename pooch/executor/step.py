@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pooch.errors import PlanMismatch, TierError
 from pooch.executor.engines.protocol import Arena
-from pooch.executor.records import PackedRecord, PackedTensor, Record
+from pooch.executor.records import PackedRecord, Record, changed_in_place, pack_kept
 from pooch.executor.replay import RecordedCall, find_made, record_call, replay_call
 from pooch.executor.statistics import RunStats
 from pooch.executor.table import ActionTable
 from pooch.ir import Action, ExpectedOp
-from pooch.torchtools.effects import StorageMap, argument_keys, effects_of, written_tensors
+from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from pooch.torchtools.operators import operator_facts
-from pooch.torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
+from pooch.torchtools.tensors import fingerprint, has_plain_storage, result_tensors
 
 
 class PlannedStep:
@@ -52,13 +52,15 @@ class PlannedStep:
 
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Actions due before the next op, and what has to be remembered of its call."""
-        slot = self.table.first_slot + self._next
         in_order = self.arena.in_order()
         if self.on_path and not in_order:
             self._leave_path("an op on the stream that the region began on", f"{facts.name} on another stream")
-        self.act(slot)
-        if self.on_path and slot in self.table.replayed:
-            self.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
+        if self.on_path:
+            slot = self.table.first_slot + self._next
+            if slot in self.table.actions:
+                self.act(slot)
+            if slot in self.table.replayed:
+                self.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
         for key in written:
             self._protect(self.values.get(key))
 
@@ -70,9 +72,9 @@ class PlannedStep:
             if record.ticket is not None:
                 self.stats.stall_ms += record.ticket.wait()
 
-    def after_op(self, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
+    def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
         """Recognise the op that ran and take hold of what the plan needs of its results."""
-        expected = self._recognise(name, outputs, made) if self.on_path else None
+        expected = self._recognise(func, name, outputs, made) if self.on_path else None
         if expected is None:
             for tensor in made:
                 self.values.bind(tensor.untyped_storage(), -1)
@@ -86,15 +88,17 @@ class PlannedStep:
             elif value in self.table.swapped:
                 self.records[value].storage = storage
 
-    def _recognise(self, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> ExpectedOp | None:
+    def _recognise(
+        self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
+    ) -> ExpectedOp | None:
         """The planned op that this one is; None, and off the path, where it is another one."""
-        actual = fingerprint(name, outputs)
         if self._next >= len(self.table.expected):
-            self._leave_path("the end of the region", actual)
+            self._leave_path("the end of the region", fingerprint(name, outputs))
             return None
         expected = self.table.expected[self._next]
-        if expected.fingerprint != actual or len(made) != len(expected.writes):
-            self._leave_path(expected.fingerprint, actual)
+        is_expected = self.table.recogniser.is_expected(self._next, func, name, outputs)
+        if not is_expected or len(made) != len(expected.writes):
+            self._leave_path(expected.fingerprint, fingerprint(name, outputs))
             return None
         return expected
 
@@ -187,7 +191,8 @@ class PlannedStep:
         self.stats.stall_ms += record.ticket.wait()
         if record.ticket.error is not None:
             raise TierError(
-                f"a swapped activation cannot be read back ({record.ticket.error})"
+                f"a swapped activation cannot be read back ({record.ticket.error}): repeat the step, with another tier "
+                "(spill_directory= or POOCH_SPILL_DIRECTORY) if it happens again"
             ) from record.ticket.error
         record.ticket = None
 
@@ -245,40 +250,44 @@ class PlannedStep:
 
     def pack(self, tensor: torch.Tensor) -> object:
         """What autograd gets to hold for a tensor that it saves."""
+        # Every saved tensor passes here and through `unpack`: see `python -m benchmarks.hook_cost`.
+        if not has_plain_storage(tensor):
+            return tensor
+        value = self.values.get(tensor.untyped_storage()._cdata)
+        record = self.records.get(value) if value is not None else None
+        if record is None:
+            return pack_kept(tensor, value)
+        if record.storage is None and record.value in self.table.swapped and not record.copied_out:
+            record.storage = tensor.untyped_storage()  # saved again after an earlier save was let go of
         with torch._C._DisableTorchDispatch():  # what we do is no op of the step
-            return self._pack(tensor)
+            return PackedRecord(self, record, tensor, self._released)
 
     def unpack(self, packed: object) -> torch.Tensor:
         """The tensor that autograd reads, after the actions tied to its first read."""
-        if isinstance(packed, torch.Tensor):
-            return packed
-        with torch._C._DisableTorchDispatch():
-            return self._unpack(packed)
-
-    def _pack(self, tensor: torch.Tensor) -> object:
-        if not has_plain_storage(tensor):
-            return tensor
-        value = self.values.get(storage_key(tensor))
-        record = self.records.get(value) if value is not None else None
-        if record is None:
-            return PackedTensor(self, value, tensor)
-        if record.storage is None and record.value in self.table.swapped and not record.copied_out:
-            record.storage = tensor.untyped_storage()  # saved again after an earlier save was let go of
-        return PackedRecord(self, record, tensor, self._released)
-
-    def _unpack(self, packed: object) -> torch.Tensor:
-        assert isinstance(packed, PackedTensor | PackedRecord)
-        value = packed.value if isinstance(packed, PackedTensor) else packed.record.value
-        slot = self.table.anchor_of.get(value) if value is not None else None
-        if slot is not None:
-            self.act(slot)
         self.stats.step_ms = (time.perf_counter() - self.begin) * 1000
-        if isinstance(packed, PackedTensor):
-            return packed.checked()
-        packed.check()
-        self._ensure(packed.record)
-        assert packed.record.storage is not None
-        return packed.geometry.on(packed.record.storage)
+        if type(packed) is tuple:
+            tensor, version, value = packed
+            if value in self.table.anchor_of:
+                self._before_read(value)
+            if tensor._version != version:
+                raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
+            return tensor  # type: ignore[no-any-return]
+        if isinstance(packed, PackedRecord):
+            self._before_read(packed.record.value)
+            packed.check()
+            with torch._C._DisableTorchDispatch():
+                self._ensure(packed.record)
+                assert packed.record.storage is not None
+                return packed.geometry.on(packed.record.storage)
+        assert isinstance(packed, torch.Tensor)
+        return packed
+
+    def _before_read(self, value: int) -> None:
+        slot = self.table.anchor_of.get(value)
+        if slot is not None and slot not in self._acted:
+            with torch._C._DisableTorchDispatch():
+                self.act(slot)
+            self.stats.step_ms = (time.perf_counter() - self.begin) * 1000
 
     def _released(self, record: Record) -> None:
         """Autograd let go of a value: so do we, unless a later replay reads it."""
@@ -339,21 +348,28 @@ class PlannedStep:
 class StepMode(TorchDispatchMode):
     """Shows every op of the region to the step, below autograd."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper that keeps a compiler away from `__torch_dispatch__`: it costs as much as all that we do here."""
+        return False
+
     def __init__(self, step: PlannedStep) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._step = step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Every op of every step passes here: `python -m benchmarks.hook_cost` tells what it costs.
         kwargs = kwargs or {}
         facts = operator_facts(func)
         if facts.is_view:
             return func(*args, **kwargs)
-        written = written_tensors(facts, args, kwargs)
+        step = self._step
         keys = argument_keys(args, kwargs)
-        self._step.before_op(func, facts, args, kwargs, written)
+        written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
+        step.before_op(func, facts, args, kwargs, written)
         result = func(*args, **kwargs)
-        outputs = list(find_tensors(result))
-        effects = effects_of(written, outputs, keys)
-        if effects.tensors:
-            self._step.after_op(facts.name, outputs, effects.tensors)
+        outputs = result_tensors(result)
+        made = new_tensors(written, outputs, keys)
+        if made:
+            step.after_op(func, facts.name, outputs, made)
         return result

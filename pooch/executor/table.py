@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pooch.executor.recognition import OpRecogniser
 from pooch.ir import Action, ExpectedOp, Plan
 
 
@@ -15,7 +16,7 @@ class ActionTable:
         expected: forward ops of the region, in order.
         first_slot: slot of the first of them.
         actions: {slot: actions at its entry, in order}.
-        anchor_of: {value id: slot at whose entry the backward pass first reads it}.
+        anchor_of: {value id: slot at whose entry the backward pass first reads it}, for slots that have actions.
         swapped, recomputed, sources: as in the schedule.
         dropped: values that the schedule lets go of by a "drop" of its own.
         held_values: values that may be read by replays at several slots, so that an early drop could hurt a later one.
@@ -23,6 +24,7 @@ class ActionTable:
         replayed: slots of ops whose calls have to be remembered.
         producer_of: {value id: slot of the op that makes it}.
         offsets: {value id: offset in the tier}. host_bytes: size of the tier.
+        recogniser: tells whether an op is the expected one.
     """
 
     expected: tuple[ExpectedOp, ...]
@@ -39,6 +41,7 @@ class ActionTable:
     producer_of: dict[int, int]
     offsets: dict[int, int]
     host_bytes: int
+    recogniser: OpRecogniser
 
     @property
     def does_nothing(self) -> bool:
@@ -56,7 +59,7 @@ class ActionTable:
             expected=plan.expected,
             first_slot=plan.first_slot,
             actions={slot: tuple(listed) for slot, listed in actions.items()},
-            anchor_of={value: slot for slot, values in plan.anchors for value in values},
+            anchor_of={value: slot for slot, values in plan.anchors if slot in actions for value in values},
             swapped=frozenset(schedule.swapped),
             recomputed=frozenset(schedule.recomputed),
             sources=frozenset(schedule.sources),
@@ -67,4 +70,5 @@ class ActionTable:
             producer_of={v: plan.first_slot + i for i, op in enumerate(plan.expected) for v in op.writes},
             offsets=dict(schedule.host_offsets),
             host_bytes=schedule.host_bytes,
+            recogniser=OpRecogniser(plan.expected),
         )

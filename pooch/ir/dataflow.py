@@ -5,6 +5,7 @@ Shared by the planner, the lowering, the simulator and the verifier, so that all
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,7 @@ import numpy
 
 from pooch.ir.plan import Region
 from pooch.ir.profile import Profile, Value
+from pooch.ir.sharing import shared_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +133,21 @@ class Dataflow:
 
     def is_source(self, value: Value) -> bool:
         """A value made by the step that can be held for replays: autograd saved it (or the program
-        never lets go of it), and nothing overwrites it.
+        never lets go of it, or many replays share it), and nothing overwrites it.
         """
+        return value.id in self._shared or self._is_saved_source(value)
+
+    def _is_saved_source(self, value: Value) -> bool:
         held = value.saved or value.release >= self.end
         return value.role == "made" and held and value.overwritten_at < 0 and self._made_in_region(value)
+
+    @cached_property
+    def _shared(self) -> set[int]:
+        """Values that nobody saves and that are held for replays all the same."""
+        saved_alone = self._make_recipes(self._is_saved_source)
+        recipes = ((value.id, saved_alone[value.id]) for value in self.activations)
+        ops = {value: recipe.ops for value, recipe in recipes if isinstance(recipe, ReplayRecipe)}
+        return shared_values(self.profile, self.activations, ops)
 
     def refusal(self, value_id: int) -> str | None:
         """Why the value cannot be recomputed, or None where it can."""
@@ -156,12 +169,17 @@ class Dataflow:
 
     @cached_property
     def _recipes(self) -> list[ReplayRecipe | str]:
+        return self._make_recipes(self.is_source)
+
+    def _make_recipes(self, is_source: Callable[[Value], bool]) -> list[ReplayRecipe | str]:
         recipes: list[ReplayRecipe | str] = []
         for value in self.profile.values:  # ids ascend in order of production, so sources come first
-            recipes.append(self._make_recipe(value, recipes))
+            recipes.append(self._make_recipe(value, recipes, is_source))
         return recipes
 
-    def _make_recipe(self, value: Value, known: list[ReplayRecipe | str]) -> ReplayRecipe | str:
+    def _make_recipe(
+        self, value: Value, known: list[ReplayRecipe | str], is_source: Callable[[Value], bool]
+    ) -> ReplayRecipe | str:
         if value.role != "made" or value.producer < 0:
             return "no recorded op made it"
         if not self._made_in_region(value):
@@ -175,7 +193,7 @@ class Dataflow:
             read_value = self.profile.values[read]
             if self.is_always_at_hand(read_value):
                 continue
-            if self.is_source(read_value):
+            if is_source(read_value):
                 sources.add(read)
                 continue
             if read_value.role != "made":

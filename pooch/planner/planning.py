@@ -36,6 +36,7 @@ def make_plan(
     progress: Progress | None = None,
     known: Sequence[PolicyOutcome] = (),
     policy_options: Mapping[str, object] | None = None,
+    explain: bool = True,
 ) -> PlannedDecisions:
     """Decide on every activation so that the step fits the budget and is short.
 
@@ -50,6 +51,7 @@ def make_plan(
         known: plans made before for the same dataflow; where they fit, "ilp" gives nothing slower.
 
         policy_options: parameters of the policy, such as {"n_tensors": 3} of "tflms".
+        explain: also say what other choices would have cost, which takes some hundred simulations.
 
     Raises:
         UsageError: there is no such policy, or no such parameter.
@@ -61,7 +63,11 @@ def make_plan(
     outcome = with_options(find_policy(policy), policy, policy_options or {})(request)
     gap = _gap(outcome)
     candidates = Candidates(dataflow)
-    alternatives = weigh_alternatives(request, candidates, outcome.decisions, outcome.evaluation)
+    alternatives = (
+        weigh_alternatives(request, candidates, outcome.decisions, outcome.evaluation)
+        if explain and not outcome.interrupted
+        else {}
+    )
     planned = PlannedDecisions(
         decisions=outcome.decisions,
         schedule=outcome.evaluation.schedule,

@@ -41,32 +41,33 @@ def _row(candidates: Candidates, item: Candidate, choice: Choice, alternatives: 
 def _why(candidates: Candidates, item: Candidate, choice: Choice) -> str:
     room = format_bytes(item.memory_bytes)
     if choice == "recompute":
-        return f"replay {format_ms(item.replay_ms)} against {_copying(item)}; frees {room}"
+        against = f" instead of {_copying(item)}" if item.can_swap else ""
+        return f"a replay of {format_ms(item.replay_ms)}{against}; frees {room}"
     if choice == "swap":
-        return f"{_copying(item)} against {_replay(candidates, item)}; frees {room}"
+        return f"{_copying(item)}{_replay(candidates, item)}; frees {room}"
     if len(item.choices) == 1:
         return f"{_no_choice(candidates, item)}; holds {room}"
-    return f"there is room; saves {_saved(item)}; holds {room}"
+    return f"saves {_saved(item)}; holds {room}"
 
 
 def _copying(item: Candidate) -> str:
     """What copying takes on the link, and of compute where the two get in each other's way."""
-    cost = f", which slow compute by {format_ms(item.displaced_ms)}," if item.displaced_ms > 0 else ""
+    cost = f" ({format_ms(item.displaced_ms)} of compute)" if item.displaced_ms > 0 else ""
     return f"copies of {format_ms(item.copy_ms)}{cost}"
 
 
 def _replay(candidates: Candidates, item: Candidate) -> str:
     refusal = candidates.dataflow.refusal(item.value)
-    return f"no possible replay ({refusal})" if refusal is not None else f"replay {format_ms(item.replay_ms)}"
+    return f", no replay: {refusal}" if refusal is not None else f" instead of a replay of {format_ms(item.replay_ms)}"
 
 
 def _no_choice(candidates: Candidates, item: Candidate) -> str:
     if item.need != NEVER and item.release + 1 >= item.need:
-        return "it is read again as soon as the program releases it"
-    return f"nothing else is possible ({candidates.dataflow.refusal(item.value) or 'it is written over'})"
+        return "read again at once"
+    return f"cannot leave: {candidates.dataflow.refusal(item.value) or 'it is written over'}"
 
 
 def _saved(item: Candidate) -> str:
-    replay = [f"a replay of {format_ms(item.replay_ms)}"] if item.can_recompute else []
+    replay = [f"a replay of {format_ms(item.replay_ms)}"] if "recompute" in item.choices else []
     copying = [_copying(item)] if item.can_swap else []
     return " or ".join(replay + copying)

@@ -181,7 +181,7 @@ def _make_value(
         release=release,
         first_unpack=first_unpack,
         death=death,
-        fixed=_why_fixed(record, release, first_unpack),
+        fixed=_why_fixed(record, release, first_unpack) or _held_by_earlier_contents(assembly.recorder.values, record),
     )
 
 
@@ -220,6 +220,19 @@ def _why_fixed(record: ValueRecord, release: int, first_unpack: int) -> str | No
         return "the program itself holds it until the backward pass"
     if record.size_bytes < SMALLEST_ACTIVATION_BYTES:
         return f"smaller than {SMALLEST_ACTIVATION_BYTES} bytes"
+    return None
+
+
+def _held_by_earlier_contents(values: Sequence[ValueRecord], record: ValueRecord) -> str | None:
+    """Whether autograd holds the storage for contents that it had before as well.
+
+    `nn.LSTMCell` on a CPU does this: each gate is a part of one storage, changed in place and saved by itself.
+    """
+    earlier = record.overwrites
+    while earlier >= 0:
+        if values[earlier].saved:
+            return "autograd holds its storage for earlier contents too"
+        earlier = values[earlier].overwrites
     return None
 
 

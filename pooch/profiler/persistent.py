@@ -34,7 +34,9 @@ def state_bytes_to_come(optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def _shadow_of(parameter: torch.Tensor) -> torch.Tensor:
-    shadow = torch.empty_like(parameter, device="meta", requires_grad=parameter.requires_grad)
+    size, stride = tuple(parameter.shape), parameter.stride()  # not `empty_like`: the parameter may be a fake tensor
+    shadow = torch.empty_strided(size, stride, dtype=parameter.dtype, device="meta")
+    shadow.requires_grad_(parameter.requires_grad)
     if parameter.requires_grad:
         shadow.grad = torch.empty_like(shadow, requires_grad=False)
     return shadow
@@ -45,3 +47,16 @@ def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
     if optimizer is None:
         return 0
     return storage_bytes([t for state in optimizer.state.values() for t in find_tensors(state)])
+
+
+def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.nn.Module) -> tuple[int, list[str]]:
+    """As `state_bytes_to_come`, or a guess and a note that says so where the optimizer's step fails on meta tensors."""
+    try:
+        return state_bytes_to_come(optimizer), []
+    except Exception as error:  # noqa: BLE001  (any optimizer of the user's may run here)
+        guess = 2 * sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        note = (
+            f"the state of {type(optimizer).__name__} could not be foreseen ({type(error).__name__}); {guess} bytes "
+            "were assumed: take one optimizer step before profiling to have it measured"
+        )
+        return guess, [note]

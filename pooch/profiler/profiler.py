@@ -21,7 +21,7 @@ from pooch.ir import Device, Link, Profile
 from pooch.profiler.assembly import StepAssembly, StepFacts, assemble_ops, assemble_values
 from pooch.profiler.cuda_times import cuda_slot_times_ms
 from pooch.profiler.offload import OffloadStore
-from pooch.profiler.persistent import state_bytes_to_come
+from pooch.profiler.persistent import foreseen_state_bytes
 from pooch.profiler.release import record_releases
 from pooch.profiler.step import StepRecord, record_step
 from pooch.profiler.timing import median_times_ms, slot_times_ms, time_step
@@ -96,7 +96,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def _user_errors_named() -> Iterator[None]:
+def user_errors_named() -> Iterator[None]:
     """Errors of the user's model become one line; errors of ours and out-of-memory pass."""
     try:
         yield
@@ -123,7 +123,7 @@ class _Profiling:
     def _pass(self, text: str, run: Callable[[], Any]) -> Any:
         """One pass over the step, from the same training state each time."""
         self.progress(text)
-        with _user_errors_named(), training_state_kept(self.model, self.device):
+        with user_errors_named(), training_state_kept(self.model, self.device):
             if self.options.accumulate:
                 for parameter in self.model.parameters():
                     if parameter.requires_grad:
@@ -139,7 +139,7 @@ class _Profiling:
         persistent, notes = self._persistent_bytes()
         records = [self._record(mode, number) for number in range(max(1, min(2, self.options.repeats)))]
         assemblies = [StepAssembly(record, released) for record in records]
-        _check_same_forward(released, assemblies)
+        check_same_forward(released, assemblies)
         facts = assemble_values(assemblies[0])
         times = self._op_times(assemblies, notes)
         step_ms = statistics.median(plain_ms) if plain_ms else sum(times)
@@ -160,18 +160,8 @@ class _Profiling:
     def _persistent_bytes(self) -> tuple[int, list[str]]:
         gc.collect()  # as before every recorded step: garbage is not persistent
         live = self._pass("counting persistent bytes", lambda: live_bytes(self.device))
-        notes: list[str] = []
-        try:
-            live += state_bytes_to_come(self.optimizer)
-        except Exception as error:  # noqa: BLE001  (any optimizer of the user's may run here)
-            guess = 2 * sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
-            live += guess
-            name = type(self.optimizer).__name__
-            notes.append(
-                f"the state of {name} could not be foreseen ({type(error).__name__}); {guess} bytes were assumed: "
-                "take one optimizer step before profiling to have it measured"
-            )
-        return live, notes
+        to_come, notes = foreseen_state_bytes(self.optimizer, self.model)
+        return live + to_come, notes
 
     def _record(self, mode: str, number: int) -> StepRecord:
         store = OffloadStore() if mode == "offload" else None
@@ -225,7 +215,12 @@ class _Profiling:
         )
 
 
-def _check_same_forward(released: Any, assemblies: list[StepAssembly]) -> None:
+def check_same_forward(released: Any, assemblies: list[StepAssembly]) -> None:
+    """Refuse a step whose forward pass is not the same each time.
+
+    Raises:
+        ProfileError: so it is.
+    """
     expected = [op.fingerprint for op in released.ops]
     for assembly in assemblies:
         actual = [op.fingerprint for op in assembly.recorder.ops]

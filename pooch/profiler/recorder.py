@@ -101,16 +101,24 @@ class ForwardRecorder(TorchDispatchMode):
         written, read_keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
         call = self._calls
         self._calls += 1
-        with marker(f"op {call}"):
-            start = time.perf_counter()
-            result = func(*args, **kwargs)
-            elapsed_ms = (time.perf_counter() - start) * 1000
+        result, elapsed_ms = self._run(func, args, kwargs, call)
         outputs = list(find_tensors(result))
         effects = effects_of(written, outputs, read_keys)
         if effects.tensors:
             refusal = facts.refusal or call_refusal(func, args)
             self._record(facts, refusal, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
         return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
+        """Run an op under its marker; gives its result and its time in ms."""
+        with marker(f"op {call}"):
+            start = time.perf_counter()
+            result = func(*args, **kwargs)
+            return result, (time.perf_counter() - start) * 1000
+
+    def _address(self, storage: torch.UntypedStorage) -> int:
+        """Where a storage lies, as the memory trace names it."""
+        return storage.data_ptr()
 
     def _read_values(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> tuple[int, ...]:
         skipped = () if reads_statistics(facts, func, args) else facts.statistics
@@ -161,7 +169,7 @@ class ForwardRecorder(TorchDispatchMode):
         value = ValueRecord(
             id=len(self.values),
             size_bytes=storage.nbytes(),
-            pointer=storage.data_ptr(),
+            pointer=self._address(storage),
             producer=producer,
             overwrites=overwrites,
             label=label,

@@ -18,22 +18,24 @@ def _no_unpack(handle: None) -> torch.Tensor:
     raise ProfileError("the forward pass itself runs a backward pass: profile a forward that only computes the loss")
 
 
-def record_releases(forward: Callable[[], torch.Tensor], model: torch.nn.Module) -> ForwardRecorder:
-    """Run the forward pass without letting autograd keep anything.
+def record_releases(
+    forward: Callable[[], torch.Tensor], model: torch.nn.Module, recorder: ForwardRecorder | None = None
+) -> ForwardRecorder:
+    """Run the forward pass without letting autograd keep anything. `recorder`: a fresh one (None: the usual kind).
 
     Returns:
         The recorder; `values[i].released_after` is the index of the last op before the program let go of value i,
         or None where it still held it when `forward` returned (the loss itself among them).
     """
-    recorder = ForwardRecorder(model)
+    used = recorder or ForwardRecorder(model)
 
     def pack(tensor: torch.Tensor) -> None:
-        recorder.note_saved(tensor)
+        used.note_saved(tensor)
 
-    with recorder.path.watched(), torch.autograd.graph.saved_tensors_hooks(pack, _no_unpack), recorder:
+    with used.path.watched(), torch.autograd.graph.saved_tensors_hooks(pack, _no_unpack), used:
         loss = forward()
-    held = [value.released_after for value in recorder.values]
+    held = [value.released_after for value in used.values]
     del loss
-    for value, released in zip(recorder.values, held, strict=True):
+    for value, released in zip(used.values, held, strict=True):
         value.released_after = released
-    return recorder
+    return used

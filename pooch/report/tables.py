@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
 LONGEST_TABLE = 40
+_INSTEAD = {"keep": "if_kept_ms", "swap": "if_swapped_ms", "recompute": "if_recomputed_ms"}
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> Table:
@@ -76,13 +77,25 @@ def choices_table(plan: Plan) -> Table:
     return frame_table("decisions", choice_frame(plan))
 
 
-def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE) -> Table:
-    """The largest activations with their decision and its reason."""
+def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE, reasons: bool = False) -> Table:
+    """The largest activations with their decision, and by how much the step changes with another one; or why, in words.
+
+    Args:
+        longest: rows at most. reasons: the words in place of the numbers; so where there are none.
+    """
     frame = plan.to_frame()
     shown = frame.nlargest(longest, "size_bytes").sort_index()
     left_out = len(frame) - len(shown)
     title = "decisions" if not left_out else f"decisions on the {len(shown)} largest of {len(frame)} activations"
-    return frame_table(title, shown[["choice", "label", "size_bytes", "copy_ms", "replay_ms", "reason"]])
+    changes = {f"{choice}_change_ms": heading for choice, heading in _INSTEAD.items()}
+    if reasons or frame[list(changes)].isna().all(axis=None):
+        return frame_table(title, shown[["choice", "label", "size_bytes", "reason"]])
+    numbers = shown[["choice", "label", "size_bytes", "copy_ms", "replay_ms", *changes]].rename(columns=changes)
+    table = frame_table(
+        f"{title} (if ...: change of the step if this one alone were treated so)", numbers.rename_axis("id")
+    )
+    table.padding = (0, 1, 0, 0)  # many columns in 120 letters
+    return table
 
 
 def timeline_table(timeline: Timeline) -> Table:
@@ -201,11 +214,21 @@ def _heading(name: str) -> str:
 def _cell(name: str, value: object) -> str:
     if isinstance(value, float) and value != value:  # nan: there is no such number
         return "-"
+    if name in _INSTEAD.values():
+        return _change(_float(value))
     if name.endswith("_bytes"):
         return format_bytes(_float(value)) if value else "-"
     if name.endswith("_ms"):
         return format_ms(_float(value)) if value else "-"
     return "-" if value is None else str(value)
+
+
+def _change(change_ms: float) -> str:
+    """Of the step: "0" for the choice made, "too big" where it does not fit."""
+    if change_ms == float("inf"):
+        return "too big"
+    sign = "-" if change_ms < 0 else "+"
+    return f"{sign}{format_ms(abs(change_ms))}" if abs(change_ms) >= 1e-6 else "0"
 
 
 def _float(value: object) -> float:

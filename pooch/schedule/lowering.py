@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from operator import itemgetter
 
 from pooch.errors import UsageError
@@ -10,10 +9,9 @@ from pooch.ir import Action, Choice, Decisions, Schedule
 from pooch.ir.dataflow import Dataflow
 from pooch.ir.occupancy import occupancy
 from pooch.schedule.actions import action
+from pooch.schedule.host_layout import lay_out
 from pooch.schedule.replays import Replays, ReplayTables, plan_replays
 from pooch.schedule.swaps import Swap, SwapTables, place_swaps
-
-HOST_ALIGNMENT_BYTES = 4096
 
 
 def lower(dataflow: Dataflow, decisions: Decisions, budget_bytes: int) -> Schedule:
@@ -70,17 +68,8 @@ class Lowering:
     def _schedule(self, actions: tuple[Action, ...], swaps: list[Swap], replays: Replays) -> Schedule:
         swapped = tuple(sorted(swap.candidate.value for swap in swaps))
         sources = replays.reads.difference(swapped, replays.recomputed)
-        offsets, host_bytes = self._host_layout(swapped)
-        return Schedule(actions, tuple(sorted(sources)), replays.recomputed, swapped, offsets, host_bytes)
-
-    def _host_layout(self, swapped: Iterable[int]) -> tuple[tuple[tuple[int, int], ...], int]:
-        """One after the other, aligned; no room is used twice, so that no copy has to wait for another."""
-        offsets, top = [], 0
-        for value in swapped:
-            offsets.append((value, top))
-            size_bytes = self.dataflow.profile.values[value].size_bytes
-            top += -(-size_bytes // HOST_ALIGNMENT_BYTES) * HOST_ALIGNMENT_BYTES
-        return tuple(offsets), top
+        layout = lay_out(actions, swapped, self._swap_tables.size_bytes)
+        return Schedule(actions, tuple(sorted(sources)), replays.recomputed, swapped, layout.offsets, layout.host_bytes)
 
 
 def _assemble(swaps: list[Swap], replays: Replays) -> tuple[Action, ...]:

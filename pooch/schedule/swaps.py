@@ -54,6 +54,7 @@ class SwapTables:
         self.anchor_slots = list(dataflow.anchor_slots)
         self.action_slots = sorted({*dataflow.forward_slots, *self.anchor_slots})
         self.allocated = dataflow.allocated_bytes
+        self.size_bytes = [value.size_bytes for value in values]
         self.life_ends = dataflow.life_ends
         self.death = [value.death for value in values]
         self.copy_slot = {v.id: self._next_action(v.producer + 1) for v in dataflow.activations}

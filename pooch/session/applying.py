@@ -19,6 +19,7 @@ def apply(
     *,
     on_mismatch: Literal["warn", "error"] = "warn",
     spill_directory: str | Path | None = None,
+    check_copies: bool = True,
 ) -> Run:
     """Attach a plan to a model; also a context manager. `run.stats` tells of the last step, `run.remove()` detaches.
 
@@ -27,6 +28,8 @@ def apply(
         on_mismatch: when a step leaves the profiled path: "warn" and keep what is left, or "error".
         spill_directory: where the CPU engine's spill file lies (default: POOCH_SPILL_DIRECTORY, or the system's
             directory for temporary files).
+        check_copies: compare checksums of what comes back from the spill file with those of what was written, so that
+            bytes that a disk changed are an error and never a gradient. It costs about a hundredth of the copy.
 
     Raises:
         PlanMismatch: the plan was made for another model or device.
@@ -34,4 +37,4 @@ def apply(
     """
     from pooch.executor import apply_plan
 
-    return apply_plan(plan, model, on_mismatch=on_mismatch, spill_directory=spill_directory)
+    return apply_plan(plan, model, on_mismatch=on_mismatch, spill_directory=spill_directory, check_copies=check_copies)

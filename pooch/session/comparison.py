@@ -128,7 +128,7 @@ def policy_names() -> tuple[str, ...]:
 def _row(profile: Profile, budget_bytes: int, policy: str, **planning: Any) -> ComparisonRow:
     name = described(policy, planning["policy_options"])
     try:
-        made = plan(profile, budget_bytes, policy=policy, **planning)
+        made = plan(profile, budget_bytes, policy=policy, explain=False, **planning)
     except InfeasibleBudget as error:
         return ComparisonRow(budget_bytes, name, None, error.minimum_bytes)
     return ComparisonRow(budget_bytes, name, made)

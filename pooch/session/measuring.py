@@ -11,9 +11,11 @@ from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import Mode, profile_workload
 from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_steps
 from pooch.units import parse_budget
+from pooch.workloads import Workload
 from pooch.workloads.loading import WorkloadFactory
 
 Progress = Callable[[str], None]
+WhenTrained = Callable[[Workload], None]
 MOST_REPAIRS = 2
 
 
@@ -86,6 +88,7 @@ def measure_training(
     steps: int = 3,
     check: bool = False,
     hard_limit: bool = False,
+    when_trained: WhenTrained | None = None,
     progress: Progress = _silent,
 ) -> TrainingReport:
     """Train a workload for some steps and measure it.
@@ -96,16 +99,20 @@ def measure_training(
         steps: with the optimizer's step after each.
         check: train the same steps plainly first and compare bitwise.
         hard_limit: train twice more in processes that cannot take more than the budget, plainly and planned.
+        when_trained: called with the workload after its last step (under the plan, where there is one).
 
     Raises:
         PlanMismatch: the plan was made for another model or device.
     """
-    plain = train_steps(factory(), None, steps, progress) if check or plan is None else None
     if plan is None:
-        assert plain is not None
-        return _plain_report(factory, plain)
+        workload = factory()
+        plain_only = train_steps(workload, None, steps, progress)
+        _tell_trained(when_trained, workload)
+        return _plain_report(factory, plain_only)
+    plain = train_steps(factory(), None, steps, progress) if check else None
     workload = factory()
     planned = train_steps(workload, plan, steps, progress)
+    _tell_trained(when_trained, workload)
     timing = time_in_turns(workload, plan, steps, progress)
     del workload
     outcomes: dict[str, LimitedOutcome] = {}
@@ -114,6 +121,11 @@ def measure_training(
         outcomes["plain"] = train_limited(factory, None, limit, steps, progress)
         outcomes["planned"] = train_limited(factory, plan, limit, steps, progress)
     return report_of(plan, planned, timing, plain, outcomes)
+
+
+def _tell_trained(when_trained: WhenTrained | None, workload: Workload) -> None:
+    if when_trained is not None:
+        when_trained(workload)
 
 
 def report_of(
@@ -188,11 +200,13 @@ def optimize(
     steps: int = 3,
     check: bool = False,
     hard_limit: bool = False,
+    when_trained: WhenTrained | None = None,
     progress: Progress = _silent,
 ) -> Optimized:
     """Profile a workload, plan it under a budget, train it under the plan, and measure that.
 
     Should the measured peak pass the budget all the same, the plan is made again with as much less, and measured again.
+    `when_trained` is called after each training with the workload that was trained under the plan.
 
     Raises:
         InfeasibleBudget: no plan fits.
@@ -216,7 +230,15 @@ def optimize(
     target_bytes = budget_bytes
     for repairs in range(MOST_REPAIRS + 1):
         chosen = planned_within(target_bytes)
-        report = measure_training(factory, chosen, steps=steps, check=check, hard_limit=hard_limit, progress=progress)
+        report = measure_training(
+            factory,
+            chosen,
+            steps=steps,
+            check=check,
+            hard_limit=hard_limit,
+            when_trained=when_trained,
+            progress=progress,
+        )
         excess_bytes = report.measured_peak_bytes - budget_bytes
         if excess_bytes <= 0 or repairs == MOST_REPAIRS:
             return Optimized(profile, chosen, replace(report, repairs=repairs))

@@ -28,6 +28,7 @@ def plan(
     region: Region = "model",
     known: Sequence[Plan] = (),
     policy_options: Mapping[str, object] | None = None,
+    explain: bool = True,
     progress: PlanningProgress | None = None,
 ) -> Plan:
     """Choose keep, swap or recompute for every activation so that the step fits into the budget and loses little time.
@@ -42,6 +43,7 @@ def plan(
         region: "model": the plan will be applied to `model.forward`; "step": to `with run.step()`.
         known: plans made before for the same profile and region: where they fit, "ilp" gives nothing slower.
         policy_options: parameters of the policy, such as {"n_tensors": 3} of "tflms".
+        explain: also say what other choices would have cost, which takes some hundred simulations.
         progress: called with what is being done and the share that is done.
 
     Raises:
@@ -60,6 +62,7 @@ def plan(
         StageEvaluator(dataflow),
         known=[_known_outcome(profile, plan) for plan in known if plan.region == region],
         policy_options=policy_options,
+        explain=explain,
         policy=policy,
         host_budget_bytes=host_bytes,
         time_limit_s=time_limit_s,

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 from pooch.errors import UsageError
 from pooch.ir import Device, Link, Profile
+from pooch.session.fake_profiling import fake_profile, fake_profile_of
 
 if TYPE_CHECKING:
     import torch
 
+    from pooch.devices import DeviceModel
     from pooch.workloads import Workload
 
-Mode = Literal["auto", "run", "offload"]
+Mode = Literal["auto", "run", "offload", "fake"]
 Progress = Callable[[str], None]
 
 
@@ -31,6 +33,7 @@ def profile(
     warmup: int = 1,
     repeats: int = 3,
     mode: Mode = "auto",
+    device_model: DeviceModel | None = None,
     workload: str = "",
     batch_size: int = 0,
     progress: Progress = _silent,
@@ -44,12 +47,16 @@ def profile(
         accumulate: gradients live through the step (else they appear in the backward pass and are freed after it).
         warmup, repeats: plain steps before, and timed steps of which the median counts.
         mode: "run" (plain), "offload" (saved tensors leave the device, for models that do not fit), "auto"
-            (run, and offload after an out-of-memory).
+            (run, and offload after an out-of-memory), "fake" (nothing is run: sizes and lifetimes from fake tensors,
+            op times from measuring each distinct op once by itself, or from `device_model`).
+        device_model: of a device that need not be here (`pooch.devices.find_device`); implies "fake". The profile is
+            marked as modelled.
         workload, batch_size: for the profile's reader.
         progress: called with what is being done.
 
     Raises:
         ProfileError: the forward raises, its loss cannot be differentiated, or the step changes from run to run.
+        UsageError: an argument is of the wrong kind, or `device_model` goes with a mode that runs the step.
     """
     import torch
 
@@ -67,7 +74,10 @@ def profile(
         raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
     if warmup < 0 or repeats < 1:
         raise UsageError(f"warmup={warmup}, repeats={repeats}: give at least 0 and 1")
-    options = ProfileOptions(accumulate, warmup, repeats, mode, workload, batch_size)
+    if _is_fake(mode, device_model):
+        options = ProfileOptions(accumulate, workload=workload, batch_size=batch_size)
+        return fake_profile(forward, model, optimizer, options, device_model, progress)
+    options = ProfileOptions(accumulate, warmup, repeats, mode, workload, batch_size)  # type: ignore[arg-type]
     device = model_device(model)
     engine = make_engine(device)
     try:
@@ -87,16 +97,40 @@ def profile(
         engine.close()
 
 
+def _is_fake(mode: Mode, device_model: DeviceModel | None) -> bool:
+    if device_model is None or mode in ("auto", "fake"):
+        return mode == "fake" or device_model is not None
+    raise UsageError(f"mode {mode!r} runs the step, and a device model runs nothing: give one or the other")
+
+
 def profile_workload(
-    workload: Workload,
+    workload: Workload | Callable[[], Workload],
     *,
     accumulate: bool = False,
     warmup: int = 1,
     repeats: int = 3,
     mode: Mode = "auto",
+    device_model: DeviceModel | None = None,
     progress: Progress = _silent,
 ) -> Profile:
-    """`profile` for a workload, under its own name."""
+    """`profile` for a workload, under its own name.
+
+    Args:
+        workload: a workload, or what builds one (a `WorkloadFactory`). In mode "fake" a factory builds it out of fake
+            tensors, so that a model bigger than this machine needs no memory.
+        accumulate, warmup, repeats, mode, device_model, progress: as `profile` takes them.
+
+    Raises:
+        ProfileError, UsageError, WorkloadError: as `profile` and the factory do.
+    """
+    from pooch.workloads import Workload
+
+    if not isinstance(workload, Workload):
+        if _is_fake(mode, device_model):
+            from pooch.profiler import ProfileOptions
+
+            return fake_profile_of(workload, ProfileOptions(accumulate), device_model, progress)
+        workload = workload()
     return profile(
         workload.forward,
         workload.model,
@@ -105,6 +139,7 @@ def profile_workload(
         warmup=warmup,
         repeats=repeats,
         mode=mode,
+        device_model=device_model,
         workload=workload.name,
         batch_size=workload.batch_size,
         progress=progress,

@@ -60,10 +60,23 @@ def written_tensors(facts: OperatorFacts, args: Any, kwargs: Any) -> dict[int, t
 
 def argument_keys(args: Any, kwargs: Any) -> set[int]:
     """Storages of all tensor arguments."""
-    keys = {storage_key(t) for t in find_tensors(args) if has_plain_storage(t)}
+    keys: set[int] = set()
+    _collect_keys(args, keys)
     if kwargs:
-        keys.update(storage_key(t) for t in find_tensors(kwargs) if has_plain_storage(t))
+        _collect_keys(kwargs.values(), keys)
     return keys
+
+
+def _collect_keys(items: Any, keys: set[int]) -> None:
+    # Runs for every op of every step, so it is written out instead of built from generators.
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            if has_plain_storage(item):
+                keys.add(item.untyped_storage()._cdata)
+        elif isinstance(item, (list, tuple)):
+            _collect_keys(item, keys)
+        elif isinstance(item, dict):
+            _collect_keys(item.values(), keys)
 
 
 def effects_of(written: dict[int, torch.Tensor], outputs: list[torch.Tensor], read_keys: set[int]) -> Effects:
@@ -75,10 +88,19 @@ def effects_of(written: dict[int, torch.Tensor], outputs: list[torch.Tensor], re
         read_keys: storages of all its tensor arguments; a result in one of them that was not written is an alias
             that the schema does not admit to, such as that of `_unsafe_view`.
     """
-    remaining, seen, tensors, ordinary = dict(written), set[int](), [], True
+    return Effects(new_tensors(written, outputs, read_keys), all(map(has_plain_storage, outputs)))
+
+
+def new_tensors(
+    written: dict[int, torch.Tensor], outputs: list[torch.Tensor], read_keys: set[int]
+) -> tuple[torch.Tensor, ...]:
+    """`Effects.tensors` alone."""
+    if len(outputs) == 1 and not written:  # most ops
+        only = outputs[0]
+        return (only,) if has_plain_storage(only) and storage_key(only) not in read_keys else ()
+    remaining, seen, tensors = dict(written), set[int](), []
     for tensor in outputs:
         if not has_plain_storage(tensor):
-            ordinary = False
             continue
         key = storage_key(tensor)
         if key in seen or (key not in written and key in read_keys):
@@ -86,4 +108,4 @@ def effects_of(written: dict[int, torch.Tensor], outputs: list[torch.Tensor], re
         seen.add(key)
         remaining.pop(key, None)
         tensors.append(tensor)
-    return Effects((*tensors, *remaining.values()), ordinary)
+    return (*tensors, *remaining.values())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
@@ -152,7 +153,9 @@ def live_bytes(device: torch.device) -> int:
         return torch.cuda.memory_allocated(device)
     found: list[torch.Tensor] = []
     for candidate in gc.get_objects():
-        if issubclass(type(candidate), torch.Tensor) and candidate.device.type == "cpu":
+        kind = type(candidate)
+        # torch.export leaves fake tensors behind: they name a device and have no memory there, nor always a size.
+        if issubclass(kind, torch.Tensor) and not issubclass(kind, FakeTensor) and candidate.device.type == "cpu":
             found.append(candidate)
             if candidate.is_leaf and candidate.grad is not None:
                 found.append(candidate.grad)

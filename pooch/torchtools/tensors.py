@@ -18,12 +18,17 @@ def has_plain_storage(tensor: torch.Tensor) -> bool:
     """Strided memory that can be copied byte by byte (not sparse, not oneDNN-opaque, not a wrapper subclass)."""
     if tensor.layout is not torch.strided:
         return False
-    return not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
+    return type(tensor) is torch.Tensor or not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor was changed in place; tensors of inference mode keep no count."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def result_tensors(result: Any) -> list[torch.Tensor]:
+    """Tensors among the results of an op, in order."""
+    return [result] if isinstance(result, torch.Tensor) else list(find_tensors(result))
 
 
 def find_tensors(arguments: Any) -> Iterator[torch.Tensor]:

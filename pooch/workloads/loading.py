@@ -1,4 +1,4 @@
-"""From what was typed (`resnet50`, `train.py:make`) to a checked `Workload`."""
+"""From what was typed (`resnet50`, `train.py:make`, `model.onnx`) to a checked `Workload`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from pooch.errors import PoochError, WorkloadError
 from pooch.workloads.base import Workload
 from pooch.workloads.catalogue import BUILT_IN
+from pooch.workloads.onnx_file import onnx_function
 from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth
 from pooch.workloads.settings import Setting, call_arguments, check_batch_size
 from pooch.workloads.user_file import first_line, load_function
@@ -25,7 +26,7 @@ def load_workload(
     """Build a workload.
 
     Args:
-        name: a built-in name, one with a size (`resnet50@pooch`), or `file.py:function`.
+        name: a built-in name, one with a size (`resnet50@pooch`), `file.py:function` or `model.onnx`.
         batch_size, device: handed to the function; None leaves them to its defaults.
         settings: further keyword arguments; they and the two above win against those of a size.
 
@@ -85,6 +86,8 @@ def find_function(name: str) -> tuple[Callable[..., Any], dict[str, Setting]]:
         _, _, size = name.partition("@")
         preset = dict(entry.preset(size).settings) if "@" in name else {}
         return entry.function(), dict(entry.defaults or {}) | preset
+    if name.endswith(".onnx"):
+        return onnx_function(name), {}
     path, colon, function_name = name.rpartition(":")
     if colon and path and function_name:
         return load_function(path, function_name), {}
@@ -115,7 +118,7 @@ def _unknown(name: str) -> str:
         return f"the workload {name!r} names no function: write {name.rstrip(':')}:function"
     close = difflib.get_close_matches(name, BUILT_IN, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(BUILT_IN)}"
-    return f"there is no workload {name!r}: {hint}; or give file.py:function"
+    return f"there is no workload {name!r}: {hint}; or give file.py:function or model.onnx"
 
 
 def _call(function: Callable[..., Any], name: str, arguments: Mapping[str, Any]) -> object:

@@ -15,12 +15,13 @@ import torch
 
 from pooch.errors import TierError
 from pooch.executor import apply_plan
-from pooch.executor.engines import cpu
+from pooch.executor.engines import spill_file
 from pooch.executor.engines.cpu import CpuEngine
+from pooch.executor.engines.spill_file import CHUNK_BYTES
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan, train
 
-SIZES = [1, 3, 4095, 4096, 4097, cpu.CHUNK_BYTES - 1, cpu.CHUNK_BYTES, cpu.CHUNK_BYTES + 1, 2 * cpu.CHUNK_BYTES + 777]
+SIZES = [1, 3, 4095, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 777]
 PATIENCE_S = 20
 
 
@@ -96,7 +97,7 @@ def test_a_full_disk_when_the_room_is_taken(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(os, "posix_fallocate", full)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with pytest.raises(TierError, match="no room for 4096") as caught:
-        cpu.SpillFile(tmp_path, 4096)
+        spill_file.SpillFile(tmp_path, 4096)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
@@ -104,9 +105,9 @@ def test_a_full_disk_when_the_room_is_taken(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_short_writes_and_reads_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pwrite, preadv = os.pwrite, os.preadv
-    monkeypatch.setattr(cpu.os, "pwrite", lambda fd, view, at: pwrite(fd, view[: max(4096, len(view) // 2)], at))
+    monkeypatch.setattr(spill_file.os, "pwrite", lambda fd, view, at: pwrite(fd, view[: max(4096, len(view) // 2)], at))
     monkeypatch.setattr(
-        cpu.os, "preadv", lambda fd, views, at: preadv(fd, [views[0][: max(4096, len(views[0]) // 2)]], at)
+        spill_file.os, "preadv", lambda fd, views, at: preadv(fd, [views[0][: max(4096, len(views[0]) // 2)]], at)
     )
     engine = CpuEngine(tmp_path)
     arena = engine.open_arena(1 << 20)
@@ -137,7 +138,7 @@ def fail_on(monkeypatch: pytest.MonkeyPatch, function: str, code: int, after: in
             raise OSError(code, os.strerror(code))
         return int(real(*args))
 
-    monkeypatch.setattr(cpu.os, function, failing)
+    monkeypatch.setattr(spill_file.os, function, failing)
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -180,7 +181,7 @@ def test_closing_with_copies_in_flight_completes_them(monkeypatch: pytest.Monkey
         gate.wait(PATIENCE_S)
         return real(*args)
 
-    monkeypatch.setattr(cpu.os, "pwrite", slow)
+    monkeypatch.setattr(spill_file.os, "pwrite", slow)
     engine = CpuEngine(tmp_path)
     arena = engine.open_arena(4096)
     ticket = arena.copy_out(storage_of(4096), 0)

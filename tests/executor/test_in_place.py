@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from pooch.executor import apply_plan
 from pooch.ir import Choice, Region
+from pooch.session.training import first_difference, train_steps
+from pooch.workloads import Workload
 from tests.executor.support import all_of, quick_profile, region_of, tight_plan
 
 MESSAGE = "modified by an inplace operation"
@@ -71,3 +73,53 @@ def test_a_parameter_changed_before_the_replay_raises() -> None:
             model.weight.add_(1)
         with pytest.raises(RuntimeError, match=MESSAGE):
             loss.backward()
+
+
+class GatesInPlace(nn.Module):
+    """What `nn.LSTMCell` does on a CPU: parts of one storage, changed in place one by one, each saved by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 128)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        gates = self.linear(rows)
+        left, right = torch.unsafe_split(gates, 64, dim=1)
+        return (left.sigmoid_() * right.tanh_()).exp().sum()
+
+
+def test_a_storage_that_autograd_holds_for_several_contents_is_not_decided_on() -> None:
+    torch.manual_seed(0)
+    model, rows = GatesInPlace(), torch.rand(256, 64)
+    profile = quick_profile(lambda: model(rows), model)
+    of_gates = [value for value in profile.values if value.shape[-1:] == (64,) and value.overwrites >= 0]
+    assert [value.fixed for value in of_gates] == [
+        "an in-place op writes over it",
+        "autograd holds its storage for earlier contents too",
+    ]
+    assert profile.activations  # the product, which exp saved, is as free as ever
+
+
+@pytest.mark.parametrize("choice", ["swap", "recompute"])
+def test_an_lstm_cell_keeps_its_predicted_peak(choice: Choice) -> None:
+    def make() -> Workload:
+        torch.manual_seed(0)
+        cell, rows = nn.LSTMCell(64, 64), torch.rand(6, 256, 64)
+
+        def forward() -> Tensor:
+            hidden = memory = torch.zeros(256, 64)
+            for row in rows:
+                hidden, memory = cell(row, (hidden, memory))
+            return hidden.square().mean()
+
+        return Workload(cell, forward, torch.optim.SGD(cell.parameters(), lr=0.1), "cell", 256)
+
+    workload = make()
+    profile = quick_profile(workload.forward, workload.model, workload.optimizer)
+    del workload
+    chosen = tight_plan(profile, all_of(profile, choice, "step"))
+    planned = train_steps(make(), chosen, 1, lambda text: None)
+    assert planned.stats is not None
+    assert planned.stats.swapped_out_bytes + planned.stats.recomputed_ops > 0
+    assert planned.peak_bytes <= chosen.predicted_peak_bytes
+    assert first_difference(train_steps(make(), None, 1, lambda text: None), planned) is None

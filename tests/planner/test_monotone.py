@@ -103,7 +103,7 @@ def test_a_rung_whose_plan_is_faster_is_taken() -> None:
         return plan_alone(request) if request.budget_bytes <= good else policies["swap_all"](request)
 
     request = PlanningRequest(of.dataflow, asked, of.evaluator)
-    slow = forgetful(request)
+    slow = replace(forgetful(request), proven=True)
     assert slow.step_ms > best.timeline.step_ms + NOISE_MS
     # WHEN it looks at the rungs below THEN it gets that plan
     assert better_of_smaller(request, slow, forgetful).step_ms == pytest.approx(best.timeline.step_ms)

@@ -132,11 +132,13 @@ def test_every_activation_has_a_reason_in_numbers() -> None:
     for row in planned.rows:
         assert row.reason.startswith(f"{row.choice}: ")
         assert "4.00 MiB" in row.reason
+        assert ",;" not in row.reason
         assert row.copy_ms == pytest.approx(4.0)
     # AND what the others would have cost: the step with one choice changed is what the evaluator says it is
     row = next(row for row in planned.rows if row.choice != "keep" and row.keep_change_ms is not None)
     assert row.keep_change_ms == float("inf"), "at the smallest budget nothing more can be kept"
-    assert "keep it: over the budget by " in row.reason
+    assert "; keep: " in row.reason
+    assert row.reason.endswith(" too much") or " too much; " in row.reason
     tried = [
         row for row in planned.rows if row.choice == "recompute" and row.swap_change_ms not in (None, float("inf"))
     ]
@@ -144,6 +146,11 @@ def test_every_activation_has_a_reason_in_numbers() -> None:
         swapped = of.evaluator.evaluate({**planned.decisions, row.value: "swap"}, oracle_peak(of)).timeline
         assert swapped.step_ms - planned.timeline.step_ms == pytest.approx(row.swap_change_ms)
         assert row.recompute_change_ms == 0.0
+    # AND there are numbers for each activation that has a choice
+    assert all(row.keep_change_ms is not None for row in planned.rows)
+    no_swap = [row for row in planned.rows if row.swap_change_ms is None]
+    assert no_swap == [planned.rows[-1]], "the last value is read again as soon as it is released"
+    assert all(row.recompute_change_ms is None for row in planned.rows if row.value == 3)
     noisy = next(row for row in planned.rows if row.value == 3)
     assert noisy.replay_ms != noisy.replay_ms, "not a number: it cannot be replayed"
     assert "it draws noise" in noisy.reason or noisy.choice == "keep"

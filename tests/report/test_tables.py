@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+import pooch
+from pooch.errors import InfeasibleBudget
 from pooch.ir import Device, Plan, Profile
 from pooch.ir.dataflow import Dataflow
 from pooch.report import summaries, tables
@@ -162,3 +164,18 @@ def test_a_plain_training_has_nothing_to_keep() -> None:
     plain = TrainingReport(**(nothing | {"workload": "toy", "steps": 1, "measured_peak_bytes": 5, "policy": "none"}))
     assert broken_promise(plain) is None
     assert "not checked" in text_of(*training_tables(plain))
+
+
+def test_decisions_are_told_in_numbers_or_in_words(profile: Profile) -> None:
+    # GIVEN a plan at the smallest budget, where hardly anything more can be kept
+    with pytest.raises(InfeasibleBudget) as raised:
+        pooch.plan(profile, 1)
+    plan = pooch.plan(profile, raised.value.minimum_bytes)
+    numbers, words = text_of(tables.decisions_table(plan)), text_of(tables.decisions_table(plan, reasons=True))
+    frame = plan.to_frame()
+    # THEN the numbers are those of the frame, and the words are the reasons
+    assert "if kept" in numbers
+    assert numbers.count("too big") == (frame.filter(like="_change_ms") == float("inf")).sum().sum() > 0
+    assert max(len(line) for line in numbers.splitlines()) <= 120
+    assert "reason" in words
+    assert "too much" in words

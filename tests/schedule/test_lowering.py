@@ -291,3 +291,38 @@ def test_lowering_and_simulating_are_quick_enough_for_a_search():
         simulate(dataflow, lowering.lower(decided, profile.peak_bytes // 3), detail=False)
         times.append(time.process_time() - start)
     assert min(times) < 0.05  # about 0.007 on an idle machine
+
+
+def attention_shape(readers: int) -> tuple[Profile, int, list[int]]:
+    """Keys that nobody saves; `readers` ops read them, and each saves a function of what it made of them."""
+    step = toys.ToyStep()
+    memory = step.external(8)
+    (keys,) = step.op([memory], [8], name="keys")
+    saved = []
+    for number in range(readers):
+        (summed,) = step.op([keys], [8], name=f"sum {number}")
+        saved += step.op([summed], [8], saves_outputs=[0], name=f"tanh {number}")
+    return step.build(), keys, saved
+
+
+def test_an_unsaved_value_that_many_replays_read_is_held_for_them():
+    profile, keys, saved = attention_shape(4)
+    dataflow = Dataflow(profile)
+    assert [dataflow.recipe(value).sources for value in saved] == [(keys,)] * 4
+    schedule = lowered(profile, dict.fromkeys(saved, "recompute"), ROOMY)
+    assert schedule.sources == (keys,)
+    replayed = [action.target for action in schedule.actions if action.kind == "replay"]
+    assert len(replayed) == 8  # a sum and a tanh each, and never the keys again
+    assert profile.values[keys].producer not in replayed
+    drops = [action.slot for action in schedule.actions if action.kind == "drop" and action.target == keys]
+    assert drops == [schedule.actions[-1].slot]  # held until the last replay that reads it
+
+
+def test_an_unsaved_value_that_few_replays_read_is_made_again_for_each():
+    profile, keys, saved = attention_shape(3)
+    dataflow = Dataflow(profile)
+    assert [dataflow.recipe(value).sources for value in saved] == [()] * 3
+    schedule = lowered(profile, dict.fromkeys(saved, "recompute"), ROOMY)
+    assert schedule.sources == ()
+    replayed = [action.target for action in schedule.actions if action.kind == "replay"]
+    assert replayed.count(profile.values[keys].producer) == 3

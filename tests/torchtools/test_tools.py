@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pooch.torchtools.effects import StorageMap, argument_keys, effects_of, written_tensors
+from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.operators import is_view_name, operator_facts, reads_statistics
 from pooch.torchtools.signature import model_signature
 from pooch.torchtools.tensors import find_tensors, fingerprint, map_tensors, storage_bytes, storage_key, version_of
@@ -66,6 +68,15 @@ def test_tensors_are_found_and_replaced_in_any_nesting() -> None:
     assert map_tensors(lambda t: t.numel(), nested) == [2, (3, 3, {"key": 2})]
     assert storage_bytes([one, one[1:], two]) == 8 + 12
     assert fingerprint("op", [one]) == "op(float32[2])"
+
+
+def test_fake_tensors_that_live_take_no_memory() -> None:
+    before = live_bytes(torch.device("cpu"))
+    with FakeTensorMode():
+        fake = torch.empty(1 << 20)
+    real = torch.empty(1 << 10)
+    assert live_bytes(torch.device("cpu")) - before == 4 << 10
+    assert fake.numel() > real.numel()
 
 
 def test_versions_of_inference_tensors_are_constant() -> None:

@@ -9,12 +9,15 @@ import torch
 from pooch.executor.engines.protocol import CopyEngine
 
 
-def make_engine(device: torch.device, spill_directory: str | Path | None = None) -> CopyEngine:
+def make_engine(
+    device: torch.device, spill_directory: str | Path | None = None, *, check_copies: bool = True
+) -> CopyEngine:
     """The engine for a device.
 
     Args:
         device: where the activations live.
         spill_directory: where the CPU engine puts its file; None: the system's directory for temporary files.
+        check_copies: the CPU engine compares checksums of what it reads back; pinned memory is not checked.
 
     Raises:
         TierError: the tier cannot be set up.
@@ -25,4 +28,4 @@ def make_engine(device: torch.device, spill_directory: str | Path | None = None)
         return CudaEngine(device)
     from pooch.executor.engines.cpu import CpuEngine
 
-    return CpuEngine(spill_directory)
+    return CpuEngine(spill_directory, check=check_copies)

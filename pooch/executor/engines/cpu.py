@@ -1,19 +1,12 @@
-"""The CPU engine: one copy thread and an unlinked spill file, so that nothing is left behind by a kill.
-
-The file is opened for direct I/O where the file system offers it: the bytes then really leave memory (the page
-cache would
-keep them), and the disk moves them without a core. Buffers of PyTorch are not aligned for that, so chunks pass
-through two
-small aligned buffers.
-"""
+"""The CPU engine: one copy thread, and an unlinked spill file per step, so that a kill leaves nothing behind."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import queue
+import sys
 import tempfile
 import threading
 import time
@@ -22,13 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy
 import torch
 
 from pooch.errors import TierError
+from pooch.executor.engines.spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
 
-ALIGNMENT_BYTES = 4096
-CHUNK_BYTES = 4 * 2**20
+# How often somebody who waits for a copy looks whether the thread that does it is still there.
+LOOK_AGAIN_S = 0.2
 
 
 @dataclass
@@ -38,104 +31,39 @@ class CpuTicket:
     storage: torch.UntypedStorage | None
     offset_bytes: int
     outwards: bool
-    file: SpillFile
+    mover: Mover
+    thread: threading.Thread
     error: BaseException | None = None
     _done: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> float:
-        """Block until the copy is complete; returns how long that took, in ms."""
+        """Block until the copy is complete; returns how long that took, in ms. A copy whose thread is no more ends with
+        an error; one at the end of the interpreter, where threads stand still, is not waited for.
+        """
         if self._done.is_set():
             return 0.0
         start = time.perf_counter()
-        self._done.wait()
+        while not (sys.is_finalizing() or self._done.wait(LOOK_AGAIN_S)):
+            if not self.thread.is_alive() and not self._done.is_set():
+                self._give_up()
         return (time.perf_counter() - start) * 1000
+
+    def _give_up(self) -> None:
+        self.error = TierError("the thread that copies has died")
+        self.storage = None
+        self._done.set()
 
     def run(self, buffer: mmap.mmap) -> None:
         """Copy (on the copy thread); whatever goes wrong is kept for who waits."""
         try:
             assert self.storage is not None
-            _move(self.file, self.storage, self.offset_bytes, self.outwards, buffer)
+            move = self.mover.write if self.outwards else self.mover.read
+            move(self.storage, self.offset_bytes, buffer)
         except BaseException as error:  # noqa: BLE001  (handed to the thread that waits)
             self.error = error
         finally:
             self.storage = None
             self._done.set()
-
-
-class SpillFile:
-    """An unlinked file with room for one step."""
-
-    def __init__(self, directory: Path, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.descriptor, self.direct = _open_unlinked(directory)
-        try:
-            if size_bytes:
-                os.posix_fallocate(self.descriptor, 0, size_bytes)
-        except OSError as error:
-            os.close(self.descriptor)
-            raise TierError(
-                f"no room for {size_bytes} bytes of spill in {directory} ({error.strerror}): free some, or choose "
-                f"another "
-                "directory with spill_directory= or POOCH_SPILL_DIRECTORY"
-            ) from error
-
-    def close(self) -> None:
-        """Give the file's room back to the file system."""
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
-
-
-def _open_unlinked(directory: Path) -> tuple[int, bool]:
-    try:
-        descriptor, name = tempfile.mkstemp(prefix="pooch-", dir=directory)
-    except OSError as error:
-        raise TierError(
-            f"cannot write a spill file in {directory} ({error.strerror}): choose another directory with "
-            "spill_directory= or POOCH_SPILL_DIRECTORY"
-        ) from error
-    direct_flag = getattr(os, "O_DIRECT", 0)
-    try:
-        direct = os.open(name, os.O_RDWR | direct_flag) if direct_flag else -1
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        direct = -1  # this file system has no direct I/O (tmpfs): go through its cache
-    Path(name).unlink()
-    if direct < 0:
-        return descriptor, False
-    os.close(descriptor)
-    return direct, True
-
-
-def _move(file: SpillFile, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool, buffer: mmap.mmap) -> None:
-    raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-    chunk = numpy.frombuffer(buffer, dtype=numpy.uint8)
-    for start in range(0, raw.size, CHUNK_BYTES):
-        count = min(CHUNK_BYTES, raw.size - start)
-        padded = -(-count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if outwards:
-            numpy.copyto(chunk[:count], raw[start : start + count])
-            _write(file.descriptor, memoryview(buffer)[:padded], offset_bytes + start)
-        else:
-            _read(file.descriptor, memoryview(buffer)[:padded], offset_bytes + start, count)
-            numpy.copyto(raw[start : start + count], chunk[:count])
-
-
-def _write(descriptor: int, view: memoryview, offset_bytes: int) -> None:
-    while view:
-        written = os.pwrite(descriptor, view, offset_bytes)
-        if written <= 0:
-            raise OSError(errno.EIO, "the spill file took no bytes")
-        view, offset_bytes = view[written:], offset_bytes + written
-
-
-def _read(descriptor: int, view: memoryview, offset_bytes: int, needed: int) -> None:
-    done = 0
-    while done < needed:
-        count = os.preadv(descriptor, [view[done:]], offset_bytes + done)
-        if count <= 0:
-            raise OSError(errno.EIO, "the spill file ended early")
-        done += count
 
 
 class _CopyThread:
@@ -146,27 +74,33 @@ class _CopyThread:
         self._start()
 
     def _start(self) -> None:
-        buffer = mmap.mmap(-1, CHUNK_BYTES)  # here, so that a lack of memory is told to who asks, not to the thread
+        buffer = new_buffer()  # here, so that a lack of memory is told to who asks, not to the thread
         self._tickets: queue.SimpleQueue[CpuTicket | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._tickets, buffer), name="pooch-copy", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=_serve, args=(self._tickets, buffer), name="pooch-copy", daemon=True)
+        self.thread.start()
 
-    def submit(self, ticket: CpuTicket) -> None:
-        """Put a ticket at the end of the queue. A fork has the queue without the thread, so it gets a new pair."""
-        if os.getpid() != self._process:
+    def ensure(self) -> threading.Thread:
+        """The thread that serves what is submitted next. A fork has the queue without the thread, and a thread may
+        have died: either gets a new pair.
+        """
+        if os.getpid() != self._process or not self.thread.is_alive():
             self._process = os.getpid()
             self._start()
+        return self.thread
+
+    def submit(self, ticket: CpuTicket) -> None:
+        """Put a ticket at the end of the queue."""
         self._tickets.put(ticket)
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread.is_alive()
+        return self.thread.is_alive()
 
     def stop(self) -> None:
         """Complete what was submitted, then end the thread."""
         if os.getpid() == self._process:
             self._tickets.put(None)
-            self._thread.join()
+            self.thread.join()
 
 
 def _serve(tickets: queue.SimpleQueue[CpuTicket | None], buffer: mmap.mmap) -> None:
@@ -180,6 +114,7 @@ class CpuArena:
 
     def __init__(self, engine: CpuEngine, file: SpillFile) -> None:
         self._engine, self._file = engine, file
+        self._mover = Mover(file, engine.check)
         self._last: CpuTicket | None = None
 
     def in_order(self) -> bool:
@@ -195,7 +130,7 @@ class CpuArena:
         return self._submit(storage, offset_bytes, False)
 
     def _submit(self, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool) -> CpuTicket:
-        ticket = CpuTicket(storage, offset_bytes, outwards, self._file)
+        ticket = CpuTicket(storage, offset_bytes, outwards, self._mover, self._engine.thread.ensure())
         self._last = ticket
         self._engine.thread.submit(ticket)
         return ticket
@@ -213,9 +148,14 @@ class CpuEngine:
 
     Args:
         directory: where to put them; None: POOCH_SPILL_DIRECTORY, or the system's directory for temporary files.
+        check: compare a checksum (XXH3, 64 bits) of what is read back with that of what was written.
+
+    Raises:
+        TierError: there is no memory for its copy buffer.
     """
 
-    def __init__(self, directory: str | Path | None = None) -> None:
+    def __init__(self, directory: str | Path | None = None, *, check: bool = True) -> None:
+        self.check = check
         self._directory = Path(directory or os.environ.get("POOCH_SPILL_DIRECTORY") or tempfile.gettempdir())
         self._free: list[SpillFile] = []
         self._size_bytes = 0

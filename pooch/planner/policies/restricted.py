@@ -42,6 +42,8 @@ def better_of_restricted(request: PlanningRequest, outcome: PolicyOutcome) -> Po
     for allowed in ("swap", "recompute"):
         if is_final(best):
             return best
+        if request.remaining_s() <= 0.1 * request.time_limit_s:
+            return best.with_note(NO_TIME)
         part = part_of(request)
         try:
             if program_bound_ms(part, _allowing(request, allowed)) < best.step_ms:

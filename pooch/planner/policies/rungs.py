@@ -35,6 +35,8 @@ def better_of_smaller(request: PlanningRequest, outcome: PolicyOutcome, plan_alo
     Args:
         plan_alone: plans one budget without regard to others.
     """
+    if not outcome.proven:  # without bounds every rung would have to be planned
+        return outcome
     best = outcome
     candidates = Candidates(request.dataflow)
     for rung_bytes in rungs_below(request.dataflow.profile.peak_bytes, request.budget_bytes):

@@ -8,7 +8,7 @@ _MODELS = "pooch.workloads.models"
 _RESNET = f"{_MODELS}.resnet"
 _HE = "He et al. 2016"
 _PIXELS = Growth("image_size", step=32, smallest=32)
-_SMALL_RESNET = Preset(SMALL, {"batch_size": 4, "image_size": 64, "classes": 10, "width": 8}, "for tests")
+_SMALL_RESNET = Preset(SMALL, {"batch_size": 16, "image_size": 64, "classes": 10, "width": 8}, "for tests")
 
 
 def _meng(batch_size: int, note: str) -> Preset:
@@ -65,7 +65,7 @@ IMAGES = (
         source="Krizhevsky et al. 2012, in one column",
         growths=(BATCH_SIZE, Growth("image_size", smallest=67)),
         presets=(
-            Preset(SMALL, {"batch_size": 8, "image_size": 67, "classes": 10, "scale": 0.125}, "for tests"),
+            Preset(SMALL, {"batch_size": 32, "image_size": 99, "classes": 10, "scale": 0.0625}, "for tests"),
             Preset("pooch", {"batch_size": 2688}, "PoocH paper: the largest batch of its grid 2304, 2432, 2560, 2688"),
         ),
     ),
@@ -76,7 +76,7 @@ IMAGES = (
         source="Ioffe and Szegedy 2015, sizes of Chainer's example",
         growths=(BATCH_SIZE, _PIXELS),
         presets=(
-            Preset(SMALL, {"batch_size": 4, "image_size": 96, "classes": 10, "scale": 0.125}, "for tests"),
+            Preset(SMALL, {"batch_size": 8, "image_size": 64, "classes": 10, "scale": 0.125}, "for tests"),
             Preset("pooch", {"batch_size": 896}, "PoocH paper: the largest batch of its grid 256, 384, ..., 896"),
         ),
     ),
@@ -89,7 +89,7 @@ IMAGES = (
         presets=(
             Preset(
                 SMALL,
-                {"batch_size": 4, "image_size": 107, "classes": 10, "scale": 0.125, "auxiliary": False},
+                {"batch_size": 8, "image_size": 107, "classes": 10, "scale": 0.0625, "auxiliary": False},
                 "for tests",
             ),
             _meng(548, "largest batch in 12 GB (stock: 208)"),

@@ -58,7 +58,7 @@ SEQUENCES = (
             Preset(
                 SMALL,
                 {
-                    "batch_size": 2,
+                    "batch_size": 4,
                     "sequence_length": 64,
                     "layers": 3,
                     "width": 64,
@@ -94,10 +94,10 @@ SEQUENCES = (
             Preset(
                 SMALL,
                 {
-                    "batch_size": 32,
+                    "batch_size": 128,
                     "sequence_length": 8,
-                    "vocabulary": 100,
-                    "width": 128,
+                    "vocabulary": 50,
+                    "width": 32,
                     "layers": 2,
                     "unrolled": True,
                 },
@@ -123,7 +123,7 @@ SEQUENCES = (
         presets=(
             Preset(
                 SMALL,
-                {"batch_size": 16, "sequence_length": 12, "vocabulary": 100, "width": 64, "layers": 1},
+                {"batch_size": 128, "sequence_length": 12, "vocabulary": 50, "width": 32, "layers": 1},
                 "for tests",
             ),
             _meng_nmt(50, 1100, 350),
@@ -141,7 +141,7 @@ SEQUENCES = (
         presets=(
             Preset(
                 SMALL,
-                {"batch_size": 32, "sequence_length": 10, "characters": 32, "width": 128, "layers": 2},
+                {"batch_size": 128, "sequence_length": 10, "characters": 32, "width": 32, "layers": 2},
                 "for tests",
             ),
             Preset(

@@ -18,10 +18,10 @@ VOLUMES = (
         source="residual: MONAI; network=original: Cicek et al. 2016",
         growths=(BATCH_SIZE, Growth("volume_size", step=16, smallest=32)),
         presets=(
-            Preset(SMALL, {"batch_size": 2, "volume_size": 32, "first_channels": 8, "residual_units": 1}, "for tests"),
+            Preset(SMALL, {"batch_size": 4, "volume_size": 32, "first_channels": 4, "residual_units": 1}, "for tests"),
             Preset(
                 "small-original",
-                {"batch_size": 1, "volume_size": 32, "network": "original", "first_channels": 4},
+                {"batch_size": 1, "volume_size": 32, "network": "original", "first_channels": 8},
                 "for tests",
             ),
             Preset("tflms-144", {"batch_size": 1, "volume_size": 144, **_BRAIN}, "Le et al. 2018: in-core"),
@@ -45,13 +45,13 @@ VOLUMES = (
             Preset(
                 SMALL,
                 {
-                    "batch_size": 1,
+                    "batch_size": 2,
                     "frames": 16,
                     "height": 64,
                     "width": 64,
                     "blocks": "1-2-2-1",
-                    "groups": 4,
-                    "inner_channels": 16,
+                    "groups": 2,
+                    "inner_channels": 8,
                     "classes": 10,
                 },
                 "for tests",

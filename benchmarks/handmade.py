@@ -1,0 +1,35 @@
+"""Plans made by hand for small steps, so that a chosen mechanism fires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import pooch.profiler.assembly
+from pooch.ir import Decisions, Link, Plan, Profile, Region
+from pooch.ir.dataflow import Dataflow
+from pooch.profiler import ProfileOptions, profile_step
+from pooch.session.evaluation import StageEvaluator, verified_timeline
+from pooch.session.packing import PlanOutcome, pack_plan
+
+LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)
+
+
+def tiny_profile(forward: Callable[[], torch.Tensor], model: torch.nn.Module, optimizer: Any = None) -> Profile:
+    """A profile without measuring a link, from as few runs as possible; tiny activations are decided on too."""
+    usual = pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES
+    pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES = 1
+    try:
+        return profile_step(forward, model, optimizer, LINK, ProfileOptions(warmup=0, repeats=1, mode="run"))
+    finally:
+        pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES = usual
+
+
+def tight_plan(profile: Profile, decisions: Decisions, region: Region = "step") -> Plan:
+    """A plan under which everything leaves as early and returns as late as it can."""
+    dataflow = Dataflow(profile, region)
+    evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
+    timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
+    return pack_plan(dataflow, evaluation.schedule, timeline, PlanOutcome("manual", 0, 0.0, "manual", (), (), 0.0))

@@ -1,0 +1,15 @@
+"""Devices that steps can be modelled for: a catalogue of data sheets, and what was measured here. No torch."""
+
+from pooch.devices.catalogue import find_device, known_devices, read_catalogue, user_catalogue, write_device
+from pooch.devices.model import DeviceModel, Efficiency, LinkModel
+
+__all__ = [
+    "DeviceModel",
+    "Efficiency",
+    "LinkModel",
+    "find_device",
+    "known_devices",
+    "read_catalogue",
+    "user_catalogue",
+    "write_device",
+]

@@ -1,0 +1,107 @@
+"""Recording a step in a fake world: the passes of a real one, with storages watched instead of an allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pooch.profiler.fake.backward import BackwardRecorder
+from pooch.profiler.fake.costs import OpCosts
+from pooch.profiler.fake.kernels import distinct_results
+from pooch.profiler.fake.trace import FakeTrace
+from pooch.profiler.fake.world import FakeWorld
+from pooch.profiler.recorder import ForwardRecorder
+from pooch.profiler.release import record_releases
+from pooch.profiler.step import StepRecord, Unpack, check_loss
+from pooch.torchtools.memory_trace import quiet_collector
+from pooch.torchtools.tensors import has_plain_storage, map_tensors
+
+_READ_BACK = torch.ops.aten._local_scalar_dense.default
+
+
+@dataclass(frozen=True, slots=True)
+class FakeStep:
+    """A recorded step, and the cost of each backward operator by when it started, in ms."""
+
+    record: StepRecord
+    backward_times_ms: dict[int, float]
+
+
+class FakeForwardRecorder(ForwardRecorder):
+    """Records forward ops of a fake world: costs are asked for, births and deaths of storages are the memory trace."""
+
+    def __init__(self, model: torch.nn.Module, world: FakeWorld, trace: FakeTrace, costs: OpCosts) -> None:
+        super().__init__(model)
+        self._world, self._trace, self._costs = world, trace, costs
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "prim" or func is _READ_BACK:
+            # The first asks a fake tensor for its device, for which plain training needs no operator; the second
+            # makes no value.
+            return func(*args, **(kwargs or {}))
+        args, kwargs = map_tensors(self._world.as_fake, args), map_tensors(self._world.as_fake, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
+        with self._trace.marked(f"op {call}"):
+            result = self._costs.corrected(func, args, kwargs, distinct_results(func(*args, **kwargs)))
+            cost = self._costs.cost(func, args, kwargs, result)
+            self._trace.results(args, kwargs, result)
+            self._trace.passing(cost.workspace_bytes)
+        return result, cost.time_ms
+
+    def _address(self, storage: torch.UntypedStorage) -> int:
+        return self._trace.address(storage)
+
+    def note_saved(self, tensor: torch.Tensor) -> int | None:
+        """As for real tensors; a real one counts as the fake that stands for it."""
+        return super().note_saved(self._world.as_fake(tensor))
+
+
+def record_fake_releases(
+    forward: Callable[[], torch.Tensor], model: torch.nn.Module, world: FakeWorld, costs: OpCosts
+) -> ForwardRecorder:
+    """As `record_releases`, in a fake world."""
+    recorder = FakeForwardRecorder(model, world, FakeTrace(), costs)
+    with quiet_collector(), world.entered():
+        return record_releases(forward, model, recorder)
+
+
+def record_fake_step(
+    forward: Callable[[], torch.Tensor],
+    model: torch.nn.Module,
+    world: FakeWorld,
+    costs: OpCosts,
+    granularity_bytes: int = 1,
+) -> FakeStep:
+    """As `record_step`, in a fake world.
+
+    Args:
+        granularity_bytes: what the allocator of the device rounds each allocation up to.
+    """
+    trace = FakeTrace(granularity_bytes)
+    recorder = FakeForwardRecorder(model, world, trace, costs)
+    backward = BackwardRecorder(trace, costs)
+    unpacks: list[Unpack] = []
+
+    def pack(tensor: torch.Tensor) -> tuple[int | None, torch.Tensor]:
+        return recorder.note_saved(tensor), tensor
+
+    def unpack(handle: tuple[int | None, torch.Tensor]) -> torch.Tensor:
+        value, tensor = handle
+        with trace.marked(f"unpack {len(unpacks)}"):
+            address = trace.address(tensor.untyped_storage()) if has_plain_storage(tensor) else 0
+        unpacks.append(Unpack(-1 if value is None else value, address))
+        return tensor
+
+    with quiet_collector(), world.entered():
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder.path.watched(), recorder:
+            loss = check_loss(forward())
+        with backward.following(loss):
+            loss.backward()
+        with trace.marked("end"):
+            pass
+        return FakeStep(StepRecord(recorder, tuple(unpacks), trace.finish()), trace.times_ms)

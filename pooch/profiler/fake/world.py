@@ -1,0 +1,142 @@
+"""A world of fake tensors: shapes, strides, dtypes and lifetimes as in the real one, but no memory and no data.
+
+A workload is either built inside of it (so that a model bigger than this machine needs no memory), or a live model's
+parameters and buffers are exchanged for fake ones while its step is recorded.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pooch.profiler.fake.contents import KnownContents
+from pooch.torchtools.tensors import map_tensors, storage_bytes
+
+Built = TypeVar("Built")
+
+
+class FakeWorld:
+    """One world of fake tensors. Everything that shall meet must come from the same world."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._contents = KnownContents()
+        self._fakes: Any = WeakTensorKeyDictionary()
+
+    def build(self, builder: Callable[[], Built]) -> Built:
+        """Call a builder so that all tensors it makes are fake ones. The random state is put back afterwards."""
+        with torch.random.fork_rng(devices=[]), self.entered(), _Forgetful(self.mode):
+            return builder()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Inside, tensors that are made are fake, and real ones are taken for fakes of the same geometry."""
+        with self.mode, self._contents, _libraries_as_ever():
+            yield
+
+    def as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake that stands for a tensor: always the same one; views of one storage share a fake storage."""
+        if isinstance(tensor, FakeTensor) or tensor.ndim == 0:
+            return tensor  # real scalars are numbers from the program; only the mode knows how they promote types
+        if tensor not in self._fakes:  # the mode itself remembers a fake only as long as somebody holds it
+            self._fakes[tensor] = self.mode.from_tensor(tensor)
+        fake: torch.Tensor = self._fakes[tensor]
+        return fake
+
+    def live_bytes(self) -> int:
+        """Bytes of the distinct storages of all fake tensors that live now."""
+        gc.collect()
+        found = [each for each in gc.get_objects() if issubclass(type(each), FakeTensor) and self.owns(each)]
+        return storage_bytes(found)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a fake tensor of this world."""
+        return isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode
+
+    @contextmanager
+    def inhabited_by(self, model: torch.nn.Module) -> Iterator[None]:
+        """Inside, the model's parameters and buffers are fake; attributes that its forward sets are put back too."""
+        before = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
+        known: dict[int, Any] = {}
+
+        def fake_of(tensor: Any) -> Any:
+            if not isinstance(tensor, torch.Tensor) or self.owns(tensor):
+                return tensor
+            if id(tensor) not in known:  # tied parameters stay tied
+                fake = self.mode.from_tensor(tensor.detach())
+                is_parameter = isinstance(tensor, torch.nn.Parameter)
+                known[id(tensor)] = torch.nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+            return known[id(tensor)]
+
+        try:
+            for module, _, parameters, buffers in before:
+                module._parameters.update({name: fake_of(each) for name, each in parameters.items()})
+                module._buffers.update({name: fake_of(each) for name, each in buffers.items()})
+            for module, attributes, _, _ in before:  # recurrent layers keep lists of their parameters
+                held = {name: each for name, each in attributes.items() if isinstance(each, (list, torch.Tensor))}
+                module.__dict__.update({name: map_tensors(fake_of, each) for name, each in held.items()})
+            yield
+        finally:
+            for module, attributes, parameters, buffers in before:
+                _put_back(module._parameters, parameters)
+                _put_back(module._buffers, buffers)
+                _put_back(module.__dict__, attributes)
+
+
+def _put_back(current: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in [name for name in current if name not in before]:
+        del current[name]
+    current.update(before)
+
+
+class _Forgetful(TorchDispatchMode):
+    """Modules move their parameters by swapping them, which PyTorch refuses while anything refers weakly to them. The
+    fake mode's own memory of what it made does; it is emptied after each op.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._memory: Any = mode.fake_tensor_converter.meta_converter.tensor_memo
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._memory.clear()
+        return result
+
+
+@contextmanager
+def _libraries_as_ever() -> Iterator[None]:
+    """Transformers asks whether a tensor is fake, and then takes another path than in plain training."""
+    library: Any = sys.modules.get("transformers.utils.import_utils")
+    asked = getattr(library, "is_fake_tensor", None)
+    if asked is None:
+        yield
+        return
+    library.is_fake_tensor = lambda tensor: False
+    try:
+        yield
+    finally:
+        library.is_fake_tensor = asked
+
+
+def data_dependence(error: BaseException) -> str | None:
+    """What to tell where the step asks for data, which fake tensors do not have; None for other errors."""
+    if not isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return None
+    return (
+        f"the step reads the contents of a tensor ({error.func}), and fake tensors have none: profile it with "
+        "--mode run or --mode offload"
+    )

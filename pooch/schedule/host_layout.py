@@ -1,0 +1,80 @@
+"""Where swapped values lie in the tier: values that are there at different times may take the same room."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pooch.ir import Action
+
+ALIGNMENT_BYTES = 4096
+NEVER = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class TierStay:
+    """The slots between which the tier has to hold a value.
+
+    Attributes:
+        value: its id. first_slot: of its copy out. last_slot: of the wait after which it is back for good; `NEVER`
+            where it does not come back, as an unexpected reader might still ask for it.
+    """
+
+    value: int
+    first_slot: int
+    last_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostLayout:
+    """Rooms in the tier. offsets: (value, offset in bytes), ascending values. host_bytes: of all."""
+
+    offsets: tuple[tuple[int, int], ...]
+    host_bytes: int
+
+
+def tier_stays(actions: Iterable[Action], swapped: Sequence[int]) -> list[TierStay]:
+    """When each swapped value is in the tier, by the actions that move it; in order of their copies out."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    moved = frozenset(swapped)
+    for action in actions:
+        if action.kind in ("replay", "drop") or action.target not in moved:
+            continue
+        if action.kind == "copy_out":
+            first[action.target] = action.slot
+        last[action.target] = action.slot if action.kind == "wait" else NEVER
+    stays = (TierStay(value, first.get(value, 0), last.get(value, NEVER)) for value in swapped)
+    return sorted(stays, key=lambda stay: (stay.first_slot, stay.value))
+
+
+def lay_out(actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[int]) -> HostLayout:
+    """Give each swapped value room, at multiples of `ALIGNMENT_BYTES`.
+
+    A room is used again by a copy out in a later slot than the wait that brought the last value back: compute has
+    waited for the copy in by then, and copies out come after compute, so on no engine can the two meet. Of the rooms
+    that are free the smallest that suffices is taken; what is left of it stays free.
+
+    Args:
+        swapped: ids, ascending. sizes: in bytes, by id.
+    """
+    stays = tier_stays(actions, swapped)
+    ending = sorted(stays, key=lambda stay: stay.last_slot)
+    rooms: dict[int, tuple[int, int]] = {}  # value -> (bytes, offset)
+    free: list[tuple[int, int]] = []  # (bytes, offset), the smallest first
+    top = ended = 0
+    for stay in stays:
+        while ending[ended].last_slot < stay.first_slot:
+            insort(free, rooms[ending[ended].value])
+            ended += 1
+        size_bytes = -(-sizes[stay.value] // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        place = bisect_left(free, (size_bytes, -1))
+        if place < len(free):
+            room_bytes, offset = free.pop(place)
+            if room_bytes > size_bytes:
+                insort(free, (room_bytes - size_bytes, offset + size_bytes))
+        else:
+            offset, top = top, top + size_bytes
+        rooms[stay.value] = (size_bytes, offset)
+    return HostLayout(tuple((value, rooms[value][1]) for value in swapped), top)

@@ -1,0 +1,1 @@
+"""ONNX models as workloads: read as data, built as modules, trained, and written back."""

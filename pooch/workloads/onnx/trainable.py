@@ -1,0 +1,97 @@
+"""Which stored tensors are trained.
+
+PyTorch's exporter writes down what was a parameter and what a buffer. Weights that it transposed or merged have no such
+mark, nor has any weight in files of other exporters: then the place where a tensor is used tells.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy
+import onnx
+
+_FLOATS = {
+    onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16,
+}  # fmt: skip
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+# Operator: positions at which a stored tensor is a weight, whatever else is known of it.
+_WEIGHTS: dict[str, set[int]] = {
+    "Conv": {1, 2}, "ConvTranspose": {1, 2}, "Gemm": {0, 1, 2}, "MatMul": {0, 1}, "Gather": {0}, "PRelu": {1},
+    "LSTM": {1, 2, 3}, "GRU": {1, 2, 3}, "RNN": {1, 2, 3}, "Einsum": {0, 1},
+}  # fmt: skip
+# Positions at which it is one in files without marks; in files with marks, it is filling of the exporter's.
+_LIKELY: dict[str, set[int]] = {
+    "BatchNormalization": {1, 2}, "InstanceNormalization": {1, 2}, "LayerNormalization": {1, 2},
+    "GroupNormalization": {1, 2}, "RMSNormalization": {1},
+    "Add": {0, 1}, "Sub": {0, 1}, "Mul": {0, 1}, "Div": {0, 1},
+}  # fmt: skip
+_MOVES = {"Transpose", "Reshape", "Identity", "Cast", "Unsqueeze", "Squeeze", "Expand", "Slice", "Split", "Flatten"}
+_STATISTICS = {"BatchNormalization": {3, 4}}
+
+
+def trained_names(graph: onnx.GraphProto, freeze: str = "") -> set[str]:
+    """Names of the initializers that are parameters.
+
+    Args:
+        freeze: a pattern such as `encoder.*`; what it matches is not trained.
+    """
+    marks = _marks(graph)
+    places = _places(graph)
+    chosen = set()
+    for stored in graph.initializer:
+        if stored.data_type not in _FLOATS or (freeze and fnmatch.fnmatchcase(stored.name, freeze)):
+            continue
+        mark = marks.get(stored.name)
+        if mark == "PARAMETER" or (mark is None and _by_place(stored, places[stored.name], bool(marks))):
+            chosen.add(stored.name)
+    return chosen - running_statistics(graph)
+
+
+def running_statistics(graph: onnx.GraphProto) -> set[str]:
+    """Names of the initializers that batch norms use as mean and variance."""
+    return {
+        node.input[position]
+        for node in graph.node
+        for position in _STATISTICS.get(node.op_type, ())
+        if position < len(node.input)
+    }
+
+
+def _marks(graph: onnx.GraphProto) -> dict[str, str]:
+    """{name: PARAMETER, BUFFER, ...} as PyTorch's exporter wrote it."""
+    stored = {tensor.name for tensor in graph.initializer}
+    found: dict[str, str] = {}
+    for value in graph.value_info:
+        for entry in value.metadata_props:
+            if entry.key == _KIND and value.name in stored:
+                found[value.name] = entry.value
+    return found
+
+
+def _places(graph: onnx.GraphProto) -> dict[str, set[tuple[str, int]]]:
+    """{name of a value: operators and positions that use it}, looked at through what only moves data."""
+    places: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for node in reversed(graph.node):
+        for position, name in enumerate(node.input):
+            if node.op_type in _MOVES and position == 0:
+                for output in node.output:
+                    places[name] |= places[output]
+            elif name:
+                places[name].add((node.op_type, position))
+    return places
+
+
+def _by_place(stored: onnx.TensorProto, places: Iterable[tuple[str, int]], has_marks: bool) -> bool:
+    places = list(places)
+    if any(position in _WEIGHTS.get(kind, ()) for kind, position in places):
+        return True
+    likely = any(position in _LIKELY.get(kind, ()) for kind, position in places)
+    if has_marks or not likely or not stored.dims:  # a single number is an epsilon or a scale
+        return False
+    # A mask holds minus infinity or the lowest number there is; no weight does.
+    values = onnx.numpy_helper.to_array(stored).astype("float32")
+    return bool(numpy.isfinite(values).all() and (values > numpy.finfo("float32").min / 2).all() and values.size > 1)

@@ -1,0 +1,89 @@
+"""Rooms in the tier: shared by values that are there at different times, by no others."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from pooch.errors import InvalidSchedule
+from pooch.ir import Action, Schedule
+from pooch.ir.dataflow import Dataflow
+from pooch.ir.schedule import ActionKind
+from pooch.schedule import lower
+from pooch.schedule.host_layout import ALIGNMENT_BYTES, NEVER, lay_out, tier_stays
+from pooch.schedule.wellformed import check_form
+from tests.toys import chain
+
+PAGE = ALIGNMENT_BYTES
+
+
+def trip(value: int, out: int, back: int, wait: int) -> list[Action]:
+    kinds: tuple[ActionKind, ...] = ("copy_out", "free", "copy_in", "wait")
+    return [Action(slot, kind, value) for slot, kind in zip((out, out + 1, back, wait), kinds, strict=True)]
+
+
+def ordered(*trips: list[Action]) -> tuple[Action, ...]:
+    return tuple(sorted((action for one in trips for action in one), key=lambda action: action.slot))
+
+
+def test_a_value_that_left_after_another_was_back_takes_its_room() -> None:
+    actions = ordered(trip(0, 1, 4, 5), trip(1, 2, 9, 10), trip(2, 6, 7, 8))
+    layout = lay_out(actions, [0, 1, 2], [3 * PAGE, PAGE, 3 * PAGE - 1])
+    assert layout.host_bytes == 4 * PAGE
+    assert dict(layout.offsets) == {0: 0, 1: 3 * PAGE, 2: 0}
+
+
+def test_the_smallest_free_room_is_taken_and_its_rest_stays_free() -> None:
+    actions = ordered(trip(0, 1, 2, 3), trip(1, 1, 2, 3), trip(2, 5, 8, 9), trip(3, 6, 8, 9), trip(4, 7, 8, 9))
+    layout = lay_out(actions, [0, 1, 2, 3, 4], [8 * PAGE, 3 * PAGE, 2 * PAGE, PAGE, 8 * PAGE])
+    assert dict(layout.offsets) == {0: 0, 1: 8 * PAGE, 2: 8 * PAGE, 3: 10 * PAGE, 4: 0}
+    assert layout.host_bytes == 11 * PAGE
+
+
+@pytest.mark.parametrize("out", [4, 5])
+def test_no_room_is_shared_before_compute_has_waited_for_the_copy_back(out: int) -> None:
+    # the copy in starts at slot 4 and is waited for at slot 5: on two copy streams the next copy out could overtake it
+    layout = lay_out(ordered(trip(0, 1, 4, 5), trip(1, out, 8, 9)), [0, 1], [PAGE, PAGE])
+    assert layout.host_bytes == 2 * PAGE
+
+
+def test_what_never_comes_back_keeps_its_room() -> None:
+    gone = trip(0, 1, 4, 5)[:2]
+    assert tier_stays(gone, [0])[0].last_slot == NEVER
+    assert lay_out(ordered(gone, trip(1, 8, 9, 10)), [0, 1], [PAGE, PAGE]).host_bytes == 2 * PAGE
+
+
+def test_random_trips_never_meet_and_take_no_more_than_their_sum() -> None:
+    random = Random(0)
+    shared = 0
+    for _ in range(200):
+        trips, sizes = [], []
+        for value in range(random.randint(1, 12)):
+            out = random.randint(0, 30)
+            back = out + random.randint(2, 12)
+            trips.append(trip(value, out, back, back + random.randint(0, 2)))
+            sizes.append(random.randint(1, 5 * PAGE))
+        layout = lay_out(ordered(*trips), range(len(trips)), sizes)
+        offsets = dict(layout.offsets)
+        for a in range(len(trips)):
+            for b in range(a):
+                together = trips[a][0].slot <= trips[b][-1].slot and trips[b][0].slot <= trips[a][-1].slot
+                apart = offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
+                assert apart or not together
+        total = sum(-(-size // PAGE) * PAGE for size in sizes)
+        assert max(offsets[v] + sizes[v] for v in offsets) <= layout.host_bytes <= total
+        shared += layout.host_bytes < total
+    assert shared > 100
+
+
+def test_the_verifier_refuses_rooms_that_are_shared_too_early() -> None:
+    dataflow = Dataflow(chain(6, size_bytes=PAGE))
+    first, second = dataflow.activations[0].id, dataflow.activations[1].id
+    schedule = lower(dataflow, {first: "swap", second: "swap"}, 1)
+    assert schedule.host_bytes == 2 * PAGE, "both are in the tier when the forward pass ends"
+    shared = Schedule(
+        schedule.actions, schedule.sources, (), schedule.swapped, ((first, 0), (second, 0)), schedule.host_bytes
+    )
+    with pytest.raises(InvalidSchedule, match=f"values {first} and {second} overlap in the tier"):
+        check_form(dataflow, shared, {first: "swap", second: "swap"})
