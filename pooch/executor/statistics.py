@@ -11,7 +11,7 @@ class RunStats:
 
     Attributes:
         step_ms: from the beginning of the region to the last read of a saved value.
-        stall_ms: time that compute waited for copies.
+        stall_ms: time that the host waited for copies; 0 on a GPU, where streams wait and the host goes on.
         swapped_out_bytes, swapped_in_bytes: bytes moved.
         recomputed_ops: ops replayed.
         peak_bytes: highest live device bytes. Known on a GPU, and on a CPU inside of `run.measured()`; else None.

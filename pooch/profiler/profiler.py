@@ -137,6 +137,9 @@ class _Profiling:
         )
         plain_ms = self._time_plain_steps() if mode == "run" else []
         persistent, notes = self._persistent_bytes()
+        if self.device.type == "cuda":  # the reserved peak is to be that of the recorded steps alone
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
         records = [self._record(mode, number) for number in range(max(1, min(2, self.options.repeats)))]
         assemblies = [StepAssembly(record, released) for record in records]
         check_same_forward(released, assemblies)
