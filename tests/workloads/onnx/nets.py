@@ -101,6 +101,7 @@ class Exported:
     Attributes:
         trains: exported as it trains, with batch norms on the batch and dropouts that drop.
         parameters: how many of them the file has.
+        older: by PyTorch's older exporter, which marks no parameters, and writes training_mode.
         batch: for --batch-size; None where the file fixes it.
     """
 
@@ -109,10 +110,14 @@ class Exported:
     trains: bool
     parameters: int
     batch: int | None = None
+    older: bool = False
 
     def save(self, path: Path) -> Path:
         torch.manual_seed(0)
         model = self.make().train(self.trains)
+        if self.older:
+            mode = torch.onnx.TrainingMode.TRAINING if self.trains else torch.onnx.TrainingMode.EVAL
+            return export(model, self.inputs, path, dynamo=False, training=mode, do_constant_folding=not self.trains)
         options: dict[str, Any] = {"optimize": False} if self.trains else {}
         if self.batch:
             options["dynamic_shapes"] = ({0: torch.export.Dim("batch")},)
@@ -124,6 +129,6 @@ NETS = {
     "convolutions": Exported(ConvNet, (torch.randn(2, 3, 12, 12),), True, 13, batch=16),
     # The exporter stores equal weights once, and layer norms begin alike: 22 of the 28 are left.
     "transformer": Exported(Transformer, (torch.zeros(2, 12, dtype=torch.int64),), False, 22, batch=16),
-    "unet3d": Exported(UNet3d, (torch.randn(2, 1, 16, 16, 16),), True, 13),
-    "lstm": Exported(Recurrent, (torch.zeros(16, 12, dtype=torch.int64),), False, 9),
+    "unet3d": Exported(UNet3d, (torch.randn(2, 1, 16, 16, 16),), True, 13, older=True),
+    "lstm": Exported(Recurrent, (torch.zeros(16, 12, dtype=torch.int64),), False, 9, older=True),
 }

@@ -54,13 +54,16 @@ def run_onnxruntime(path: Path, inputs: Arrays) -> list[torch.Tensor]:
     return [torch.as_tensor(each) for each in session.run(None, dict(inputs))]
 
 
-def export(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, **options: Any) -> Path:
-    """PyTorch's own exporter, quietly."""
+def export(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, *, dynamo: bool = True, **options: Any
+) -> Path:
+    """PyTorch's own exporters, quietly: the newer one (dynamo) or the older one."""
     logging.disable(logging.WARNING)
+    given = {"verbose": False, "external_data": False} if dynamo else {}
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(model, inputs, str(path), dynamo=True, verbose=False, external_data=False, **options)
+            torch.onnx.export(model, inputs, str(path), dynamo=dynamo, **given, **options)
     finally:
         logging.disable(logging.NOTSET)
     return path

@@ -20,15 +20,25 @@ from tests.workloads.onnx.support import run_onnxruntime
 Stored = tuple[Exported, Path]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("onnx")
+
+
+def saved(name: str, folder: Path) -> Path:
+    """Exported once: PyTorch's exporter takes seconds."""
+    path = folder / f"{name}.onnx"
+    return path if path.exists() else NETS[name].save(path)
+
+
 @pytest.fixture(scope="module", params=list(NETS))
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    net = NETS[request.param]
-    return net, net.save(tmp_path_factory.mktemp("onnx") / f"{request.param}.onnx")
+def exported(request: pytest.FixtureRequest, folder: Path) -> Stored:
+    return NETS[request.param], saved(request.param, folder)
 
 
 @pytest.fixture(scope="module")
-def conv_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return NETS["convolutions"].save(tmp_path_factory.mktemp("onnx") / "conv.onnx")
+def conv_file(folder: Path) -> Path:
+    return saved("convolutions", folder)
 
 
 def load(exported: Stored, **settings: int | float | str) -> Workload:
@@ -133,8 +143,9 @@ def test_a_difference_is_seen(conv_file: Path, tmp_path: Path, monkeypatch: pyte
     assert report.relative_difference == pytest.approx(0.01, rel=0.01)
 
 
-def test_a_file_that_changed_meanwhile_is_not_written_back(tmp_path: Path) -> None:
-    path = NETS["lstm"].save(tmp_path / "m.onnx")
+def test_a_file_that_changed_meanwhile_is_not_written_back(conv_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(conv_file.read_bytes())
     workload = load_workload(str(path))
     path.write_bytes(path.read_bytes() + b"\x00\x00")
     with pytest.raises(WorkloadError, match=r"changed while its model was trained"):
