@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from pooch.ir import Plan, Profile, Timeline
-    from pooch.session import apply, plan, profile, simulate
+    from pooch.session import MaxBatch, apply, max_batch, plan, profile, simulate
     from pooch.workloads import Workload
 
 __version__ = "0.1.0"
@@ -50,6 +50,8 @@ _HOMES = {
     "plan": "pooch.session",
     "simulate": "pooch.session",
     "apply": "pooch.session",
+    "max_batch": "pooch.session",
+    "MaxBatch": "pooch.session",
     "Profile": "pooch.ir",
     "Plan": "pooch.ir",
     "Timeline": "pooch.ir",
@@ -69,6 +71,7 @@ __all__ = [
     "FileFormatError",
     "InfeasibleBudget",
     "InvalidSchedule",
+    "MaxBatch",
     "Plan",
     "PlanMismatch",
     "PoochError",
@@ -81,6 +84,7 @@ __all__ = [
     "WorkloadError",
     "apply",
     "errors",
+    "max_batch",
     "plan",
     "profile",
     "simulate",

@@ -15,6 +15,8 @@ _COMMANDS = {
     "show": "Look at a profile or a plan.",
     "simulate": "Predict a step under a plan.",
     "compare": "Every policy side by side.",
+    "max-batch": "The largest batch, volume or sequence that fits.",
+    "reproduce": "Published experiments beside ours.",
     "devices": "What is here, and how fast it copies.",
     "workloads": "The built-in workloads.",
 }
@@ -36,7 +38,7 @@ class LazyGroup(click.Group):
         """Import the command of that name."""
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"pooch.cli.{cmd_name}")
+        module = importlib.import_module(f"pooch.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

@@ -12,6 +12,7 @@ from pooch.planner.contract import (
 from pooch.planner.options import described, option_names
 from pooch.planner.planning import make_plan, make_plans
 from pooch.planner.policies import policies
+from pooch.planner.smallest import smallest_budget
 
 __all__ = [
     "Evaluation",
@@ -26,4 +27,5 @@ __all__ = [
     "make_plans",
     "option_names",
     "policies",
+    "smallest_budget",
 ]

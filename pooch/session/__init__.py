@@ -6,18 +6,23 @@ simulated on any laptop.
 
 from pooch.session.applying import apply
 from pooch.session.comparison import ComparisonRow, compare, measure_rows, policy_names
+from pooch.session.growing import MaxBatch
 from pooch.session.measuring import Optimized, TrainingReport, measure_training, optimize
-from pooch.session.planning import plan, plan_from_decisions
+from pooch.session.planning import plan, plan_from_decisions, smallest_budget
 from pooch.session.profiling import measure_device_link, measure_devices, profile, profile_workload
 from pooch.session.rescaling import rescale
 from pooch.session.simulation import simulate, simulate_in_core
+from pooch.session.sizing import SizedWorkload, max_batch
 
 __all__ = [
     "ComparisonRow",
+    "MaxBatch",
     "Optimized",
+    "SizedWorkload",
     "TrainingReport",
     "apply",
     "compare",
+    "max_batch",
     "measure_device_link",
     "measure_devices",
     "measure_rows",
@@ -31,4 +36,5 @@ __all__ = [
     "rescale",
     "simulate",
     "simulate_in_core",
+    "smallest_budget",
 ]

@@ -40,6 +40,7 @@ def fake_profile_of(
     options: ProfileOptions,
     device_model: DeviceModel | None,
     progress: Progress,
+    link: Link | None = None,
 ) -> Profile:
     """Build a workload without memory, and profile it; see `profile_workload`."""
     import torch
@@ -52,7 +53,7 @@ def fake_profile_of(
     world = FakeWorld()
     with torch.device("cpu"):
         workload = world.build(builder)
-    device, link, costs = _priced(model_device(workload.model), device_model, progress)
+    device, link, costs = _priced(model_device(workload.model), device_model, progress, link)
     setting = FakeSetting(device, link, costs, world)
     named = replace(options, workload=workload.name, batch_size=workload.batch_size)
     profile = profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, named, progress)
@@ -70,7 +71,9 @@ def _runnable(builder: Any) -> tuple[Any, tuple[str, ...]]:
     return replace(builder, device="cpu"), (note,)
 
 
-def _priced(device: torch.device, device_model: DeviceModel | None, progress: Progress) -> tuple[Device, Link, OpCosts]:
+def _priced(
+    device: torch.device, device_model: DeviceModel | None, progress: Progress, link: Link | None = None
+) -> tuple[Device, Link, OpCosts]:
     """What the profile is taken for: this device, measured, or one that is modelled."""
     from pooch.profiler.fake import MeasuredCosts, ModelledCosts
     from pooch.profiler.profiler import describe_device
@@ -80,5 +83,7 @@ def _priced(device: torch.device, device_model: DeviceModel | None, progress: Pr
     if device_model is not None:
         software = here.software | {"ops of": here.kind}
         return device_model.as_device(software), device_model.as_link(), ModelledCosts(device_model)
-    progress("measuring the link to the swap tier")
-    return here, measure_device_link(device), MeasuredCosts(device)
+    if link is None:
+        progress("measuring the link to the swap tier")
+        link = measure_device_link(device)
+    return here, link, MeasuredCosts(device)

@@ -10,6 +10,7 @@ from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
 from pooch.ir.dataflow import Dataflow
 from pooch.planner import Evaluation, PolicyOutcome, described, make_plan
+from pooch.planner import smallest_budget as planned_smallest
 from pooch.session.evaluation import StageEvaluator, verified_timeline
 from pooch.session.packing import PlanOutcome, pack_plan
 from pooch.session.simulation import simulate
@@ -120,6 +121,31 @@ def plan_from_decisions(
     planning_ms = (time.monotonic() - started_s) * 1e3
     outcome = PlanOutcome("manual", budget_bytes, in_core_ms, "manual", (), rows, planning_ms)
     return pack_plan(dataflow, evaluation.schedule, timeline, outcome)
+
+
+def smallest_budget(
+    profile: Profile,
+    *,
+    policy: str = "ilp",
+    policy_options: Mapping[str, object] | None = None,
+    host_budget: int | str | None = None,
+    region: Region = "model",
+) -> int:
+    """The smallest budget, in bytes, that the policy is known to keep; asking `plan` for it succeeds.
+
+    Raises:
+        UsageError: the policy, its parameters, the region or the host budget cannot be understood.
+    """
+    host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
+    dataflow = Dataflow(profile, checked_region(region))
+    needed = planned_smallest(
+        dataflow,
+        StageEvaluator(dataflow),
+        policy=policy,
+        policy_options=policy_options,
+        host_budget_bytes=host_bytes,
+    )
+    return min(needed, profile.peak_bytes)
 
 
 def checked_region(region: str) -> Region:

@@ -111,6 +111,7 @@ def profile_workload(
     repeats: int = 3,
     mode: Mode = "auto",
     device_model: DeviceModel | None = None,
+    link: Link | None = None,
     progress: Progress = _silent,
 ) -> Profile:
     """`profile` for a workload, under its own name.
@@ -119,6 +120,8 @@ def profile_workload(
         workload: a workload, or what builds one (a `WorkloadFactory`). In mode "fake" a factory builds it out of fake
             tensors, so that a model bigger than this machine needs no memory.
         accumulate, warmup, repeats, mode, device_model, progress: as `profile` takes them.
+        link: of this device, where it was measured before; for a factory in mode "fake" alone, which runs no step
+            that copies could be timed beside.
 
     Raises:
         ProfileError, UsageError, WorkloadError: as `profile` and the factory do.
@@ -129,7 +132,7 @@ def profile_workload(
         if _is_fake(mode, device_model):
             from pooch.profiler import ProfileOptions
 
-            return fake_profile_of(workload, ProfileOptions(accumulate), device_model, progress)
+            return fake_profile_of(workload, ProfileOptions(accumulate), device_model, progress, link)
         workload = workload()
     return profile(
         workload.forward,

@@ -12,7 +12,19 @@ import pytest
 from pooch.ir import Plan, Profile
 from tests.cli.conftest import Command
 
-COMMANDS = ("profile", "plan", "run", "optimize", "show", "simulate", "compare", "devices", "workloads")
+COMMANDS = (
+    "profile",
+    "plan",
+    "run",
+    "optimize",
+    "show",
+    "simulate",
+    "compare",
+    "max-batch",
+    "reproduce",
+    "devices",
+    "workloads",
+)
 
 
 def test_help_lists_every_command_in_the_order_of_the_pipeline(pooch_command: Command) -> None:

@@ -18,6 +18,7 @@ from pooch.planner.policies.swap_opt import swap_opt
 from pooch.planner.policies.tensorflow_loops import tf_earliest_first, tf_latest_first
 from pooch.planner.policies.tflms import tflms
 from pooch.planner.policies.tflms_auto import tflms_auto
+from pooch.planner.policies.tflms_tuned import tflms_tuned
 from pooch.planner.policies.vdnn import vdnn
 
 policies: dict[str, Policy] = {
@@ -34,6 +35,7 @@ policies: dict[str, Policy] = {
     "vdnn": vdnn,
     "tflms": tflms,
     "tflms_auto": tflms_auto,
+    "tflms_tuned": tflms_tuned,
     "meng_lifetime": meng_lifetime,
     "tf_latest_first": tf_latest_first,
     "tf_earliest_first": tf_earliest_first,

@@ -21,6 +21,7 @@ from pooch.planner.policies.swap_opt import swap_opt
 from pooch.planner.policies.tensorflow_loops import tf_earliest_first, tf_latest_first
 from pooch.planner.policies.tflms import tflms
 from pooch.planner.policies.tflms_auto import tflms_auto
+from pooch.planner.policies.tflms_tuned import tflms_tuned
 from pooch.planner.policies.vdnn import vdnn
 from pooch.planner.trials import Trials
 
@@ -39,7 +40,7 @@ QUICK: tuple[Policy, ...] = (
     swap_all_no_scheduling,
     recompute_all,
 )
-THOROUGH: tuple[Policy, ...] = (swap_opt, pooch_2018, pooch_exhaustive)
+THOROUGH: tuple[Policy, ...] = (tflms_tuned, swap_opt, pooch_2018, pooch_exhaustive)
 MOST_FOR_QUICK = 2000  # activations; beyond that an evaluation takes a large part of a second
 MOST_FOR_THOROUGH = 400
 LEAST_GAIN_MS = 1e-6
