@@ -31,7 +31,7 @@ def filled(text: str, name: str, table: str) -> str:
     """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"README.md has no place for the table {name!r}: write {begin} and {end} once")
+        raise ValueError(f"the page has no place for the table {name!r}: write {begin} and {end} once")
     pattern = re.compile(re.escape(begin) + ".*" + re.escape(end), re.DOTALL)
     return pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text)
 

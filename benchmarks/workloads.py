@@ -1,0 +1,228 @@
+"""The built-in workloads in one table, and what the planner makes of additive attention and of an LSTM.
+
+    python -m benchmarks.workloads [--docs docs] [--results benchmarks/results] [--only table|attention|picture]
+
+Fills the marked parts of docs/workloads.md, draws docs/attention.png, and writes the raw figures as JSON.
+Nothing here is a time: bytes, counts and decisions. The attention part is planned with a tier so slow that swapping
+never pays, so that what is recomputed shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch._subclasses import FakeTensorMode
+
+from benchmarks.readme import filled
+from benchmarks.tables import Row, markdown_table, write_results
+from pooch.ir import Link, Plan, Profile
+from pooch.profiler import ProfileOptions, profile_step
+from pooch.report.figures import save_figure
+from pooch.session import plan
+from pooch.session.training import first_difference, train_steps
+from pooch.units import format_bytes
+from pooch.workloads import BUILT_IN, BuiltIn, load_workload
+from pooch.workloads.registry import SMALL
+
+SLOW_LINK = Link("a tier too slow to be worth it", 0.01, 0.01, 1e3, 1e3)
+SHARES = {32: "50%", 64: "40%", 128: "30%"}  # of the in-core peak, by length
+LSTM_SHARE, LSTM_LENGTH = "50%", 16
+DRAWN = (64, LSTM_LENGTH)
+STATES, GATES = "LSTM states", "LSTM gates"
+SUMMED = "tanh(keys + query)"
+CHOICES = {"keep": "#0072B2", "swap": "#009E73", "recompute": "#E69F00"}
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"  {text}\n")
+    sys.stderr.flush()
+
+
+def profile_of(name: str, settings: dict[str, int]) -> Profile:
+    """A profile whose bytes count; times come from one step."""
+    workload = load_workload(name, settings=settings)
+    options = ProfileOptions(warmup=0, repeats=1, mode="run")
+    return profile_step(workload.forward, workload.model, workload.optimizer, SLOW_LINK, options)
+
+
+# The table of workloads -----------------------------------------------------------------------------------------
+
+
+def parameters_of(name: str) -> int:
+    """Parameters at the builder's own settings; built from fake tensors, so that no size is too large."""
+    with FakeTensorMode():
+        model = load_workload(name, batch_size=1).model
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def sizes_of(entry: BuiltIn) -> str:
+    """Its named sizes, the small ones left out."""
+    return ", ".join(preset.name for preset in entry.presets if not preset.name.startswith(SMALL))
+
+
+def workload_row(entry: BuiltIn) -> Row:
+    _tell(entry.name)
+    profile = profile_of(f"{entry.name}@{SMALL}", {})
+    gc.collect()
+    activations = profile.activations
+    return {
+        "workload": entry.name,
+        "source": entry.source,
+        "grows by": ", ".join(growth.setting for growth in entry.growths),
+        "named sizes": sizes_of(entry),
+        "parameters": f"{parameters_of(entry.name):,}",
+        "small: forward ops": profile.forward_ops,
+        "small: activations": f"{len(activations)}, {format_bytes(sum(v.size_bytes for v in activations))}",
+        "small: in-core peak": format_bytes(profile.peak_bytes),
+    }
+
+
+# Attention and LSTM ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a plan makes of one recurrent network. `kinds`: {kind: {choice: bytes}}."""
+
+    name: str
+    length: int
+    share: str
+    in_core_bytes: int
+    budget_bytes: int
+    measured_bytes: int
+    same_bits: bool
+    kinds: dict[str, dict[str, int]]
+    made_again: int
+    of_kind: int
+    replays: int
+    keys_bytes: int
+    keys_held: bool
+
+
+def kind_of(label: str) -> str:
+    """Activations as people call them."""
+    operator = label.rpartition(".")[2]
+    if label.endswith("attention.tanh"):
+        return SUMMED
+    if operator in ("sigmoid", "tanh") and ".cell" in label:
+        return GATES
+    if operator in ("add", "mul") and ".cell" in label:
+        return STATES
+    return "other"
+
+
+def finding(name: str, length: int, share: str, settings: dict[str, int], kind: str) -> Finding:
+    """Profile, plan at that share of the peak, train one step plainly and one planned."""
+    _tell(f"{name} {length}")
+    settings = settings | {"sequence_length": length}
+    profile = profile_of(name, settings)
+    chosen = plan(profile, share, region="step")
+    gc.collect()
+    plain = train_steps(load_workload(name, settings=settings), None, 1, _tell)
+    gc.collect()
+    planned = train_steps(load_workload(name, settings=settings), chosen, 1, _tell)
+    of_kind = [value for value in profile.activations if kind_of(value.label) == kind]
+    keys = [value for value in profile.values if value.label.endswith("decoder.keys.mm")]
+    return Finding(
+        name.partition("@")[0],
+        length,
+        share,
+        plain.peak_bytes,
+        chosen.budget_bytes,
+        planned.peak_bytes,
+        first_difference(plain, planned) is None,
+        _bytes_by_choice(profile, chosen),
+        sum(chosen.decisions[value.id] == "recompute" for value in of_kind),
+        len(of_kind),
+        planned.stats.recomputed_ops if planned.stats else 0,
+        sum(value.size_bytes for value in keys),
+        any(value.id in chosen.schedule.sources for value in keys),
+    )
+
+
+def _bytes_by_choice(profile: Profile, chosen: Plan) -> dict[str, dict[str, int]]:
+    found: dict[str, Counter[str]] = {}
+    for value, choice in chosen.decisions.items():
+        found.setdefault(kind_of(profile.values[value].label), Counter())[choice] += profile.values[value].size_bytes
+    return {kind: dict(counts) for kind, counts in found.items()}
+
+
+def finding_row(found: Finding) -> Row:
+    saved = sum(sum(choices.values()) for kind, choices in found.kinds.items() if kind in (SUMMED, GATES))
+    return {
+        "network": found.name,
+        "T": found.length,
+        "saved for attention or gates": format_bytes(saved),
+        "keys": format_bytes(found.keys_bytes) if found.keys_bytes else "",
+        "made again": f"{found.made_again} of {found.of_kind}",
+        "keys held": ("yes" if found.keys_held else "no") if found.keys_bytes else "",
+        "in-core peak": format_bytes(found.in_core_bytes),
+        "budget": f"{found.share} = {format_bytes(found.budget_bytes)}",
+        "measured peak": format_bytes(found.measured_bytes),
+        "replayed ops": found.replays,
+        "same bits": "yes" if found.same_bits else "NO",
+    }
+
+
+def draw(findings: list[Finding]) -> Figure:
+    """Bytes of each kind of activation, by what the plan does with them."""
+    figure = Figure(figsize=(9.0, 2.2 + 0.32 * sum(len(found.kinds) for found in findings)), layout="constrained")
+    heights = [max(1, len(found.kinds)) for found in findings]
+    for axes, found in zip(figure.subplots(len(findings), 1, height_ratios=heights), findings, strict=True):
+        kinds = sorted(found.kinds, key=lambda kind: sum(found.kinds[kind].values()))
+        left = [0.0] * len(kinds)
+        for choice, colour in CHOICES.items():
+            widths = [found.kinds[kind].get(choice, 0) / 2**20 for kind in kinds]
+            axes.barh(kinds, widths, left=left, color=colour, label=choice)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.set_title(
+            f"{found.name}, T = {found.length}, budget {found.share} of the in-core peak", fontsize=9, loc="left"
+        )
+        axes.set_xlabel("MiB of activations", fontsize=8)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    return figure
+
+
+# Output ---------------------------------------------------------------------------------------------------------
+
+
+def fill(page: Path, part: str, rows: list[Row]) -> None:
+    """Put the table between its marks in a page."""
+    page.write_text(filled(page.read_text(), part, markdown_table(rows)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--only", choices=["table", "attention", "picture"])
+    options = parser.parse_args()
+    page = options.docs / "workloads.md"
+    if options.only in (None, "table"):
+        rows = [workload_row(entry) for entry in BUILT_IN.values()]
+        write_results("workloads", "Built-in workloads", rows, [], options.results)
+        fill(page, "workloads", rows)
+    if options.only in (None, "attention"):
+        network = {"batch_size": 32}
+        findings = [finding("nmt@small", length, share, network, SUMMED) for length, share in SHARES.items()]
+        findings.append(finding("lstm@small", LSTM_LENGTH, LSTM_SHARE, {"layers": 1, "dropout": 0}, GATES))
+        rows = [finding_row(found) for found in findings]
+        write_results("attention", "Attention and LSTM", rows, [asdict(found) for found in findings], options.results)
+        fill(page, "attention", rows)
+    if options.only != "table":
+        raw = json.loads((options.results / "attention.json").read_text())["results"]
+        findings = [Finding(**found) for found in raw]
+        save_figure(draw([found for found in findings if found.length in DRAWN]), options.docs / "attention.png")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # small tensors gain nothing from more
+    main()
