@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import pulp
 
 Variable = int  # position in the program
 Terms = dict[Variable, float]  # a linear expression
+POLL_S = 0.05
 
 
 class SolverUnavailable(Exception):
@@ -47,6 +49,35 @@ class Solution:
     bound: float
     infeasible: bool
     solver: str
+
+
+def _call_interruptibly(solver: Any, problem: Any) -> None:
+    """Run HiGHS in a thread: a Ctrl-C would else be noticed only when it is done, which can be many seconds later.
+
+    Raises:
+        KeyboardInterrupt: in the main thread, once HiGHS has stopped.
+    """
+    model, raised = problem.solverModel, []
+
+    def run() -> None:
+        try:
+            solver.callSolver(problem)
+            type(model).resetGlobalScheduler(False)  # its workers belong to this thread; left alone they abort at exit
+        except BaseException as error:  # noqa: BLE001  (handed to the thread that waits)
+            raised.append(error)
+
+    model.HandleUserInterrupt = True
+    thread = threading.Thread(target=run, name="pooch-solver", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(POLL_S)
+    except KeyboardInterrupt:
+        model.cancelSolve()
+        thread.join()
+        raise
+    if raised:
+        raise raised[0]
 
 
 class LinearProgram:
@@ -143,7 +174,7 @@ class LinearProgram:
                 if columns[variable].name in place
             }
             model.setSolution(len(known), list(known), list(known.values()))
-        solver.callSolver(problem)
+        _call_interruptibly(solver, problem)
         status, info = str(model.getModelStatus()), model.getInfo()
         if status.endswith(("kInfeasible", "kUnboundedOrInfeasible")):
             return Solution((), math.inf, math.inf, True, "HiGHS")

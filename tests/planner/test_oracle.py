@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
 from pooch.planner import make_plan
-from tests.planner.support import Case, case, oracle_ms, oracle_peak
+from tests.planner.shapes import SHAPES as STEPS
+from tests.planner.support import Case, all_decisions, case, oracle_ms, oracle_peak
 from tests.toys import FAST_LINK, SLOW_LINK, ToyStep, blocks, chain, ladder, profiles
 
 MIDDLING = Link("toy tier", 0.1, 0.1, 8.0, 8.0, full_duplex=False, out_compute_share=0.25, in_compute_share=0.5)
@@ -82,6 +85,24 @@ def test_random_steps_are_planned_as_well_as_the_oracle_does(profile: Profile, s
     if best_ms is not None:
         assert planned.lower_bound_ms <= best_ms + 1e-6
         assert planned.timeline.step_ms <= best_ms * 1.01
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", sorted(STEPS))
+def test_every_shape_is_planned_as_well_as_all_decisions_allow(shape: str, seed: int) -> None:
+    # GIVEN a random step of the shape (`benchmarks.oracle_sweep` tries many more, and longer ones)
+    random = Random(f"{shape} {seed}")
+    of = case(STEPS[shape](random, 4 if shape == "mixed" else 6))
+    low = min(of.evaluator.evaluate(decisions, 1).timeline.peak_bytes for decisions in all_decisions(of.dataflow))
+    budget_bytes = int(low + random.choice([0.0, 0.25, 0.5, 0.75]) * (of.profile.peak_bytes - low))
+    best_ms = oracle_ms(of, budget_bytes)
+    # WHEN it is planned
+    planned = make_plan(of.dataflow, budget_bytes, of.evaluator)
+    # THEN nothing is better by more than 1%, and the bound is below all
+    assert planned.timeline.peak_bytes <= budget_bytes
+    assert best_ms is not None
+    assert planned.timeline.step_ms <= best_ms * 1.01
+    assert planned.lower_bound_ms <= best_ms + 1e-6
 
 
 def test_host_budget_is_kept_and_planned_as_well_as_the_oracle_does() -> None:

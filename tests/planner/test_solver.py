@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+from random import Random
+
 import pulp
 import pytest
 
@@ -82,3 +88,23 @@ def test_a_crash_is_told_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pulp.HiGHS, "callSolver", crash)
     with pytest.raises(SolverUnavailable, match="MemoryError: no room for the basis"):
         knapsack()[0].solve(LIMITS)
+
+
+def test_ctrl_c_stops_the_solver_at_once() -> None:
+    # GIVEN a program that HiGHS works on for minutes
+    random = Random(1)
+    program = LinearProgram()
+    taken = [program.binary() for _ in range(300)]
+    program.minimise({variable: -random.randint(50, 99) for variable in taken})
+    for _ in range(60):
+        program.at_most({variable: float(random.randint(1, 99)) for variable in taken}, 6000.0)
+    # WHEN somebody presses Ctrl-C after half a second
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        program.solve(Limits(gap=0.0, nodes=10**9, time_s=120.0))
+    # THEN it ends long before its time limit
+    assert time.monotonic() - began_s < 60
+    # AND the next program is solved as ever
+    assert knapsack()[0].solve(LIMITS).objective == pytest.approx(-21)
