@@ -258,3 +258,8 @@ def test_an_operator_computes_what_onnxruntime_does(case: Case, tmp_path: Path) 
 
 def test_every_operator_has_a_case() -> None:
     assert {case.kind for case in CASES} == set(OPERATORS)
+
+
+def test_the_documentation_lists_them_all() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "onnx.md").read_text().partition("## Operators")[2]
+    assert text.replace(".", " ").replace(",", " ").split() == sorted(OPERATORS)

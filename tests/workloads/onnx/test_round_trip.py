@@ -54,6 +54,7 @@ def arrays(path: Path) -> dict[str, numpy.ndarray]:
     return {stored.name: onnx.numpy_helper.to_array(stored) for stored in onnx.load(path).graph.initializer}
 
 
+@pytest.mark.slow
 def test_trained_under_a_plan_and_written_back(exported: Stored, tmp_path: Path) -> None:
     net, source = exported
     plain, planned = load(exported, learning_rate=0.1), load(exported, learning_rate=0.1)
