@@ -10,13 +10,17 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 	command -v $$candidate; break; fi; done)
 BIN := .venv/bin
 STAMP := .venv/.installed
+GPU_PYTHON ?= $(if $(wildcard $(STAMP)),$(BIN)/python,python3)
 DEMO := demo
 
-.PHONY: help setup demo test lint format check clean
+.PHONY: help setup demo test gpu gpu-wheels lint format check clean
 
 help:
 	@echo "make demo    profile ResNet-50, plan it at 60% of its memory, train it under the plan, draw the result"
 	@echo "make test    run the tests (PYTEST_ARGS='tests/planner -q' to choose)"
+	@echo "make gpu     all that needs an NVIDIA GPU, in 8 minutes, into build/gpu (GPU_ARGS='--output DIR'; exit code 3:"
+	@echo "             nothing failed, but not everything was run). Sets nothing up: GPU_PYTHON=python3, .whl/ if it is there"
+	@echo "make gpu-wheels  fill .whl/ with the packages that a machine without a network lacks"
 	@echo "make lint    ruff: lint and format check"
 	@echo "make check   mypy and the import rules"
 	@echo "make format  let ruff rewrite what it can"
@@ -45,6 +49,12 @@ lint: $(STAMP)
 check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+gpu:
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu $(GPU_ARGS)
+
+gpu-wheels:
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu.wheels
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

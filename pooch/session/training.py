@@ -68,17 +68,22 @@ def train_steps(workload: Workload, plan: Plan | None, steps: int, progress: Pro
     Args:
         workload: freshly built; its training state changes.
     """
+    with applied(plan, workload) as run:
+        return train_under(workload, run, steps, progress)
+
+
+def train_under(workload: Workload, run: Run | None, steps: int, progress: Progress) -> Trained:
+    """`train_steps` with a plan that is applied already, or plainly (run None)."""
     import torch
 
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # what an earlier training left in the cache is not reserved by this one
     torch.manual_seed(SEED)
     results: list[StepResult] = []
-    with applied(plan, workload) as run:
-        for number in range(steps):
-            progress(f"{'planned' if plan else 'plain'} step {number + 1} of {steps}")
-            results.append(_measured_step(workload, run))
-        stats = run.stats if run is not None else None
+    for number in range(steps):
+        progress(f"{'planned' if run else 'plain'} step {number + 1} of {steps}")
+        results.append(_measured_step(workload, run))
+    stats = run.stats if run is not None else None
     return Trained(tuple(results), _final_digests(workload), stats)
 
 
@@ -173,23 +178,28 @@ def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress
     Which of the two goes first changes with every turn: a machine that gets slower or faster while this lasts, and
     what one step leaves behind in the allocator for the next, then touch both alike.
     """
-    plain: list[float] = []
-    planned: list[float] = []
     with applied(plan, workload) as run:
         assert run is not None
+        return time_under(workload, run, steps, progress)
 
-        def time_plain() -> None:
-            with run.paused():
-                plain.append(timed_step(workload, None))
 
-        def time_planned() -> None:
-            planned.append(timed_step(workload, run))
+def time_under(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
+    """`time_in_turns` with a plan that is applied already."""
+    plain: list[float] = []
+    planned: list[float] = []
 
-        for number in range(steps + 1):
-            progress(f"timing step {number} of {steps}" if number else "warming up")
-            turn = (time_plain, time_planned) if number % 2 == 0 else (time_planned, time_plain)
-            for timed in turn:
-                timed()
+    def time_plain() -> None:
+        with run.paused():
+            plain.append(timed_step(workload, None))
+
+    def time_planned() -> None:
+        planned.append(timed_step(workload, run))
+
+    for number in range(steps + 1):
+        progress(f"timing step {number} of {steps}" if number else "warming up")
+        turn = (time_plain, time_planned) if number % 2 == 0 else (time_planned, time_plain)
+        for timed in turn:
+            timed()
     return Timing(tuple(plain[1:]), tuple(planned[1:]))
 
 

@@ -1,0 +1,1 @@
+"""Everything that can only be shown on a GPU, in one command: `python -m benchmarks.gpu` (`make gpu`)."""

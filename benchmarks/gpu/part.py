@@ -1,0 +1,101 @@
+"""One part of a run, in a process of its own: `python -m benchmarks.gpu.part NAME --out part.json`.
+
+Writes {"status", "why", "data"} when it is done, and {"data"} whenever there is something new, so that what was
+measured before a timeout is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.account import Status
+
+
+@dataclass
+class Job:
+    """What a part is told, and where it puts what it finds.
+
+    Attributes:
+        name: of the part. device: "cuda" or "cpu". small: tiny workloads.
+        deadline_s: on the clock of `time.monotonic`. profiles: folder for recorded profiles. out: the part's file.
+        data: tables ("rows", "links" and so on: lists of dictionaries) and "notes".
+    """
+
+    name: str
+    device: str
+    small: bool
+    deadline_s: float
+    profiles: Path
+    out: Path
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline_s - time.monotonic()
+
+    def add(self, table: str, row: object) -> None:
+        """Append to a table, or to the notes, and keep it."""
+        self.data.setdefault(table, []).append(row)
+        self.write({"data": self.data})
+
+    def write(self, document: dict[str, Any]) -> None:
+        beside = self.out.with_name(self.out.name + ".part")
+        beside.write_text(json.dumps(document))
+        beside.replace(self.out)
+
+    def tell(self, text: str) -> None:
+        """To the log."""
+        sys.stderr.write(f"{self.left_s:6.1f} s left: {text}\n")
+        sys.stderr.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a part ended."""
+
+    status: Status
+    why: str = ""
+
+
+def find(name: str) -> Callable[[Job], Verdict]:
+    """The function of a part; imports only what that part needs."""
+    if name == "tests":
+        from benchmarks.gpu.marked_tests import run
+    elif name == "race":
+        from benchmarks.gpu.race import run
+    elif name == "links":
+        from benchmarks.gpu.links import run
+    elif name == "hooks":
+        from benchmarks.gpu.hooks import run
+    elif name.startswith("workload:"):
+        from benchmarks.gpu.workload import run
+    else:
+        raise SystemExit(f"there is no part {name!r}")
+    return run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("name")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--profiles", type=Path, default=Path("build/gpu"))
+    given = parser.parse_args()
+    deadline_s = time.monotonic() + given.seconds
+    job = Job(given.name, given.device, given.small, deadline_s, given.profiles, given.out)
+    verdict = find(given.name)(job)
+    job.write({"status": verdict.status, "why": verdict.why, "data": job.data})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

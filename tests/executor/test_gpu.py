@@ -1,0 +1,215 @@
+"""What only a GPU can show: streams, the caching allocator, capture. Skipped visibly where there is none."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pooch
+from pooch.errors import PlanMismatch, UsageError
+from pooch.executor import apply_plan
+from pooch.executor.engines.cuda import CudaEngine
+from pooch.executor.engines.pinned import PinnedBlock
+from pooch.session.hard_limit import SLACK_BYTES, limit_gpu
+from pooch.torchtools.memory_meter import MemoryMeter
+from tests.executor.nets import make_job
+from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+LARGE_BYTES = 64 * 2**20
+
+
+@pytest.fixture(autouse=True)
+def whole_card() -> Iterator[None]:
+    yield
+    gc.collect()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+def busy(milliseconds: int) -> None:
+    """Keep the current stream computing, so that whatever does not wait for it is early."""
+    torch.cuda._sleep(milliseconds * 10**6)
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+@pytest.mark.parametrize("kind", ["conv", "transformer", "unet"])
+def test_five_steps_with_buffers_used_again(kind: str, own_stream: bool) -> None:
+    plain, _ = train(make_job(kind, 2, "cuda"), None, steps=5)
+    stream: Any = torch.cuda.stream(torch.cuda.Stream()) if own_stream else nullcontext()
+    with stream:
+        job = make_job(kind, 2, "cuda")
+        profile = profile_job(job)
+        planned, stats = train(job, tight_plan(profile, mixed(profile)), steps=5)
+    assert stats is not None
+    assert stats.swapped_in_bytes > 2**20
+    assert stats.recomputed_ops > 0
+    assert (stats.late_swaps, stats.mismatches) == (0, 0)
+    assert_same(plain, planned)
+
+
+def test_copies_wait_for_a_slow_producer_and_reads_for_copies() -> None:
+    device = torch.device("cuda", 0)
+    engine = CudaEngine(device)
+    for fill in range(1, 4):
+        arena = engine.open_arena(LARGE_BYTES)
+        busy(20)
+        value = torch.full((LARGE_BYTES,), fill, dtype=torch.uint8, device=device)
+        arena.copy_out(value.untyped_storage(), 0).wait()
+        del value
+        noise = torch.full((LARGE_BYTES,), 99, dtype=torch.uint8, device=device)  # most likely in the same room
+        back = torch.UntypedStorage(LARGE_BYTES, device=device)
+        arena.copy_in(back, 0).wait()
+        assert bool((torch.empty(0, dtype=torch.uint8, device=device).set_(back) == fill).all())
+        del back, noise
+        arena.close()
+    engine.close()
+
+
+def test_pinned_blocks_are_pinned_and_can_be_had_again() -> None:
+    for _ in range(2):
+        block = PinnedBlock(5000, torch.device("cuda", 0))
+        assert block.bytes.is_pinned()
+        block.unlock()
+        assert not block.bytes.is_pinned()
+        del block
+
+
+def test_a_plan_keeps_its_peak_and_says_what_is_reserved() -> None:
+    job = make_job("conv", 2, "cuda")
+    train(job, None, steps=1)  # cuBLAS and cuDNN take what they keep
+    profile = profile_job(job)
+    plan = pooch.plan(profile, "75%", region="step", time_limit_s=5)
+    with apply_plan(plan, job.model) as run, MemoryMeter(job.device) as meter:
+        with run.step():
+            loss = job.forward()
+        loss.backward()
+        stats = run.stats
+    assert stats.swapped_out_bytes + stats.recomputed_ops > 0
+    assert meter.peak_bytes <= 1.02 * plan.budget_bytes  # large blocks are split only if more than 1 MiB is left
+    assert stats.reserved_bytes is not None
+    assert stats.reserved_bytes >= meter.peak_bytes
+
+
+def test_the_card_made_small() -> None:
+    device = torch.device("cuda", 0)
+    gc.collect()
+    limit_bytes = limit_gpu(device, torch.cuda.memory_allocated() + 2**20)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(limit_bytes + SLACK_BYTES, dtype=torch.uint8, device=device)
+
+
+def test_out_of_memory_in_mid_step_leaves_nothing_behind() -> None:
+    job = make_job("conv", 2, "cuda")
+    profile = profile_job(job)
+    plan = tight_plan(profile, mixed(profile))
+    with apply_plan(plan, job.model) as run:
+        train_once(job, run)
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        with pytest.raises(torch.OutOfMemoryError):
+            run_out_of_memory(job, run)
+        gc.collect()
+        train_once(job, run)
+        gc.collect()
+        assert torch.cuda.memory_allocated() == before
+
+
+def run_out_of_memory(job: Any, run: Any) -> None:
+    with run.step():
+        job.forward()
+        torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+
+def train_once(job: Any, run: Any) -> None:
+    job.optimizer.zero_grad()
+    with run.step():
+        loss = job.forward()
+    loss.backward()
+
+
+def test_a_planned_step_cannot_be_captured() -> None:
+    job = make_job("conv", 1, "cuda")
+    profile = profile_job(job)
+    plan = tight_plan(profile, mixed(profile))
+    graph = torch.cuda.CUDAGraph()
+    refused = pytest.raises(UsageError, match="CUDA graph")
+    with apply_plan(plan, job.model) as run, refused, torch.cuda.graph(graph), run.step():
+        job.forward()
+    torch.cuda.synchronize()
+
+
+def test_convolutions_are_not_replayed_where_cudnn_chooses_by_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job("conv", 1, "cuda")
+    replaying = tight_plan(*with_all(job))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with pytest.raises(PlanMismatch, match="switch it off"):
+        apply_plan(replaying, job.model)
+    careful = tight_plan(*with_all(job))
+    replayed = {a.target - careful.first_slot for a in careful.schedule.actions if a.kind == "replay"}
+    assert replayed
+    assert not any(careful.expected[op].fingerprint.startswith("aten.convolution") for op in replayed)
+
+
+def with_all(job: Any) -> tuple[Any, Any]:
+    profile = profile_job(job)
+    return profile, all_of(profile, "recompute")
+
+
+def test_dropout_inside_of_cudnn_is_swapped_and_not_replayed() -> None:
+    plain, _ = train(make_job("recurrent", 2, "cuda"), None)
+    job = make_job("recurrent", 2, "cuda")
+    profile = profile_job(job)
+    recurrent = [op for op in profile.ops if op.name.startswith("aten._cudnn_rnn.")]
+    assert recurrent
+    assert all("state of its own" in (op.refusal or "") for op in recurrent)
+    planned, stats = train(job, tight_plan(profile, mixed(profile)))
+    assert stats is not None
+    assert stats.swapped_in_bytes > 0
+    assert_same(plain, planned)
+
+
+class WithHelperOnTheCpu(nn.Module):
+    """Saves a value on the CPU on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, data: Tensor) -> Tensor:
+        hidden = torch.tanh(self.inner(data))
+        return torch.exp(hidden.cpu()).to(data.device) * hidden
+
+
+def test_values_on_the_cpu_stay_there() -> None:
+    def gradients(planned: bool) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model, data = WithHelperOnTheCpu().cuda(), torch.ones(256, 64, device="cuda")
+        profile = quick_profile(lambda: model(data).sum(), model)
+        assert any("another device (cpu)" in (value.fixed or "") for value in profile.values)
+        plan = tight_plan(profile, mixed(profile) if planned else {})
+        with apply_plan(plan, model) as run, run.step():
+            loss = model(data).sum()
+        loss.backward()
+        assert (run.stats.swapped_out_bytes > 0) == planned
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    assert_same(gradients(False), gradients(True))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+def test_a_model_on_the_second_device() -> None:
+    plain, _ = train(make_job("conv", 2, "cuda:1"), None)
+    job = make_job("conv", 2, "cuda:1")
+    profile = profile_job(job)
+    planned, stats = train(job, tight_plan(profile, mixed(profile)))
+    assert torch.cuda.current_device() == 0
+    assert stats is not None
+    assert stats.swapped_in_bytes > 0
+    assert_same(plain, planned)
