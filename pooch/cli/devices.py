@@ -1,17 +1,40 @@
-"""`pooch devices`: what is here, and how fast bytes move to the swap tier and back."""
+"""`pooch devices`: what is here, what can be modelled, and adding this machine to that."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from pooch.cli.options import json_option
+from pooch.cli.options import json_option, output_option
 from pooch.cli.output import print_json, print_tables, progress_shown
+from pooch.errors import UsageError
 
 
 @click.command("devices")
+@click.option("--all", "show_all", is_flag=True, help="The catalogue that --device-model takes names from.")
+@click.option("--measure", is_flag=True, help="Measure a device here and add it to your own catalogue.")
+@click.option(
+    "--device", default=None, metavar="cpu|cuda", help="What to measure (default: the GPU where there is one)."
+)
+@click.option("--name", default="here", show_default=True, help="What to call the measured device.")
+@output_option("Catalogue file to add it to (default: your own, which --device-model searches).")
 @json_option
-def command(as_json: bool) -> None:
-    """List the devices with their measured transfer rates."""
+def command(show_all: bool, measure: bool, device: str | None, name: str, output: Path | None, as_json: bool) -> None:
+    """List the devices here with their measured transfer rates; --all: those that steps can be modelled for."""
+    if show_all and measure:
+        raise UsageError("--all lists and --measure adds: give one of them")
+    if not measure and (device or output):
+        raise UsageError("--device and --output say what to measure and where to write it: add --measure")
+    if measure:
+        _measure(device, name, output, as_json)
+    elif show_all:
+        _list_catalogue(as_json)
+    else:
+        _list_here(as_json)
+
+
+def _list_here(as_json: bool) -> None:
     from pooch import session
     from pooch.report.summaries import device_record
     from pooch.report.tables import devices_tables
@@ -22,3 +45,37 @@ def command(as_json: bool) -> None:
         print_json([device_record(device, link) for device, link in found])
         return
     print_tables(*devices_tables(found))
+
+
+def _list_catalogue(as_json: bool) -> None:
+    from pooch.devices import known_devices
+    from pooch.report.devices import catalogue_tables
+    from pooch.report.summaries import device_model_record
+
+    models = known_devices().values()
+    if as_json:
+        print_json([device_model_record(model) for model in models])
+        return
+    print_tables(*catalogue_tables(models))
+
+
+def _measure(device: str | None, name: str, output: Path | None, as_json: bool) -> None:
+    import torch
+
+    from pooch import session
+    from pooch.devices import user_catalogue, write_device
+    from pooch.report.devices import catalogue_tables
+    from pooch.report.summaries import device_model_record
+
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind.partition(":")[0] not in ("cpu", "cuda") or (kind.startswith("cuda") and not torch.cuda.is_available()):
+        raise UsageError(f"there is no device {kind!r} here: give --device cpu, or leave it out")
+    path = output or user_catalogue()
+    with progress_shown() as progress:
+        model = session.measure_device_model(torch.device(kind), name, progress)
+    write_device(model, path)
+    if as_json:
+        print_json(device_model_record(model) | {"output": str(path)})
+        return
+    print_tables(*catalogue_tables([model]))
+    click.echo(f"wrote {model.name} to {path}; model steps for it with --device-model {path if output else model.name}")

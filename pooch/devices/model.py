@@ -134,6 +134,6 @@ class DeviceModel:
         """The link as a profile names it."""
         out, back = (rate * self.efficiency.link * 1e6 for rate in (self.link.out_gb_per_s, self.link.in_gb_per_s))
         latency_ms = self.link.latency_us / 1000
-        tier = f"host memory over {self.link.name}, modelled"
+        tier = f"{'host memory over ' if self.kind == 'cuda' else ''}{self.link.name}, modelled"
         duplex, share = self.link.full_duplex, self.copy_share
         return Link(tier, latency_ms, latency_ms, out, back, duplex, share, share)

@@ -128,4 +128,5 @@ def _merged(intervals: list[Interval], nearest_ms: float) -> tuple[tuple[float, 
 def profile_title(profile: Profile) -> str:
     """Workload, batch and device, for people."""
     batch = f", batch {profile.batch_size}" if profile.batch_size else ""
-    return f"{profile.workload}{batch} on {profile.device.name}"
+    modelled = " (modelled)" if profile.device.modelled else ""
+    return f"{profile.workload}{batch} on {profile.device.name}{modelled}"

@@ -7,7 +7,9 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 
+from pooch.devices import DeviceModel
 from pooch.ir import Device, Link, Plan, Profile, Timeline
 from pooch.session import ComparisonRow
 
@@ -25,6 +27,7 @@ _COMPARED = (
     "recompute",
     "host_bytes",
     "planning_ms",
+    "modelled",
 )
 
 
@@ -37,7 +40,7 @@ def profile_record(profile: Profile) -> Record:
         "mode": profile.mode,
         "device": profile.device.name,
         "device_kind": profile.device.kind,
-        "modelled": profile.device.modelled,
+        "modelled": is_modelled(profile) or profile.device.modelled,
         "tier": profile.link.tier,
         "ops": len(profile.ops),
         "forward_ops": profile.forward_ops,
@@ -71,6 +74,11 @@ def device_record(device: Device, link: Link) -> Record:
     }
 
 
+def device_model_record(model: DeviceModel) -> Record:
+    """A device of the catalogue; figures as they stand there."""
+    return {**asdict(model), "recalled": list(model.recalled)}
+
+
 def plan_record(plan: Plan) -> Record:
     """What a plan comes to."""
     counts = Counter(plan.decisions.values())
@@ -91,8 +99,14 @@ def plan_record(plan: Plan) -> Record:
         "recompute": counts["recompute"],
         "host_bytes": plan.schedule.host_bytes,
         "planning_ms": plan.planning_ms,
+        "modelled": is_modelled(plan),
         "notes": list(plan.notes),
     }
+
+
+def is_modelled(document: Profile | Plan) -> bool:
+    """Whether its times come from a model, or from single ops, and not from the step itself."""
+    return any("modelled" in note for note in document.notes)
 
 
 def timeline_record(timeline: Timeline) -> Record:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pooch.ir import Device, Link, Plan, Profile, Timeline
 from pooch.report.layers import choice_frame, layer_frame
-from pooch.report.summaries import Record, comparison_records
+from pooch.report.summaries import Record, comparison_records, is_modelled
 from pooch.session import ComparisonRow
 from pooch.units import format_bytes, format_ms
 
@@ -35,10 +35,10 @@ def profile_table(profile: Profile) -> Table:
     """The head of `pooch show` for a profile."""
     link = profile.link
     sizes = sum(value.size_bytes for value in profile.activations)
-    backward_ops = len(profile.ops) - profile.forward_ops - 1
+    ops = f"{profile.forward_ops} forward and {len(profile.ops) - profile.forward_ops - 1} backward ops"
     facts = {
         "device": f"{profile.device.name} ({profile.device.kind}{', modelled' if profile.device.modelled else ''})",
-        "step": f"{format_ms(profile.step_ms)} in-core, {profile.forward_ops} forward and {backward_ops} backward ops",
+        "step": f"{format_ms(profile.step_ms)} in-core{_modelled(profile)}, {ops}",
         "peak": f"{format_bytes(profile.peak_bytes)} in-core",
         "persistent": format_bytes(profile.persistent_bytes),
         "activations": f"{len(profile.activations)}, {format_bytes(sizes)} in all",
@@ -49,15 +49,20 @@ def profile_table(profile: Profile) -> Table:
     return facts_table(f"profile of {profile.workload}{batch}", facts)
 
 
+def _modelled(document: Profile | Plan) -> str:
+    return " (modelled, not measured)" if is_modelled(document) else ""
+
+
 def plan_table(plan: Plan) -> Table:
     """The head of `pooch show` for a plan."""
     budget = format_bytes(plan.budget_bytes) if plan.budget_bytes else "none"
     share = plan.predicted_step_ms / plan.in_core_step_ms if plan.in_core_step_ms else 1.0
     in_core_peak, in_core_step = format_bytes(plan.in_core_peak_bytes), format_ms(plan.in_core_step_ms)
+    lost = f"({share:.3f}x){_modelled(plan)}"
     facts = {
         "budget": f"{budget} (region {plan.region})",
         "peak": f"{format_bytes(plan.predicted_peak_bytes)} predicted, {in_core_peak} in-core",
-        "step": f"{format_ms(plan.predicted_step_ms)} predicted, {in_core_step} in-core ({share:.3f}x)",
+        "step": f"{format_ms(plan.predicted_step_ms)} predicted, {in_core_step} in-core {lost}",
         "lower bound": f"{format_ms(plan.lower_bound_ms)}, gap {plan.gap:.1%}, {plan.status}",
         "swap tier": f"{format_bytes(plan.schedule.host_bytes)} taken",
         "planned in": format_ms(plan.planning_ms),
@@ -132,7 +137,10 @@ def _device_table(device: Device, link: Link) -> Table:
 
 def comparison_table(rows: Iterable[ComparisonRow]) -> Table:
     """Every policy under every budget."""
-    table = _table("policies side by side (x: of the in-core step; k/s/r: % of bytes kept, swapped, recomputed)")
+    rows = list(rows)
+    modelled = "; times are modelled" if any(row.plan and is_modelled(row.plan) for row in rows) else ""
+    told = "x: of the in-core step; k/s/r: % of bytes kept, swapped, recomputed"
+    table = titled_table(f"policies side by side ({told}{modelled})")
     table.padding = (0, 1, 0, 0)  # many columns in 120 letters
     for name in ("budget", "policy", "peak", "step", "x", "k/s/r", "tier", "planned", "status"):
         table.add_column(name, justify="left" if name in ("policy", "status") else "right", no_wrap=True)
@@ -162,7 +170,7 @@ def _comparison_cells(record: Record) -> list[str]:
 
 def measured_table(rows: Iterable[ComparisonRow]) -> Table:
     """What was measured beside what was predicted."""
-    table = _table("measured (plain and planned steps took turns)")
+    table = titled_table("measured (plain and planned steps took turns)")
     names = ("budget", "policy", "peak", "predicted", "step", "plain step", "x plain", "predicted x")
     for name in names:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
@@ -191,7 +199,7 @@ def _factor(number: object) -> str:
 
 def frame_table(title: str, frame: pandas.DataFrame) -> Table:
     """Any frame as a table; columns named `_bytes` and `_ms` are written with their units."""
-    table = _table(title)
+    table = titled_table(title)
     table.add_column(str(frame.index.name or ""), overflow="fold")
     for name in frame.columns:
         is_number = frame[name].dtype.kind in "if"
@@ -203,7 +211,8 @@ def frame_table(title: str, frame: pandas.DataFrame) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def titled_table(title: str) -> Table:
+    """A table without rows and columns yet."""
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 

@@ -20,7 +20,8 @@ def trace_text(profile: Profile, timeline: Timeline) -> str:
 
 
 def _names(profile: Profile) -> list[Event]:
-    process = {"name": "process_name", "ph": "M", "pid": _PROCESS, "args": {"name": f"{profile.workload} (simulated)"}}
+    how = "simulated, times modelled" if profile.device.modelled else "simulated"
+    process = {"name": "process_name", "ph": "M", "pid": _PROCESS, "args": {"name": f"{profile.workload} ({how})"}}
     threads = [
         {"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": number, "args": {"name": stream.replace("_", "-")}}
         for number, stream in enumerate(_STREAMS)

@@ -6,6 +6,7 @@ simulated on any laptop.
 
 from pooch.session.applying import apply
 from pooch.session.comparison import ComparisonRow, compare, measure_rows, policy_names
+from pooch.session.device_measuring import measure_device_model
 from pooch.session.growing import MaxBatch
 from pooch.session.measuring import Optimized, TrainingReport, measure_training, optimize
 from pooch.session.planning import plan, plan_from_decisions, smallest_budget
@@ -24,6 +25,7 @@ __all__ = [
     "compare",
     "max_batch",
     "measure_device_link",
+    "measure_device_model",
     "measure_devices",
     "measure_rows",
     "measure_training",

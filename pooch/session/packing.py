@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pooch.ir import Decision, ExpectedOp, Plan, Schedule, Timeline
+from pooch.ir import Decision, ExpectedOp, Plan, Profile, Schedule, Timeline
 from pooch.ir.dataflow import Dataflow
 
 
@@ -39,7 +39,7 @@ def pack_plan(dataflow: Dataflow, schedule: Schedule, timeline: Timeline, outcom
         lower_bound_ms=outcome.lower_bound_ms,
         gap=_gap(timeline.step_ms, outcome.lower_bound_ms),
         status=outcome.status,
-        notes=outcome.notes,
+        notes=(*outcome.notes, *modelled_notes(profile)),
         choices=outcome.choices,
         schedule=schedule,
         expected=expected_ops(dataflow),
@@ -47,6 +47,11 @@ def pack_plan(dataflow: Dataflow, schedule: Schedule, timeline: Timeline, outcom
         first_slot=dataflow.forward_slots.start,
         planning_ms=outcome.planning_ms,
     )
+
+
+def modelled_notes(profile: Profile) -> tuple[str, ...]:
+    """What of a profile was not measured: a plan that was made from it says so too."""
+    return tuple(note for note in profile.notes if "modelled" in note)
 
 
 def expected_ops(dataflow: Dataflow) -> tuple[ExpectedOp, ...]:

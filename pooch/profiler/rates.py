@@ -1,0 +1,103 @@
+"""How fast a device computes and moves its own memory: what a device model needs, measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pooch.torchtools.training_state import synchronize
+
+_SMALL_OPS = 200
+_RUNS = 5
+_LONGEST_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """Rates that were reached.
+
+    Attributes:
+        matmul_tflops, convolution_tflops: by dtype, in 10^12 operations per second; only what the device can do.
+        tf32_convolution_tflops: of float32 convolutions on tensor cores, 0 where there are none.
+        memory_gb_per_s: of a copy within its memory, read and written bytes together, in 10^9 bytes per second.
+        launch_us: time of an op that does next to nothing.
+    """
+
+    matmul_tflops: dict[str, float]
+    convolution_tflops: dict[str, float]
+    tf32_convolution_tflops: float
+    memory_gb_per_s: float
+    launch_us: float
+
+
+def measure_rates(device: torch.device, progress: Callable[[str], None] = lambda text: None) -> DeviceRates:
+    """Measure a device. Takes some seconds and less than 2 GiB of it (256 MiB on a CPU)."""
+    matmul: dict[str, float] = {}
+    convolution: dict[str, float] = {}
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+        for dtype in _types(device):
+            name = str(dtype).removeprefix("torch.")
+            progress(f"computing in {name}")
+            try:
+                matmul[name], convolution[name] = _matmul_tflops(device, dtype), _convolution_tflops(device, dtype)
+            except RuntimeError:  # not on this device
+                matmul.pop(name, None)
+    tf32 = 0.0
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=True):
+            tf32 = _convolution_tflops(device, torch.float32)
+    progress("moving memory")
+    return DeviceRates(matmul, convolution, tf32, _memory_gb_per_s(device), _launch_us(device))
+
+
+def _types(device: torch.device) -> tuple[torch.dtype, ...]:
+    """What is worth measuring: few processors compute in float16, and those that do not take very long."""
+    halves = (torch.float16, torch.bfloat16) if device.type == "cuda" else (torch.bfloat16,)
+    return (torch.float32, *halves)
+
+
+def _best_s(run: Callable[[], object], device: torch.device) -> float:
+    run()
+    times: list[float] = []
+    while len(times) < _RUNS and sum(times) < _LONGEST_S:
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
+    size = 8192 if device.type == "cuda" else 1024
+    left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 / _best_s(lambda: left @ right, device) / 1e12
+
+
+def _convolution_tflops(device: torch.device, dtype: torch.dtype) -> float:
+    batch, channels, side = (64, 256, 56) if device.type == "cuda" else (4, 128, 28)
+    pixels = torch.rand(batch, channels, side, side, device=device).to(dtype)
+    weight = torch.rand(channels, channels, 3, 3, device=device).to(dtype)
+    operations = 2 * 9 * batch * channels**2 * side**2
+    seconds = _best_s(lambda: torch.nn.functional.conv2d(pixels, weight, padding=1), device)
+    return operations / seconds / 1e12
+
+
+def _memory_gb_per_s(device: torch.device) -> float:
+    size_bytes = (512 if device.type == "cuda" else 128) * 2**20
+    source = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    return 2 * size_bytes / _best_s(lambda: target.copy_(source), device) / 1e9
+
+
+def _launch_us(device: torch.device) -> float:
+    number = torch.ones(1, device=device)
+
+    def many() -> None:
+        for _ in range(_SMALL_OPS):
+            torch.add(number, number)
+
+    return _best_s(many, device) / _SMALL_OPS * 1e6
