@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pulp
 import pytest
 
-from pooch.ir import Plan, Profile
+from pooch.ir import Link, Plan, Profile
 from tests.cli.conftest import Command
+from tests.toys import ladder
 
 COMMANDS = (
     "profile",
@@ -193,3 +195,23 @@ def test_compare_needs_a_workload_to_measure(pooch_command: Command, profile_pat
     outcome = pooch_command("compare", profile_path, "--budget", "60%", "--batch-size", "2")
     assert outcome.code == 2
     assert "--measure WORKLOAD" in outcome.error_line
+
+
+def test_ctrl_c_while_planning_writes_the_best_plan_so_far(
+    pooch_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a step that has to be searched
+    slow = Link("toy tier", 0.1, 0.1, 8.0, 8.0, full_duplex=False, in_compute_share=0.5)
+    ladder(5, size_bytes=64, link=slow).save(tmp_path / "p.json")
+
+    def interrupt(self: object, problem: object) -> None:
+        raise KeyboardInterrupt
+
+    # WHEN Ctrl-C is pressed while the solver runs
+    monkeypatch.setattr(pulp.HiGHS, "callSolver", interrupt)
+    outcome = pooch_command("plan", tmp_path / "p.json", "--budget", "80%", "-o", tmp_path / "plan.json")
+    # THEN there is a plan that says so
+    assert outcome.code == 0
+    assert "interrupted: this is the best plan found so far" in outcome.out
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.predicted_peak_bytes <= plan.budget_bytes

@@ -1,0 +1,150 @@
+"""Whatever happens while planning, there is a plan: time runs out, Ctrl-C is pressed, solvers are missing or crash."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pulp
+import pytest
+
+from pooch.errors import InfeasibleBudget
+from pooch.ir import Decisions, Schedule, Timeline
+from pooch.planner import Evaluation, PlanningRequest, contract, evaluators, make_plan, policies
+from pooch.planner.contract import INTERRUPTED
+from pooch.planner.policies import restricted, rungs
+from pooch.planner.policies.ilp import ilp, plan_alone
+from tests.planner.networks import PCIE_16, gpt2, resnet50
+from tests.planner.support import Case, RealEvaluator, case
+from tests.toys import SLOW_LINK, blocks
+
+
+class Clock:
+    """A clock that only evaluations move."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class SlowEvaluator(RealEvaluator):
+    """Each evaluation takes so long."""
+
+    def __init__(self, of: Case, clock: Clock, seconds: float) -> None:
+        super().__init__(of.dataflow)
+        self.clock, self.seconds = clock, seconds
+
+    def evaluate(self, decisions: Decisions, budget_bytes: int) -> Evaluation:
+        self.clock.now_s += self.seconds
+        return super().evaluate(decisions, budget_bytes)
+
+    def play(self, schedule: Schedule) -> Timeline:
+        self.clock.now_s += self.seconds
+        return super().play(schedule)
+
+    def time_ms(self, schedule: Schedule) -> float:
+        self.clock.now_s += self.seconds
+        return super().time_ms(schedule)
+
+
+@pytest.mark.parametrize("limit_s", [1.0, 4.0])
+@pytest.mark.parametrize("share", [0.6, 0.45])
+def test_planning_ends_within_a_fifth_of_its_time_limit(
+    limit_s: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN evaluations so slow that everything together would take minutes, on a clock that nothing else moves
+    of, clock = case(resnet50(link=PCIE_16, speed=50, batch_size=8)), Clock()
+    for module in (contract, evaluators):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    evaluator = SlowEvaluator(of, clock, 0.02)
+    request = PlanningRequest(of.dataflow, of.share(share), evaluator, time_limit_s=limit_s, started_s=clock.now_s)
+    # WHEN it is planned
+    outcome = ilp(request)
+    # THEN that took no longer than allowed, and the plan fits
+    assert 0.5 * limit_s < clock.now_s - 1000.0 <= 1.2 * limit_s
+    assert outcome.evaluation.timeline.peak_bytes <= of.share(share)
+
+
+def cheap_ms(of: Case, budget_bytes: int) -> float:
+    """The best of the quick methods."""
+    found = []
+    for policy in ("swap_all", "recompute_all", "superneurons", "capuchin", "meng_lifetime", "tflms"):
+        try:
+            found.append(make_plan(of.dataflow, budget_bytes, of.evaluator, policy=policy).timeline.step_ms)
+        except InfeasibleBudget:
+            continue
+    return min(found)
+
+
+@pytest.mark.parametrize("missing", ["both", "crash"])
+def test_without_a_solver_the_plan_is_at_least_as_good_as_the_cheap_methods(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = case(gpt2(layers=3, link=PCIE_16, speed=50))
+    budget_bytes = of.share(0.8)
+
+    def crash(self: object, problem: object) -> None:
+        raise RuntimeError("the basis is singular")
+
+    if missing == "both":
+        monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+        monkeypatch.setattr(pulp.PULP_CBC_CMD, "available", lambda self: False)
+    else:
+        monkeypatch.setattr(pulp.HiGHS, "callSolver", crash)
+    planned = make_plan(of.dataflow, budget_bytes, of.evaluator)
+    told = {"both": "pip install highspy", "crash": "the solver failed: RuntimeError: the basis is singular"}[missing]
+    assert planned.status == "heuristic"
+    assert sum(told in note for note in planned.notes) == 1
+    assert planned.timeline.peak_bytes <= budget_bytes
+    assert planned.timeline.step_ms <= cheap_ms(of, budget_bytes) + 1e-6
+
+
+def test_a_crash_of_cbc_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(self: object, problem: object) -> None:
+        raise pulp.PulpSolverError("cbc died with signal 11")
+
+    of = case(blocks(4, link=SLOW_LINK))
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "actualSolve", crash)
+    planned = make_plan(of.dataflow, of.share(0.7), of.evaluator)
+    assert planned.status == "heuristic"
+    assert any("cbc died with signal 11" in note for note in planned.notes)
+
+
+@pytest.mark.parametrize("module", [restricted, rungs])
+def test_an_interrupt_after_the_program_gives_its_plan(module, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a plan that is not proven to be the best, so that restricted programs and rungs are looked at
+    of = case(gpt2(layers=3, link=PCIE_16, speed=50))
+
+    def interrupt(request: PlanningRequest, candidates: object) -> float:
+        raise KeyboardInterrupt
+
+    # WHEN Ctrl-C is pressed there
+    monkeypatch.setattr(module, "program_bound_ms", interrupt)
+    planned = make_plan(of.dataflow, of.share(0.8), of.evaluator)
+    # THEN the plan so far is the answer, with its bound
+    assert planned.notes == (INTERRUPTED,)
+    assert planned.timeline.peak_bytes <= of.share(0.8)
+    assert planned.status in ("optimal", "feasible")
+
+
+def test_without_time_for_rungs_and_restricted_programs_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = case(gpt2(layers=3, link=PCIE_16, speed=50))
+    request = PlanningRequest(of.dataflow, of.share(0.8), of.evaluator)
+    outcome = plan_alone(request)
+    late = replace(request, ends_s=0.0)
+    assert restricted.better_of_restricted(late, outcome).notes == (restricted.NO_TIME,)
+    assert rungs.better_of_smaller(late, outcome, plan_alone).notes == (rungs.NO_TIME,)
+
+
+def test_every_policy_is_one_that_can_be_cut_short() -> None:
+    # offered to the program, a method ends where its time does: at its next evaluation
+    of = case(resnet50(batch_size=8))
+    request = PlanningRequest(of.dataflow, of.share(0.6), of.evaluator)
+    timed = replace(request, evaluator=evaluators.Timed(of.evaluator, 0.0))
+    for name, policy in policies.items():
+        if not name.startswith("ilp"):
+            with pytest.raises(evaluators.OutOfTime):
+                policy(timed)
