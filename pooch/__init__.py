@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from pooch.ir import Plan, Profile, Timeline
-    from pooch.session import MaxBatch, apply, max_batch, plan, profile, simulate
+    from pooch.session import MaxBatch, apply, guard, max_batch, plan, profile, simulate
     from pooch.workloads import Workload
 
 __version__ = "0.1.0"
@@ -52,6 +52,7 @@ _HOMES = {
     "apply": "pooch.session",
     "max_batch": "pooch.session",
     "MaxBatch": "pooch.session",
+    "guard": "pooch.session",
     "Profile": "pooch.ir",
     "Plan": "pooch.ir",
     "Timeline": "pooch.ir",
@@ -84,6 +85,7 @@ __all__ = [
     "WorkloadError",
     "apply",
     "errors",
+    "guard",
     "max_batch",
     "plan",
     "profile",

@@ -15,6 +15,7 @@ import torch
 from pooch.errors import PlanMismatch, PoochError, UsageError
 from pooch.executor.engines import make_engine
 from pooch.executor.engines.protocol import CopyEngine
+from pooch.executor.snapshot import StepSnapshot
 from pooch.executor.statistics import RunStats
 from pooch.executor.step import PlannedStep, StepMode
 from pooch.executor.table import ActionTable
@@ -143,6 +144,14 @@ class Run:
         with MemoryMeter(self._device) as meter:
             yield self._stats
         self._stats.peak_bytes, self._stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
+
+    def snapshot(self) -> StepSnapshot:
+        """What the next step may change, kept aside so that the step can be repeated; `close` it afterwards.
+
+        Raises:
+            TierError: gradients accumulate, and the tier cannot take them.
+        """
+        return StepSnapshot(self.model, self._engine, self._device)
 
     def remove(self) -> None:
         """Take the plan off the model; steps under way end as they began."""

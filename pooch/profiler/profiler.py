@@ -26,6 +26,7 @@ from pooch.profiler.release import record_releases
 from pooch.profiler.step import StepRecord, record_step
 from pooch.profiler.timing import median_times_ms, slot_times_ms, time_step
 from pooch.torchtools.memory_trace import live_bytes
+from pooch.torchtools.out_of_memory import is_out_of_memory
 from pooch.torchtools.signature import model_signature
 from pooch.torchtools.training_state import model_device, training_state_kept
 
@@ -86,13 +87,6 @@ def profile_step(
             raise
     progress("out of memory in-core: profiling with saved tensors offloaded")
     return session.profile(link, "offload")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that device memory ran out (the CPU allocator has no error type of its own)."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 @contextmanager

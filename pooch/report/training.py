@@ -77,6 +77,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "reserved by the allocator": _reserved(report),
         "late swaps": _count(report.late_swaps),
         "left the plan": _count(report.mismatches),
+        "planned again": str(report.repairs) if report.repairs else None,
         "hard limit, plain": report.hard_limit_plain,
         "hard limit, planned": report.hard_limit_planned,
     }

@@ -8,6 +8,7 @@ from pooch.session.applying import apply
 from pooch.session.comparison import ComparisonRow, compare, measure_rows, policy_names
 from pooch.session.device_measuring import measure_device_model
 from pooch.session.growing import MaxBatch
+from pooch.session.guarding import Guard, Repair, guard
 from pooch.session.measuring import Optimized, TrainingReport, measure_training, optimize
 from pooch.session.planning import plan, plan_from_decisions, smallest_budget
 from pooch.session.profiling import measure_device_link, measure_devices, profile, profile_workload
@@ -17,12 +18,15 @@ from pooch.session.sizing import SizedWorkload, max_batch
 
 __all__ = [
     "ComparisonRow",
+    "Guard",
     "MaxBatch",
     "Optimized",
+    "Repair",
     "SizedWorkload",
     "TrainingReport",
     "apply",
     "compare",
+    "guard",
     "max_batch",
     "measure_device_link",
     "measure_device_model",

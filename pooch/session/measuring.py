@@ -40,7 +40,7 @@ class TrainingReport:
         hard_limit_plain, hard_limit_planned: how training went when the budget was made physical.
         measured_reserved_bytes, plain_reserved_bytes: highest bytes that the GPU's caching allocator had taken, kept
             and split blocks included.
-        repairs: how often the plan was made again because the measured peak passed the budget.
+        repairs: how often the plan was made again, because the measured peak passed the budget or memory ran out.
     """
 
     workload: str
@@ -109,18 +109,40 @@ def measure_training(
         plain_only = train_steps(workload, None, steps, progress)
         _tell_trained(when_trained, workload)
         return _plain_report(factory, plain_only)
-    plain = train_steps(factory(), None, steps, progress) if check else None
+    how = _HowToTrain(steps, check, hard_limit, when_trained, progress)
+    return _measure_plan(factory, plan, how, None)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _HowToTrain:
+    """Arguments of `measure_training`."""
+
+    steps: int
+    check: bool
+    hard_limit: bool
+    when_trained: WhenTrained | None
+    progress: Progress
+
+
+def _measure_plan(
+    factory: WorkloadFactory, plan: Plan, how: _HowToTrain, replan: Callable[[int], Plan] | None
+) -> tuple[Plan, TrainingReport]:
+    """The report, and the plan that it is about: another one than was given if memory ran out and `replan` helped."""
+    steps, progress = how.steps, how.progress
+    plain = train_steps(factory(), None, steps, progress) if how.check else None
     workload = factory()
-    planned = train_steps(workload, plan, steps, progress)
-    _tell_trained(when_trained, workload)
+    planned = train_steps(workload, plan, steps, progress, replan)
+    _tell_trained(how.when_trained, workload)
+    assert planned.plan is not None
+    plan = planned.plan
     timing = time_in_turns(workload, plan, steps, progress)
     del workload
     outcomes: dict[str, LimitedOutcome] = {}
-    if hard_limit:
+    if how.hard_limit:
         limit = plan.budget_bytes or plan.predicted_peak_bytes
         outcomes["plain"] = train_limited(factory, None, limit, steps, progress)
         outcomes["planned"] = train_limited(factory, plan, limit, steps, progress)
-    return report_of(plan, planned, timing, plain, outcomes)
+    return plan, report_of(plan, planned, timing, plain, outcomes)
 
 
 def _tell_trained(when_trained: WhenTrained | None, workload: Workload) -> None:
@@ -160,6 +182,7 @@ def report_of(
         mismatches=stats.mismatches,
         hard_limit_plain=_outcome_text(outcomes.get("plain")),
         hard_limit_planned=_outcome_text(outcomes.get("planned")),
+        repairs=planned.repairs,
         measured_reserved_bytes=planned.reserved_bytes,
         plain_reserved_bytes=plain.reserved_bytes if plain else None,
     )
@@ -207,6 +230,7 @@ def optimize(
 
     Should the measured peak pass the budget all the same, the plan is made again with as much less, and measured again.
     `when_trained` is called after each training with the workload that was trained under the plan.
+    Should memory run out, the plan is tightened by what was missing and the step is repeated, see `Guard`.
 
     Raises:
         InfeasibleBudget: no plan fits.
@@ -227,21 +251,15 @@ def optimize(
         )
         return replace(chosen, budget_bytes=budget_bytes)
 
+    how = _HowToTrain(steps, check, hard_limit, when_trained, progress)
     target_bytes = budget_bytes
+    repairs_in_training = 0
     for repairs in range(MOST_REPAIRS + 1):
-        chosen = planned_within(target_bytes)
-        report = measure_training(
-            factory,
-            chosen,
-            steps=steps,
-            check=check,
-            hard_limit=hard_limit,
-            when_trained=when_trained,
-            progress=progress,
-        )
+        chosen, report = _measure_plan(factory, planned_within(target_bytes), how, planned_within)
+        repairs_in_training += report.repairs
         excess_bytes = report.measured_peak_bytes - budget_bytes
         if excess_bytes <= 0 or repairs == MOST_REPAIRS:
-            return Optimized(profile, chosen, replace(report, repairs=repairs))
+            return Optimized(profile, chosen, replace(report, repairs=repairs + repairs_in_training))
         progress(f"the measured peak is {excess_bytes} bytes over the budget: planning again with that much less")
         target_bytes -= excess_bytes
     raise AssertionError("unreachable: the last round returns")

@@ -36,11 +36,15 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A few steps, measured. `final`: digests of parameters, buffers and random state at the end."""
+    """A few steps, measured. `final`: digests of parameters, buffers and random state at the end; `plan`: the one in
+    force at the end; `repairs`: how often it was made again because memory ran out.
+    """
 
     steps: tuple[StepResult, ...]
     final: dict[str, str]
     stats: RunStats | None
+    plan: Plan | None = None
+    repairs: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -62,29 +66,58 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(raw.numpy().data, digest_size=16).hexdigest()
 
 
-def train_steps(workload: Workload, plan: Plan | None, steps: int, progress: Progress) -> Trained:
+def train_steps(
+    workload: Workload, plan: Plan | None, steps: int, progress: Progress, replan: Callable[[int], Plan] | None = None
+) -> Trained:
     """Train for some steps, plainly (plan None) or under a plan, with every step measured at the allocator.
 
     Args:
         workload: freshly built; its training state changes.
+        replan: makes a plan for fewer bytes, should memory run out: the step is then repeated under it. None: the error
+            passes.
     """
+    if plan is not None and replan is not None:
+        return _train_guarded(workload, plan, steps, progress, replan)
     with applied(plan, workload) as run:
         return train_under(workload, run, steps, progress)
 
 
 def train_under(workload: Workload, run: Run | None, steps: int, progress: Progress) -> Trained:
     """`train_steps` with a plan that is applied already, or plainly (run None)."""
+    _begin()
+    results: list[StepResult] = []
+    for number in range(steps):
+        progress(f"{'planned' if run else 'plain'} step {number + 1} of {steps}")
+        results.append(_measured_step(workload, run))
+    stats, plan = (run.stats, run.plan) if run is not None else (None, None)
+    return Trained(tuple(results), _final_digests(workload), stats, plan)
+
+
+def _begin() -> None:
     import torch
 
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # what an earlier training left in the cache is not reserved by this one
     torch.manual_seed(SEED)
+
+
+def _train_guarded(
+    workload: Workload, plan: Plan, steps: int, progress: Progress, replan: Callable[[int], Plan]
+) -> Trained:
+    from pooch.session.guarding import Guard
+
     results: list[StepResult] = []
-    for number in range(steps):
-        progress(f"{'planned' if run else 'plain'} step {number + 1} of {steps}")
-        results.append(_measured_step(workload, run))
-    stats = run.stats if run is not None else None
-    return Trained(tuple(results), _final_digests(workload), stats)
+    with Guard(plan, workload.model, replan, measured_steps=steps, watch_peak=False, tell=progress) as guard:
+        _begin()
+        for number in range(steps):
+            progress(f"planned step {number + 1} of {steps}")
+            workload.model.zero_grad(set_to_none=True)
+            loss = guard.step(workload.forward)
+            stats = guard.run.stats
+            assert stats.peak_bytes is not None
+            results.append(_finished_step(workload, loss, stats.peak_bytes, stats.reserved_bytes))
+        stats = guard.run.stats
+    return Trained(tuple(results), _final_digests(workload), stats, guard.plan, len(guard.repairs))
 
 
 @contextmanager
@@ -117,13 +150,18 @@ def _measured_step(workload: Workload, run: Run | None) -> StepResult:
         loss = forward_and_backward(workload, run)
     if run is not None:
         run.stats.peak_bytes, run.stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
+    return _finished_step(workload, loss, meter.peak_bytes, meter.reserved_bytes)
+
+
+def _finished_step(workload: Workload, loss: torch.Tensor, peak_bytes: int, reserved_bytes: int | None) -> StepResult:
+    """What came out of a step; then the optimizer's."""
     digests = {"loss": digest(loss)}
     for name, parameter in workload.model.named_parameters():
         if parameter.grad is not None:
             digests[f"gradient of {name}"] = digest(parameter.grad)
     if workload.optimizer is not None:
         workload.optimizer.step()
-    return StepResult(float(loss), digests, meter.peak_bytes, meter.reserved_bytes)
+    return StepResult(float(loss), digests, peak_bytes, reserved_bytes)
 
 
 def _final_digests(workload: Workload) -> dict[str, str]:

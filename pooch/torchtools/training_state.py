@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+import numpy
 import torch
 
 
@@ -14,6 +18,31 @@ def random_state_kept(device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         yield
+
+
+@dataclass(frozen=True)
+class RandomStates:
+    """Where the random generators stand: Python's, NumPy's, the CPU's and the device's. None of it is a tensor."""
+
+    python: Any
+    numpy: Any
+    cpu: bytes
+    device: bytes | None
+
+    @classmethod
+    def of(cls, device: torch.device) -> RandomStates:
+        """Read them."""
+        on_device = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else None
+        cpu = torch.get_rng_state().numpy().tobytes()
+        return cls(random.getstate(), numpy.random.get_state(), cpu, on_device)  # noqa: NPY002
+
+    def restore(self, device: torch.device) -> None:
+        """Put them back."""
+        random.setstate(self.python)
+        numpy.random.set_state(self.numpy)  # noqa: NPY002
+        torch.set_rng_state(torch.frombuffer(bytearray(self.cpu), dtype=torch.uint8))
+        if self.device is not None:
+            torch.cuda.set_rng_state(torch.frombuffer(bytearray(self.device), dtype=torch.uint8), device)
 
 
 @contextmanager

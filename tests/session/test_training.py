@@ -109,16 +109,16 @@ def test_a_limited_process_that_fails_for_another_reason_says_so(wide: str) -> N
 
 def test_a_peak_over_the_budget_is_repaired_with_a_tighter_plan(wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first measured peak is made to lie 8 MiB over the budget; the second plan has to be that much smaller."""
-    real, told = measuring.measure_training, []
+    real, told = measuring.report_of, []
 
-    def lying(factory: Any, chosen: Any, **how: Any) -> measuring.TrainingReport:
-        report = real(factory, chosen, **how)
+    def lying(chosen: Any, *measured: Any) -> measuring.TrainingReport:
+        report = real(chosen, *measured)
         told.append(chosen.predicted_peak_bytes)
         if len(told) > 1:
             return report
         return replace(report, measured_peak_bytes=chosen.budget_bytes + 8 * 2**20)
 
-    monkeypatch.setattr(measuring, "measure_training", lying)
+    monkeypatch.setattr(measuring, "report_of", lying)
     result = optimize(WorkloadFactory(wide), "60%", steps=1)
     assert result.training.repairs == 1
     assert told[1] <= result.plan.budget_bytes - 8 * 2**20

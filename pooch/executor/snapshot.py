@@ -1,0 +1,110 @@
+"""What a step changes before its end, kept aside so that the step can be repeated as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from pooch.errors import TierError
+from pooch.executor.engines.protocol import Arena, CopyEngine, Ticket
+from pooch.torchtools.tensors import has_plain_storage, storage_key
+from pooch.torchtools.training_state import RandomStates
+
+_ROOM_BYTES = 4096  # places in a tier are multiples of this
+_SMALL_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _InTier:
+    storage: torch.UntypedStorage
+    offset_bytes: int
+
+
+class StepSnapshot:
+    """Gradients, buffers and random states at the beginning of a step.
+
+    Parameters and the optimizer's state are not in it: forward and backward do not change them. Gradients that
+    accumulate go to the swap tier, and so do large buffers, since a copy on the device would be over the budget by its
+    size; small ones are bytes in host memory. Where gradients were dropped before the step, nothing is copied but the
+    buffers.
+
+    Args:
+        model: whose step it is. engine: of its plan. device: where the model is.
+
+    Raises:
+        TierError: the tier has not enough room, or cannot be written.
+    """
+
+    def __init__(self, model: torch.nn.Module, engine: CopyEngine, device: torch.device) -> None:
+        self._device = device
+        self._random = RandomStates.of(device)
+        self._gradients = [(p, p.grad) for p in model.parameters()]
+        self._owners = [(module, dict(module._buffers)) for module in model.modules()]  # some replace their buffers
+        self._opaque = [(p, g.clone()) for p, g in self._gradients if g is not None and not has_plain_storage(g)]
+        self._small: list[torch.UntypedStorage] = []
+        self._large: list[_InTier] = []
+        self._arena: Arena | None = None
+        self._keep(engine, [*(g for _, g in self._gradients if g is not None), *model.buffers()])
+
+    def _keep(self, engine: CopyEngine, tensors: list[torch.Tensor]) -> None:
+        room_bytes = 0
+        for storage in _distinct_storages(tensors):
+            if storage.nbytes() < _SMALL_BYTES:
+                self._small.append(storage)
+            else:
+                self._large.append(_InTier(storage, room_bytes))
+                room_bytes += -(-storage.nbytes() // _ROOM_BYTES) * _ROOM_BYTES
+        together = [_bytes_of(storage) for storage in self._small]  # one copy for all: a GPU is waited for once
+        self._contents = torch.cat(together).cpu().numpy().tobytes() if together else b""
+        if self._large:
+            self._arena = engine.open_arena(room_bytes)
+            self._finish([self._arena.copy_out(each.storage, each.offset_bytes) for each in self._large])
+
+    def restore(self) -> None:
+        """Put everything back, in place.
+
+        Raises:
+            TierError: the tier cannot be read.
+        """
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        for parameter, copy in self._opaque:
+            parameter.grad = copy.clone()
+        for module, buffers in self._owners:
+            module._buffers.update(buffers)
+        begin = 0
+        for storage in self._small:
+            contents = bytearray(self._contents[begin : begin + storage.nbytes()])
+            _bytes_of(storage).copy_(torch.frombuffer(contents, dtype=torch.uint8))
+            begin += storage.nbytes()
+        if self._arena is not None:
+            arena = self._arena
+            self._finish([arena.copy_in(each.storage, each.offset_bytes) for each in self._large])
+        self._random.restore(self._device)
+
+    def _finish(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.wait()
+            if ticket.error is not None:
+                raise TierError(f"gradients cannot be kept aside in the tier ({ticket.error})") from ticket.error
+
+    def close(self) -> None:
+        """Give the room in the tier back."""
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+
+def _distinct_storages(tensors: list[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    seen: set[int] = set()
+    for tensor in tensors:
+        if has_plain_storage(tensor) and storage_key(tensor) not in seen:
+            seen.add(storage_key(tensor))
+            if tensor.untyped_storage().nbytes() > 0:
+                yield tensor.untyped_storage()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

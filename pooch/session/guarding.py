@@ -1,0 +1,282 @@
+"""Training that goes on when memory runs out all the same: the plan is made again, tighter, and the step repeated."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pooch.errors import InfeasibleBudget, UsageError
+from pooch.ir import Plan, Profile, Region
+from pooch.session.planning import plan as make_plan
+from pooch.session.profiling import profile as make_profile
+from pooch.units import format_bytes, parse_budget
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import torch
+
+    from pooch.executor import Run
+
+MOST_REPAIRS = 8
+UNKNOWN_SHARE = 0.05  # of the plan's peak: what is taken to be missing where an error does not say
+Replan = Callable[[int], Plan]
+Reason = Literal["out of memory", "peak over the budget", "another path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One plan that was replaced.
+
+    Attributes:
+        step: in which, counted from 1. reason: why.
+        missing_bytes: by which the old plan was taken to be too large (0 for another path).
+        predicted_peak_bytes: of the new plan.
+    """
+
+    step: int
+    reason: Reason
+    missing_bytes: int
+    predicted_peak_bytes: int
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
+
+
+class Guard:
+    """A plan at work on a model, that is made again when it turns out too large. Made by `guard`; also a context.
+
+    Attributes:
+        plan: the one in force. run: what executes it (`guard.run.stats`).
+        repairs: plans that were replaced so far, in order.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: torch.nn.Module,
+        replan: Replan,
+        *,
+        reprofile: Callable[[Callable[[], torch.Tensor]], tuple[Plan, Replan]] | None = None,
+        measured_steps: int = 1,
+        replan_after: int | None = None,
+        watch_peak: bool = True,
+        tell: Callable[[str], None] = _warn,
+        **apply_options: Any,
+    ) -> None:
+        self.plan, self.model = plan, model
+        self.repairs: list[Repair] = []
+        self._replan, self._reprofile, self._tell = replan, reprofile, tell
+        self._measured_steps, self._replan_after = measured_steps, replan_after
+        self._apply_options = apply_options
+        self._steps = self._steps_off_path = 0
+        self._watch_peak = watch_peak
+        self._apply(plan)
+
+    def _apply(self, plan: Plan) -> None:
+        from pooch.executor import apply_plan
+
+        self.plan = plan
+        self.run: Run = apply_plan(plan, self.model, **self._apply_options)
+        self._to_measure = self._measured_steps
+
+    def step(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """One forward and backward pass; returns the loss, detached. Step the optimizer afterwards, as always.
+
+        If memory runs out, gradients, buffers and random states are put back, the plan is made again with what was
+        missing taken off (twice as much each time in a row), and the pass is repeated. If the peak is over the budget,
+        which is seen while steps are measured, the next step has a tighter plan.
+
+        Args:
+            forward: () -> loss, on this step's batch; called again where the step is repeated.
+
+        Raises:
+            InfeasibleBudget: memory ran out, and there is no tighter plan.
+        """
+        self._steps += 1
+        snapshot = self.run.snapshot()
+        try:
+            loss = self._until_it_fits(forward, snapshot.restore)
+        finally:
+            snapshot.close()
+        self._look_at_the_peak()
+        self._look_at_the_path(forward)
+        return loss
+
+    def _until_it_fits(self, forward: Callable[[], torch.Tensor], restore: Callable[[], None]) -> torch.Tensor:
+        for repeats in range(MOST_REPAIRS + 1):
+            done = self._attempt(forward)
+            if not isinstance(done, BaseException):
+                return done
+            if repeats == MOST_REPAIRS:
+                raise done
+            restore()
+            self._give_memory_back()
+            missing_bytes = self._missing_bytes(done) << repeats
+            self._tighten("out of memory", missing_bytes)
+        raise AssertionError("unreachable: the last round returns or raises")
+
+    def _attempt(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor | BaseException:
+        """The loss, or the error that says that memory ran out, without the frames that hold the failed step."""
+        from pooch.torchtools.out_of_memory import is_out_of_memory
+
+        try:
+            with self.run.measured() if self._to_measure > 0 else nullcontext():
+                with self.run.step() if self.plan.region == "step" else nullcontext():
+                    loss = forward()
+                loss.backward()
+            return loss.detach()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return error.with_traceback(None)
+
+    def _missing_bytes(self, error: BaseException) -> int:
+        from pooch.torchtools.out_of_memory import missing_bytes
+
+        return missing_bytes(error) or int(UNKNOWN_SHARE * self.plan.predicted_peak_bytes)
+
+    def _give_memory_back(self) -> None:
+        import torch
+
+        gc.collect()
+        if self.plan.device_kind == "cuda":
+            torch.cuda.empty_cache()
+
+    def _tighten(self, reason: Reason, missing_bytes: int) -> None:
+        target_bytes = self.plan.predicted_peak_bytes - missing_bytes
+        self._tell(
+            f"{reason} in step {self._steps}, {format_bytes(missing_bytes)} are missing: planning again for "
+            f"{format_bytes(max(0, target_bytes))}"
+        )
+        try:
+            tighter = self._replan(max(1, target_bytes))
+        except InfeasibleBudget as error:
+            if error.minimum_bytes >= self.plan.predicted_peak_bytes:
+                raise
+            tighter = self._replan(error.minimum_bytes)
+        self._replace(tighter, reason, missing_bytes)
+
+    def _replace(self, plan: Plan, reason: Reason, missing_bytes: int) -> None:
+        self.run.remove()
+        self._apply(plan)
+        self.repairs.append(Repair(self._steps, reason, missing_bytes, plan.predicted_peak_bytes))
+
+    def _look_at_the_peak(self) -> None:
+        """The step is done and right, so it is not repeated; the next one gets a tighter plan."""
+        self._to_measure = max(0, self._to_measure - 1)
+        peak_bytes, budget_bytes = self.run.stats.peak_bytes, self.plan.budget_bytes
+        if not self._watch_peak or peak_bytes is None or self.run.stats.mismatches:
+            return
+        if not 0 < budget_bytes < peak_bytes:
+            return
+        try:
+            self._tighten("peak over the budget", peak_bytes - budget_bytes)
+        except InfeasibleBudget as error:
+            self._watch_peak = False  # there is nothing more to do about it
+            self._tell(f"the measured peak {format_bytes(peak_bytes)} is over the budget, and {error}")
+
+    def _look_at_the_path(self, forward: Callable[[], torch.Tensor]) -> None:
+        self._steps_off_path = self._steps_off_path + 1 if self.run.stats.mismatches else 0
+        if self._replan_after is None or self._steps_off_path < self._replan_after:
+            return
+        try:
+            self.plan_again(forward)
+        except InfeasibleBudget as error:
+            self._replan_after = None  # the step is right all the same; it is not measured anew each time
+            self._tell(f"the new path keeps the old plan: {error}")
+
+    def plan_again(self, forward: Callable[[], torch.Tensor]) -> Plan:
+        """Measure the step as it is now (other shapes, another branch) and plan it under the same budget.
+
+        Args:
+            forward: () -> loss. It is run several times; the training state stays as it was.
+
+        Raises:
+            InfeasibleBudget: no plan fits; the old one stays.
+        """
+        if self._reprofile is None:
+            raise UsageError("this guard cannot measure the step anew: make it with pooch.guard()")
+        self._steps_off_path = 0
+        self.run.remove()
+        try:
+            plan, self._replan = self._reprofile(forward)
+        except BaseException:
+            self._apply(self.plan)
+            raise
+        self._replace(plan, "another path", 0)
+        return plan
+
+    def remove(self) -> None:
+        """Take the plan off the model."""
+        self.run.remove()
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def guard(
+    profile: Profile,
+    budget: int | str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    plan: Plan | None = None,
+    region: Region = "step",
+    planning: Mapping[str, Any] | None = None,
+    measured_steps: int = 1,
+    replan_after: int | None = None,
+    **apply_options: Any,
+) -> Guard:
+    """Attach a plan that repairs itself: `with pooch.guard(...) as guard: loss = guard.step(forward)`.
+
+    Args:
+        profile: the measured step. budget: as for `plan`.
+        model, optimizer: as they were profiled; the optimizer is only needed to profile again.
+        plan: to begin with; None: made now.
+        region: of the plan, where it is made now.
+        planning: further arguments of `plan` (policy, host_budget, time_limit_s, ...), for every plan that is made.
+        measured_steps: how many steps under each plan have their peak measured (on a GPU all have, at no cost).
+        replan_after: after so many steps in a row that left the profiled path, the step is measured anew and planned
+            again; None: only when `guard.plan_again(forward)` is called.
+        apply_options: of `apply`.
+
+    Raises:
+        InfeasibleBudget: no plan fits.
+    """
+    budget_bytes = parse_budget(budget, profile.peak_bytes)
+    if replan_after is not None and replan_after < 1:
+        raise UsageError(f"replan_after={replan_after}: give at least 1 step, or None")
+    region = plan.region if plan is not None else region
+
+    def replan_of(measured: Profile) -> Replan:
+        def replan(target_bytes: int) -> Plan:
+            made = make_plan(measured, target_bytes, region=region, **(planning or {}))
+            return replace(made, budget_bytes=budget_bytes)
+
+        return replan
+
+    def reprofile(forward: Callable[[], torch.Tensor]) -> tuple[Plan, Replan]:
+        replan = replan_of(make_profile(forward, model, optimizer, workload=profile.workload))
+        return replan(budget_bytes), replan
+
+    replan = replan_of(profile)
+    return Guard(
+        plan if plan is not None else replan(budget_bytes),
+        model,
+        replan,
+        reprofile=reprofile,
+        measured_steps=measured_steps,
+        replan_after=replan_after,
+        **apply_options,
+    )
