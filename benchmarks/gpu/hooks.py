@@ -51,7 +51,12 @@ def run(job: Job) -> Verdict:
         return model().sum()
 
     profile = profile_step(forward, model, None, LINK, ProfileOptions(warmup=1, repeats=1, mode="run"))
-    plans = {"kept, nothing installed": _plan(profile, 0), "one value swapped": _plan(profile, 1)}
+    middle = profile.activations[len(profile.activations) // 2].id
+    plans = {
+        "kept, nothing installed": _plan(profile, {}),
+        "hooks and mode, one value recomputed": _plan(profile, {middle: "recompute"}),
+        "hooks and mode, one value swapped": _plan(profile, {middle: "swap"}),
+    }
     plain_us = _step_us(forward, None, device, rounds)
     job.add("hooks", {"step": "plain", "host time": f"{plain_us / 1000:.2f} ms", "above plain, each op": ""})
     for name, plan in plans.items():
@@ -66,9 +71,7 @@ def run(job: Job) -> Verdict:
     return Verdict("passed")
 
 
-def _plan(profile: Profile, swapped: int) -> Plan:
-    values = [value.id for value in profile.activations][:swapped]
-    decisions: dict[int, Choice] = dict.fromkeys(values, "swap")
+def _plan(profile: Profile, decisions: dict[int, Choice]) -> Plan:
     return plan_from_decisions(profile, decisions, region="step")
 
 

@@ -82,6 +82,7 @@ def _one(job: Job, race: Race) -> bool:
 def _planned(workload: Workload) -> tuple[str, Plan]:
     """What has no deterministic kernel, and a plan that swaps and replays by turns."""
     shaky = use_deterministic_kernels(lambda: forward_and_backward(workload, None))
+    workload.model.zero_grad(set_to_none=True)
     return shaky, tight_mixed_plan(profile_workload(workload, warmup=1, repeats=1))
 
 

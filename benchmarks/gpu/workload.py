@@ -88,6 +88,7 @@ def _profiled(job: Job, workload: Workload) -> Profile:
     shaky = use_deterministic_kernels(lambda: forward_and_backward(workload, None))
     if shaky:
         job.add("notes", f"no deterministic kernel: {shaky}")
+    workload.model.zero_grad(set_to_none=True)
     return profile_workload(workload, progress=job.tell)
 
 

@@ -28,8 +28,10 @@ from pooch.profiler.timing import median_times_ms, slot_times_ms, time_step
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.out_of_memory import is_out_of_memory
 from pooch.torchtools.signature import model_signature
+from pooch.torchtools.tensors import has_plain_storage, storage_key
 from pooch.torchtools.training_state import model_device, training_state_kept
 
+CUDA_GRANULE_BYTES = 512  # the caching allocator hands out multiples of this
 Mode = Literal["run", "offload", "auto"]
 Forward = Callable[[], torch.Tensor]
 Progress = Callable[[str], None]
@@ -156,9 +158,17 @@ class _Profiling:
 
     def _persistent_bytes(self) -> tuple[int, list[str]]:
         gc.collect()  # as before every recorded step: garbage is not persistent
-        live = self._pass("counting persistent bytes", lambda: live_bytes(self.device))
+        aside = self._gradient_bytes()  # put aside for the while: the step makes its own
+        live = self._pass("counting persistent bytes", lambda: live_bytes(self.device)) - aside
         to_come, notes = foreseen_state_bytes(self.optimizer, self.model)
         return live + to_come, notes
+
+    def _gradient_bytes(self) -> int:
+        """Device bytes of the gradients that the user's model holds now."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None and p.grad.device == self.device]
+        sizes = {storage_key(g): g.untyped_storage().nbytes() for g in gradients if has_plain_storage(g)}
+        granule = CUDA_GRANULE_BYTES if self.device.type == "cuda" else 1
+        return sum(-(-size // granule) * granule for size in sizes.values())
 
     def _record(self, mode: str, number: int) -> StepRecord:
         store = OffloadStore() if mode == "offload" else None

@@ -152,3 +152,13 @@ def test_gradients_that_accumulate_count_from_the_start() -> None:
     accumulating = profile_step(job.forward, job.model, job.optimizer, LINK, options)
     gradient_bytes = sum(p.numel() * 4 for p in job.model.parameters())
     assert accumulating.persistent_bytes - plain.persistent_bytes == pytest.approx(gradient_bytes, rel=0.05)
+
+
+def test_gradients_of_an_earlier_step_are_not_persistent() -> None:
+    """The step is measured without them, as after `zero_grad`."""
+    fresh = profile_job(make_job("conv"))
+    job = make_job("conv")
+    job.forward().backward()
+    after = profile_job(job)
+    assert after.persistent_bytes == fresh.persistent_bytes
+    assert after.peak_bytes == fresh.peak_bytes
