@@ -1,6 +1,6 @@
 """Every differentiable operator of PyTorch's own database, trained plainly and under keep, swap and recompute.
 
-`python -m benchmarks.operators [--names matmul,fft] [--dtypes float64] [--samples N] [--output table.md]`
+    python -m benchmarks.operators [--names matmul,fft] [--dtypes float64] [--samples N] [--output benchmarks/results]
 
 Around each operator stands a small step: inputs pass through `x * 1` and results through `sin`, so that something is
 saved before and after it. Loss and gradients have to be bitwise those of plain training. An entry is "refused" where
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from pooch.errors import PoochError
 from pooch.executor import apply_plan
 from pooch.ir import Choice, Plan, Profile
 from pooch.ir.dataflow import Dataflow
+from pooch.ir.files import replace_file
 
 CHOICES: tuple[Choice, ...] = ("keep", "swap", "recompute")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -246,6 +248,18 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(outcomes: list[Outcome], text: str, told: str, folder: Path) -> None:
+    """The table for people, and every outcome for programs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = (
+        "# Every differentiable operator of PyTorch's database under keep, swap and recompute\n\n"
+        f"{told}. Loss, gradients and random state are compared bitwise with plain training.\n\n"
+    )
+    replace_file(folder / "operators-cpu.md", (head + text).encode())
+    document = {"about": told, "outcomes": [asdict(outcome) for outcome in outcomes]}
+    replace_file(folder / "operators-cpu.json", json.dumps(document, indent=1).encode())
+
+
 def sweep(names: list[str], dtypes: list[str], most_samples: int, progress: bool = False) -> list[Outcome]:
     """All entries whose name is among `names` (all of them if it is empty)."""
     chosen = [op for op in entries() if not names or op.name in names]
@@ -263,7 +277,7 @@ def main() -> int:
     parser.add_argument("--names", default="", help="entries, separated by commas (default: all)")
     parser.add_argument("--dtypes", default="float64,float32")
     parser.add_argument("--samples", type=int, default=1000, help="most samples of an entry")
-    parser.add_argument("--output", type=Path, help="where to write the table")
+    parser.add_argument("--output", type=Path, help="folder for operators-cpu.md and .json (default: printed alone)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     start = time.monotonic()
@@ -272,12 +286,11 @@ def main() -> int:
     gc.freeze()  # what was imported is nobody's garbage; looking through it again and again takes most of the time
     names = [name for name in arguments.names.split(",") if name]
     outcomes = sweep(names, arguments.dtypes.split(","), arguments.samples, progress=True)
-    text = (
-        table(outcomes) + f"\n{len(outcomes)} entries in {time.monotonic() - start:.0f} s, torch {torch.__version__}\n"
-    )
-    print(text)
+    told = f"{len(outcomes)} entries in {time.monotonic() - start:.0f} s, torch {torch.__version__}"
+    text = table(outcomes)
+    print(f"{text}\n{told}\n")
     if arguments.output:
-        arguments.output.write_text(text)
+        write(outcomes, text, told, arguments.output)
     return int(any(outcome.status == "fail" for outcome in outcomes))
 
 

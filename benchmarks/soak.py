@@ -1,7 +1,9 @@
-"""A thousand small planned steps: live tensors, process memory, threads and file descriptors have to stay flat.
+"""A thousand small planned steps: tensors, process memory, threads, file descriptors and the tier have to stay flat.
 
-`python -m benchmarks.soak [--steps 1000]`. Every tenth forward has no backward pass and every twentieth raises, as in
-users' loops. Prints ten rows; exit code 1 if something grows.
+    python -m benchmarks.soak [--steps 1000] [--output benchmarks/results]
+
+Every tenth forward has no backward pass and every twentieth raises, as in users' loops. Writes ten rows as a table and
+fifty samples as a picture; exit code 1 if something grows once the first tenth of the steps is over.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import gc
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.handmade import tight_plan, tiny_profile
+from benchmarks.tables import Row, markdown_table, write_results
 from pooch.executor import apply_plan
 from pooch.ir import Choice, Plan, Profile
 from pooch.ir.dataflow import Dataflow
@@ -30,13 +33,18 @@ ALLOWED_PROCESS_GROWTH_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the process holds after some steps. `process_bytes`: resident memory."""
+    """What the process holds after some steps.
+
+    Attributes:
+        live_bytes: of tensors. process_bytes: resident memory. tier_bytes: of spill files, which have no name.
+    """
 
     steps: int
     live_bytes: int
     process_bytes: int
     threads: int
     descriptors: int
+    tier_bytes: int
 
 
 def small_net() -> nn.Module:
@@ -93,9 +101,21 @@ def soak(steps: int, every: int) -> list[Sample]:
 
 def _sample(steps: int) -> Sample:
     gc.collect()
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    descriptors = list(Path("/proc/self/fd").iterdir())
     resident = psutil.Process(os.getpid()).memory_info().rss
-    return Sample(steps, live_bytes(torch.device("cpu")), resident, threading.active_count(), descriptors)
+    live = live_bytes(torch.device("cpu"))
+    return Sample(steps, live, resident, threading.active_count(), len(descriptors), _tier_bytes(descriptors))
+
+
+def _tier_bytes(descriptors: list[Path]) -> int:
+    found = 0
+    for link in descriptors:
+        try:
+            if "/pooch-" in str(link.readlink()):
+                found += link.stat().st_size
+        except FileNotFoundError:  # the descriptor through which the folder was listed
+            continue
+    return found
 
 
 def growth(samples: list[Sample]) -> list[str]:
@@ -103,7 +123,7 @@ def growth(samples: list[Sample]) -> list[str]:
     first, last = samples[0], samples[-1]
     found = [
         f"{name} grew from {getattr(first, name)} to {getattr(last, name)}"
-        for name in ("live_bytes", "threads", "descriptors")
+        for name in ("live_bytes", "threads", "descriptors", "tier_bytes")
         if getattr(last, name) > getattr(first, name)
     ]
     if last.process_bytes - first.process_bytes > ALLOWED_PROCESS_GROWTH_BYTES:
@@ -111,17 +131,56 @@ def growth(samples: list[Sample]) -> list[str]:
     return found
 
 
+def row_of(sample: Sample) -> Row:
+    """One line of the table."""
+    return {
+        "steps": sample.steps,
+        "live tensors": f"{sample.live_bytes} B",
+        "process": f"{sample.process_bytes / 2**20:.1f} MiB",
+        "threads": sample.threads,
+        "file descriptors": sample.descriptors,
+        "spill files": f"{sample.tier_bytes} B",
+    }
+
+
+def draw(samples: list[Sample], path: Path) -> None:
+    """The curves, one above the other."""
+    from matplotlib.figure import Figure
+
+    curves = {
+        "live tensors (KiB)": [sample.live_bytes / 2**10 for sample in samples],
+        "process (MiB)": [sample.process_bytes / 2**20 for sample in samples],
+        "threads": [sample.threads for sample in samples],
+        "file descriptors": [sample.descriptors for sample in samples],
+        "spill files (KiB)": [sample.tier_bytes / 2**10 for sample in samples],
+    }
+    figure = Figure(figsize=(7, 7), layout="constrained")
+    axes = figure.subplots(len(curves), 1, sharex=True)
+    for axis, (name, values) in zip(axes, curves.items(), strict=True):
+        axis.plot([sample.steps for sample in samples], values)
+        axis.set_ylim(0, 1.2 * max(values))
+        axis.set_title(name, loc="left", fontsize=9)
+    axes[-1].set_xlabel("steps")
+    beside = path.with_name(path.name + ".part")
+    figure.savefig(beside, format="png", dpi=100)
+    beside.replace(path)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Train, print, write; exit code 1 if something grows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    samples = soak(arguments.steps, max(1, arguments.steps // 10))
-    print("| steps | live tensors (bytes) | process (bytes) | threads | file descriptors |\n|---|---|---|---|---|")
-    for one in samples:
-        print(f"| {one.steps} | {one.live_bytes} | {one.process_bytes} | {one.threads} | {one.descriptors} |")
-    grown = growth(samples)
-    print("\n" + ("; ".join(grown) if grown else "nothing grew"))
+    samples = soak(arguments.steps, max(1, arguments.steps // 50))
+    rows = [row_of(sample) for sample in samples[:: max(1, len(samples) // 10)]]
+    grown = growth(samples[len(samples) // 10 :])  # the C library's allocator and the interpreter settle at first
+    verdict = "; ".join(grown) if grown else "nothing grew"
+    title = f"{arguments.steps} planned steps that swap and recompute: {verdict}"
+    write_results("soak-cpu", title, rows, [asdict(sample) for sample in samples], arguments.output)
+    draw(samples, arguments.output / "soak-cpu.png")
+    sys.stdout.write(f"{markdown_table(rows)}\n\n{verdict}\n")
     return int(bool(grown))
 
 

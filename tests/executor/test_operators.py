@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("expecttest", reason="PyTorch's operator database needs the package expecttest")
@@ -31,11 +34,14 @@ def test_operators_are_bitwise_equal_under_every_choice() -> None:
     assert sum(outcome.replayed_ops > 0 for outcome in passed) > 0.5 * len(passed)
 
 
-def test_the_table_counts_and_names_what_did_not_pass() -> None:
+def test_the_table_counts_and_names_what_did_not_pass(tmp_path: Path) -> None:
     outcomes = [
         operators.Outcome("one", "float64"),
         operators.Outcome("two", "float64", "fail", "swap: the loss differs"),
     ]
     text = operators.table(outcomes)
+    operators.write(outcomes, text, "2 entries", tmp_path)
+    assert text in (tmp_path / "operators-cpu.md").read_text()
+    assert len(json.loads((tmp_path / "operators-cpu.json").read_text())["outcomes"]) == 2
     assert "| float64 | 1 | 0 | 0 | 1 |" in text
     assert "| two | float64 | fail | swap: the loss differs |" in text
