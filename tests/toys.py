@@ -36,6 +36,7 @@ class _ToyValue:
     readers: list[int] = field(default_factory=list)
     savers: list[int] = field(default_factory=list)
     too_small: bool = False
+    touches: list[int] | None = field(default_factory=list)
 
 
 @dataclass
@@ -129,6 +130,14 @@ class ToyStep:
         """The program itself holds the value until this slot (None: it never lets go)."""
         self.values[value].held_until = until
 
+    def touch(self, value: int, slot: int) -> None:
+        """The program looks at the value in this slot without an op, so it holds it until then."""
+        self.values[value].touches = sorted({*(self.values[value].touches or ()), slot})
+
+    def hand_out(self, value: int) -> None:
+        """Somebody has the value's address, so nobody knows when it is read."""
+        self.values[value].touches = None
+
     def too_small(self, value: int) -> None:
         """Mark the value as one that nobody decides on."""
         self.values[value].too_small = True
@@ -181,7 +190,8 @@ class _Build:
         told = self.step.values[index]
         unpacks = [self.unpack_slot[op] for op in told.savers if op in self.unpack_slot]
         held = told.held_until
-        release = self.end if held is None else max([told.producer, held, *told.readers])
+        looks = [*told.readers, *(told.touches or ())]
+        release = self.end if held is None else max([told.producer, held, *looks])
         death = max([release, *unpacks])
         for op in told.savers:
             if op not in self.unpack_slot:  # a node that never runs: dropped after the forward pass, or kept to the end
@@ -193,6 +203,7 @@ class _Build:
             label=f"value {index}", dtype="float32", shape=(told.size_bytes,), saved=bool(told.savers),
             saved_outside_model=outside, release=min(release, self.end), first_unpack=min(unpacks, default=-1),
             death=min(death, self.end), fixed=self._fixed(told),
+            touches=None if told.touches is None else tuple(told.touches),
         )  # fmt: skip
 
     def _fixed(self, told: _ToyValue) -> str | None:
@@ -325,13 +336,19 @@ def random_profile(random: Random, count: int) -> Profile:
     for _ in range(count):
         pool += _random_op(random, step, pool, saving, refusing)
     for value in [v for v in pool if step.values[v].role == "made"]:
-        special = random.randint(0, 24)
+        special = random.randint(0, 19)
         if special == 0:
             step.hold(value)
         elif special <= 2:
             step.hold(value, until=random.randint(0, 2 * count))
         elif special == 3:
             step.too_small(value)
+        elif special == 4:
+            step.hand_out(value)
+        elif special <= 6:
+            step.touch(value, random.randint(step.values[value].producer, count - 1))
+        elif special <= 10:
+            step.hold(value, until=random.randint(step.values[value].producer, count - 1))
     begin = random.choice([0, 0, random.randint(0, count // 2)])
     model = (begin, random.choice([count, random.randint(begin, count)]))
     return step.build(random_link(random), persistent_bytes=random.randint(0, 20), model=model)

@@ -21,9 +21,11 @@ class Record:
         ticket: the copy under way, if any.
         copied_out: the tier holds it. handles: how many saved tensors of autograd's are on it.
         changed: an in-place op wrote over it after it was saved.
+        home: gives the storage in which the program has it, or None once the program has let go.
+        handed_out: somebody has its address, so it has to stay in place.
     """
 
-    __slots__ = ("changed", "copied_out", "handles", "size_bytes", "storage", "ticket", "value")
+    __slots__ = ("changed", "copied_out", "handed_out", "handles", "home", "size_bytes", "storage", "ticket", "value")
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -33,6 +35,12 @@ class Record:
         self.copied_out = False
         self.handles = 0
         self.changed = False
+        self.home: Callable[[], torch.UntypedStorage | None] = _nowhere
+        self.handed_out = False
+
+
+def _nowhere() -> None:
+    return None
 
 
 class VersionProbe:

@@ -15,12 +15,14 @@ import torch
 from pooch.errors import PlanMismatch, PoochError, UsageError
 from pooch.executor.engines import make_engine
 from pooch.executor.engines.protocol import CopyEngine
+from pooch.executor.mode import StepMode, WatchfulMode
 from pooch.executor.snapshot import StepSnapshot
 from pooch.executor.statistics import RunStats
-from pooch.executor.step import PlannedStep, StepMode
+from pooch.executor.step import PlannedStep
 from pooch.executor.table import ActionTable
 from pooch.ir import Plan
 from pooch.torchtools.memory_meter import MemoryMeter
+from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.signature import model_signature
 from pooch.torchtools.training_state import model_device
 
@@ -131,7 +133,7 @@ class Run:
     def _planned_step(self) -> Iterator[None]:
         arena = self._engine.open_arena(self._table.host_bytes)
         step = PlannedStep(self._table, arena, self._device, self._stats, self._on_mismatch, self._told)
-        with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), StepMode(step):
+        with _watching(step) if self._table.emptied else _recognising(step):
             yield
         step.end_forward()
 
@@ -192,6 +194,24 @@ def _refuse_capture() -> None:
         raise UsageError(
             "a planned step cannot be captured into a CUDA graph: capture without the plan, or train without the graph"
         )
+
+
+@contextmanager
+def _recognising(step: PlannedStep) -> Iterator[None]:
+    """The step sees every op, and what autograd saves and reads."""
+    with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), StepMode(step):
+        yield
+
+
+@contextmanager
+def _watching(step: PlannedStep) -> Iterator[None]:
+    """The step sees every look at a tensor besides, and has everything in place when nobody watches any more."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(step.quietly(step.pack), step.quietly(step.unpack))
+    with hooks, RawLooks(step.look), WatchfulMode(step):
+        try:
+            yield
+        finally:
+            step.restore()
 
 
 def apply_plan(

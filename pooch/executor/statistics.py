@@ -13,6 +13,7 @@ class RunStats:
         step_ms: from the beginning of the region to the last read of a saved value.
         stall_ms: time that the host waited for copies; 0 on a GPU, where streams wait and the host goes on.
         swapped_out_bytes, swapped_in_bytes: bytes moved.
+        emptied_bytes: bytes that left in the forward pass while the program still held them.
         recomputed_ops: ops replayed.
         peak_bytes: highest live device bytes. Known on a GPU, and on a CPU inside of `run.measured()`; else None.
         reserved_bytes: highest bytes that the caching allocator had taken from the GPU; None on a CPU.
@@ -25,6 +26,7 @@ class RunStats:
     stall_ms: float = 0.0
     swapped_out_bytes: int = 0
     swapped_in_bytes: int = 0
+    emptied_bytes: int = 0
     recomputed_ops: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None

@@ -7,21 +7,21 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pooch.errors import PlanMismatch, TierError
+from pooch.executor.emptied import EmptiedStorages
 from pooch.executor.engines.protocol import Arena
 from pooch.executor.records import PackedRecord, Record, changed_in_place, pack_kept
 from pooch.executor.replay import RecordedCall, find_made, record_call, replay_call
 from pooch.executor.statistics import RunStats
 from pooch.executor.table import ActionTable
 from pooch.ir import Action, ExpectedOp
-from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
-from pooch.torchtools.operators import operator_facts
-from pooch.torchtools.tensors import fingerprint, has_plain_storage, result_tensors
+from pooch.torchtools.effects import StorageMap
+from pooch.torchtools.tensors import fingerprint, has_plain_storage
 
 
 class PlannedStep:
@@ -41,9 +41,12 @@ class PlannedStep:
         self.held: dict[int, torch.UntypedStorage] = {}
         self.calls: dict[int, RecordedCall] = {}
         self.to_drop = set(table.dropped)
+        make_again = weakref.WeakMethod(self._make_again)  # a step that holds itself would wait for the collector
+        self.emptied = EmptiedStorages(arena, table.offsets, stats, make_again)
         self.on_path = True
         self.begin = time.perf_counter()
         self._next = 0
+        self.is_own = False  # whatever is done just now is not the program's doing
         self._acted: set[int] = set()
         self._replays_ahead = set(table.replay_slots)
         weakref.finalize(self, arena.close).atexit = False
@@ -57,12 +60,20 @@ class PlannedStep:
             self._leave_path("an op on the stream that the region began on", f"{facts.name} on another stream")
         if self.on_path:
             slot = self.table.first_slot + self._next
-            if slot in self.table.actions:
+            if slot in self.table.actions and self._is_due(facts.name):
                 self.act(slot)
             if slot in self.table.replayed:
                 self.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
+        if self.emptied.away:
+            self.emptied.look((args, kwargs))
         for key in written:
             self._protect(self.values.get(key))
+
+    def _is_due(self, name: str) -> bool:
+        """Whether the op that comes may be the next planned one; else it makes nothing, such as `.item()`, or leaves
+        the path.
+        """
+        return self._next < len(self.table.expected) and self.table.expected[self._next].name == name
 
     def _protect(self, value: int | None) -> None:
         """An op is about to write over a value: let a copy of it end first, and remember that it changed."""
@@ -87,6 +98,32 @@ class PlannedStep:
                 self.held[value] = storage
             elif value in self.table.swapped:
                 self.records[value].storage = storage
+            if value in self.table.emptied:
+                self.records[value].home = weakref.ref(storage)
+
+    def look(self, arguments: Any, handed_out: bool = False) -> None:
+        """The program is about to look at tensors without an op that computes."""
+        if self.on_path and not self.is_own:
+            self.is_own = True
+            try:
+                with torch._C._DisableTorchDispatch():
+                    self.emptied.look(arguments)
+                    if handed_out:
+                        self.emptied.hand_out(arguments, self.values, self.records)
+            finally:
+                self.is_own = False
+
+    def quietly(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The hook, what it does being no look of the program's."""
+
+        def quiet(argument: Any) -> Any:
+            before, self.is_own = self.is_own, True
+            try:
+                return hook(argument)
+            finally:
+                self.is_own = before
+
+        return quiet
 
     def _recognise(
         self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
@@ -107,9 +144,20 @@ class PlannedStep:
         if self.on_path and self._next < len(self.table.expected):
             self._leave_path(self.table.expected[self._next].fingerprint, "the end of the region")
 
+    def restore(self) -> None:
+        """Nobody watches from here on: what the program holds is there again."""
+        if self.emptied.away:
+            before, self.is_own = self.is_own, True
+            try:
+                with torch._C._DisableTorchDispatch():
+                    self.emptied.restore()
+            finally:
+                self.is_own = before
+
     def _leave_path(self, expected: str, actual: str) -> None:
         self.on_path = False
         self.stats.mismatches = 1
+        self.restore()
         text = (
             f"the step left the planned path at op {self._next}: expected {expected}, got {actual}; the rest of this "
             f"step "
@@ -143,9 +191,14 @@ class PlannedStep:
             self._drop(action)
         else:
             record = self.records[action.target]
-            {"copy_out": self._copy_out, "free": self._free, "copy_in": self._copy_in, "wait": self._wait}[action.kind](
-                record
-            )
+            {
+                "copy_out": self._copy_out,
+                "free": self._free,
+                "empty": self._empty,
+                "refill": self.emptied.refill,
+                "copy_in": self._copy_in,
+                "wait": self._wait,
+            }[action.kind](record)
 
     def _copy_out(self, record: Record) -> None:
         if record.storage is None:
@@ -155,12 +208,23 @@ class PlannedStep:
         self.stats.swapped_out_bytes += record.size_bytes
 
     def _free(self, record: Record) -> None:
-        if record.ticket is None:
+        self._end_copy_out(record)
+        if record.copied_out and record.ticket is None:
+            record.storage = None
+
+    def _empty(self, record: Record) -> None:
+        self._end_copy_out(record)
+        if record.copied_out or record.value in self.table.recomputed:
+            self._wait(record)
+            self.emptied.empty(record)
+
+    def _end_copy_out(self, record: Record) -> None:
+        """Wait for the copy out, if it is under way; where it failed, the value stays."""
+        if record.ticket is None or record.copied_out:
             return
         self.stats.stall_ms += record.ticket.wait()
         if record.ticket.error is None:
             record.copied_out = True
-            record.storage = None
         else:
             self._warn_kept(record.ticket.error)
         record.ticket = None
@@ -195,6 +259,8 @@ class PlannedStep:
                 "(spill_directory= or POOCH_SPILL_DIRECTORY) if it happens again"
             ) from record.ticket.error
         record.ticket = None
+        if self.emptied.away:
+            self.emptied.arrived(record)
 
     def _drop(self, action: Action) -> None:
         """End the schedule's hold, unless, in another order, an earlier replay is still to come."""
@@ -239,6 +305,8 @@ class PlannedStep:
         if written and value in in_place:
             return self.held.pop(value)
         storage = self.held.get(value)
+        if storage is not None and self.emptied.away and value in self.records:
+            self.emptied.bring_back(self.records[value])
         if storage is None:
             record = self.records[value]
             self._ensure(record)
@@ -298,6 +366,9 @@ class PlannedStep:
 
     def _ensure(self, record: Record) -> None:
         """Have a value on the device, whatever the schedule has or has not done."""
+        if self.emptied.away and self.emptied.is_away(record):
+            self.emptied.bring_back(record)
+            record.storage = record.home()
         if record.storage is not None:
             self._wait(record)
             return
@@ -306,9 +377,9 @@ class PlannedStep:
             self._start_copy_in(record)
             self._wait(record)
         else:
-            self._make_again(record.value)
+            record.storage = self._make_again(record.value)
 
-    def _make_again(self, value: int) -> None:
+    def _make_again(self, value: int) -> torch.UntypedStorage:
         """Replay what a value needs, sources first; iterative, since a chain of replays may be long."""
         made: dict[int, torch.UntypedStorage] = {}
         stack = [value]
@@ -320,7 +391,7 @@ class PlannedStep:
             current = stack.pop()
             if not self._at_hand(current, made):
                 self._replay_outside(current, made)
-        self.records[value].storage = made[value]
+        return made[value]
 
     def _reads_of(self, value: int) -> list[int]:
         call = self.calls[self.table.producer_of[value]]
@@ -343,33 +414,3 @@ class PlannedStep:
         storages = replay_call(self.calls[slot], resolve)
         self.stats.recomputed_ops += 1
         made.update(zip(self.table.expected[slot - self.table.first_slot].writes, storages, strict=True))
-
-
-class StepMode(TorchDispatchMode):
-    """Shows every op of the region to the step, below autograd."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No wrapper that keeps a compiler away from `__torch_dispatch__`: it costs as much as all that we do here."""
-        return False
-
-    def __init__(self, step: PlannedStep) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._step = step
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Every op of every step passes here: `python -m benchmarks.hook_cost` tells what it costs.
-        kwargs = kwargs or {}
-        facts = operator_facts(func)
-        if facts.is_view:
-            return func(*args, **kwargs)
-        step = self._step
-        keys = argument_keys(args, kwargs)
-        written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
-        step.before_op(func, facts, args, kwargs, written)
-        result = func(*args, **kwargs)
-        outputs = result_tensors(result)
-        made = new_tensors(written, outputs, keys)
-        if made:
-            step.after_op(func, facts.name, outputs, made)
-        return result

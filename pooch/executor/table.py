@@ -18,6 +18,7 @@ class ActionTable:
         actions: {slot: actions at its entry, in order}.
         anchor_of: {value id: slot at whose entry the backward pass first reads it}, for slots that have actions.
         swapped, recomputed, sources: as in the schedule.
+        emptied: values whose bytes leave while the program still holds them.
         dropped: values that the schedule lets go of by a "drop" of its own.
         held_values: values that may be read by replays at several slots, so that an early drop could hurt a later one.
         replay_slots: slots at whose entry something is replayed.
@@ -34,6 +35,7 @@ class ActionTable:
     swapped: frozenset[int]
     recomputed: frozenset[int]
     sources: frozenset[int]
+    emptied: frozenset[int]
     dropped: frozenset[int]
     held_values: frozenset[int]
     replay_slots: frozenset[int]
@@ -63,6 +65,7 @@ class ActionTable:
             swapped=frozenset(schedule.swapped),
             recomputed=frozenset(schedule.recomputed),
             sources=frozenset(schedule.sources),
+            emptied=frozenset(a.target for a in schedule.actions if a.kind == "empty"),
             dropped=frozenset(a.target for a in schedule.actions if a.kind == "drop"),
             held_values=frozenset((*schedule.sources, *schedule.swapped, *schedule.recomputed)),
             replay_slots=frozenset(a.slot for a in schedule.actions if a.kind == "replay"),

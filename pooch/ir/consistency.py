@@ -79,6 +79,8 @@ def _value_faults(profile: Profile, position: int, value: Value) -> Iterator[str
         yield f"value {position} overwrites a value that does not exist"
     if max(value.release, value.first_unpack, value.death) > end:
         yield f"value {position} lives beyond the end of the step"
+    if any(not 0 <= slot < profile.forward_ops for slot in value.touches or ()):
+        yield f"value {position} is touched outside of the forward pass"
     if value.fixed is None and not 0 <= value.producer <= value.death:
         yield f"activation {position} dies before it is made"
 

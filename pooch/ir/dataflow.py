@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy
 
@@ -28,6 +29,19 @@ class ReplayRecipe:
 
     ops: tuple[int, ...]
     sources: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A stretch of the forward pass in which the program holds a value and nothing looks at it.
+
+    Attributes:
+        first_slot: at whose entry it can be emptied at the earliest.
+        need_slot: at whose entry it has to be there again.
+    """
+
+    first_slot: int
+    need_slot: int
 
 
 class Dataflow:
@@ -148,6 +162,57 @@ class Dataflow:
         recipes = ((value.id, saved_alone[value.id]) for value in self.activations)
         ops = {value: recipe.ops for value, recipe in recipes if isinstance(recipe, ReplayRecipe)}
         return shared_values(self.profile, self.activations, ops)
+
+    def can_empty(self, value: Value) -> bool:
+        """Whether its bytes can leave while the program holds it: every look at it is known, it stays as it is, and
+        autograd has saved no part of what its storage held before.
+        """
+        if value.touches is None or not self.is_source(value):
+            return False
+        before = value.overwrites
+        while before >= 0 and not self.profile.values[before].saved:
+            before = self.profile.values[before].overwrites
+        return before < 0
+
+    def last_use(self, value: Value) -> int:
+        """Last slot in which the forward pass needs the value to be there.
+
+        The last look at it; where it cannot be emptied, or the program holds it when the region ends: its release.
+        """
+        if not self._is_watched(value):
+            return max(value.release, value.producer)
+        return max(self._looks(value), default=value.producer)
+
+    def gaps(self, value: Value) -> tuple[Gap, ...]:
+        """The stretches between two looks at the value, or its making and the first look, in order of time.
+
+        What the program holds when the region ends is needed in the last slot of the region: nobody watches after it.
+        """
+        if not self.can_empty(value):
+            return ()
+        last = self.forward_slots.stop - 1
+        needs = sorted(slot for slot in self._looks(value) if slot < last)
+        if value.release >= last:
+            needs.append(last)
+        edges = [value.producer, *needs]
+        return tuple(Gap(a + 1, b) for a, b in pairwise(edges) if a + 1 < b)
+
+    def _is_watched(self, value: Value) -> bool:
+        """The value can be emptied, and the program lets go of it inside of the region."""
+        return self.can_empty(value) and value.release < self.forward_slots.stop - 1
+
+    def _looks(self, value: Value) -> set[int]:
+        """Slots in which the forward pass reads the value."""
+        return {*self._readers.get(value.id, ()), *(value.touches or ())}
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        """By value: the forward ops that read it."""
+        readers: dict[int, list[int]] = {}
+        for op in self.profile.ops[: self.profile.forward_ops]:
+            for value in op.reads:
+                readers.setdefault(value, []).append(op.index)
+        return readers
 
     def refusal(self, value_id: int) -> str | None:
         """Why the value cannot be recomputed, or None where it can."""

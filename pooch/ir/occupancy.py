@@ -4,7 +4,7 @@ What the account says, exactly:
 
 - A *body* (point 2k + 1) is the in-core peak of the slot, less the values that the schedule has away, plus those
   that it holds longer than the step would.
-- An *entry* (point 2k) is the highest of what is live from after the leading copy_out and free actions of that
+- An *entry* (point 2k) is the highest of what is live from after the leading copy_out, free and empty actions of that
   entry until its op starts; a value freed there belongs to the body before. A replay counts at its own peak: what is
   live, all that it writes (less the storage that it may reuse in place), and the workspace measured in-core.
 - A value that is read by replays is held until its `drop`; where autograd holds it longer, until its death.
@@ -19,6 +19,8 @@ import numpy
 
 from pooch.ir.dataflow import Dataflow
 from pooch.ir.schedule import Action
+
+LEADING = ("copy_out", "free", "empty")  # what comes first in an entry and does not count in its bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +63,28 @@ class _Walk:
         self._slot = -1
         self._level = self._high = 0  # of the current entry, relative to where it began
         self._leading = True
+        self._emptied: set[int] = set()
         for value in recomputed:
-            self._live(value, dataflow.span_end(dataflow.profile.values[value].release) + 1, -1)
+            self._live(value, self._released_point(value), -1)
+
+    def _released_point(self, value: int) -> int:
+        """First point at which the program holds the value no longer."""
+        return self._dataflow.span_end(self._dataflow.profile.values[value].release) + 1
 
     def do(self, action: Action) -> None:
         if action.slot != self._slot:
             self._close_entry()
             self._slot = action.slot
         kind = action.kind
-        self._leading = self._leading and kind in ("copy_out", "free")
+        self._leading = self._leading and kind in LEADING
         if kind == "replay":
             self._replay(action)
         elif kind == "drop":
             self._drop(action.target)
-        elif kind == "free":
+        elif kind in ("free", "empty"):
             self._free(action.target)
+        elif kind == "refill":
+            self._refill(action.target)
         elif kind == "copy_in":
             self._arrive(action.target)
 
@@ -110,8 +119,18 @@ class _Walk:
         self._live(value, 2 * self._slot, +1)
         self._rise(self._allocated[value])
 
+    def _refill(self, value: int) -> None:
+        self._emptied.discard(value)
+        self._live(value, 2 * self._slot, +1)
+        self._rise(self._allocated[value])
+
     def _free(self, value: int) -> None:
+        if value in self._emptied:
+            return  # its bytes went before
+        self._emptied.add(value)
         self._live(value, 2 * self._slot, -1)
+        if value in self._recomputed:  # that it would leave at its release is counted already
+            self._live(value, self._released_point(value), +1)
         self._level -= self._allocated[value]
         if self._leading:
             self._high = self._level

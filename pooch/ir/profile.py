@@ -127,8 +127,10 @@ class Value:
         first_unpack: slot of its first read by the backward pass, -1 where never read.
         death: last slot in which it is held in-core; `len(ops)` where it outlives the step.
         fixed: why nothing can be decided on it ("too small", "held by the program", ...), or None for an activation
-        that a plan
-            decides on.
+            that a plan decides on.
+        touches: forward slots in which the program looks at it without an op of the profile: through a view, `.item()`
+            or `print`. None: unknown, or its address was handed out (`.numpy()`, `.data_ptr()`, a collective), so that
+            nobody sees when it is read and its storage cannot be emptied while the program holds it.
     """
 
     id: int
@@ -147,6 +149,7 @@ class Value:
     first_unpack: int
     death: int
     fixed: str | None
+    touches: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

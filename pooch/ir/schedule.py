@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ActionKind = Literal["copy_out", "free", "copy_in", "wait", "replay", "drop"]
+ActionKind = Literal["copy_out", "free", "empty", "refill", "copy_in", "wait", "replay", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,10 @@ class Action:
         slot: at whose entry it happens. Backward actions only stand at anchor slots of the profile.
         kind: and what `target` is:
             "copy_out": start copying value `target` to the tier (its contents are complete).
-            "free": wait until the copy of `target` is complete, then let go of its device bytes.
+            "free": wait until the copy of `target` is complete, then let go of it; its device bytes go with it.
+            "empty": (forward pass) take the device bytes from value `target`, which the program still holds; a swapped
+                one once its copy is complete.
+            "refill": (forward pass) give the emptied storage of `target` device bytes again and start copying back.
             "copy_in": take device bytes for `target` and start copying it back.
             "wait": wait until `target` is back.
             "replay": run forward op `target` again. The outputs named in `outputs` stay; others are dropped.

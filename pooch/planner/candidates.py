@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from pooch.ir.dataflow import Dataflow
+from pooch.ir.dataflow import Dataflow, Gap
 from pooch.ir.plan import Choice, Decisions
 from pooch.ir.profile import Value
 
@@ -21,8 +21,10 @@ class Candidate:
         value: its id. memory_bytes: what it takes on the device. size_bytes: what a copy moves.
         out_ms, in_ms: duration of a copy. displaced_ms: compute work that both copies displace. replay_ms: of its
         own recipe (nan where it cannot be replayed).
-        born: slot that makes it. release: last slot in which the program holds it. need: slot of its first
-            unpack, or NEVER. death: last slot in which autograd holds it.
+        born: slot that makes it. release: last slot in which the forward pass needs it to be there. need: slot of its
+            first unpack, or NEVER. death: last slot in which autograd holds it.
+        gaps: stretches before its release in which it can be swapped out because nothing looks at it.
+        can_wait: it can be away between its last use by the forward pass and its first by the backward pass.
         can_swap, can_recompute: the choice is possible and would free memory for some time.
         can_join: recomputing it frees nothing by itself, but changes replays that run anyway: they make no second
             copy of it beside a sibling, or run earlier.
@@ -45,6 +47,13 @@ class Candidate:
     can_join: bool
     ops: tuple[int, ...]
     sources: tuple[int, ...]
+    gaps: tuple[Gap, ...] = ()
+    can_wait: bool = True
+
+    @property
+    def first_away(self) -> int:
+        """First slot in which it can be swapped out."""
+        return self.gaps[0].first_slot if self.gaps else self.release + 1
 
     @property
     def copy_ms(self) -> float:
@@ -77,7 +86,7 @@ class Candidates:
         dataflow, link = self.dataflow, self.dataflow.profile.link
         replayable = dataflow.refusal(value.id) is None
         recipe = dataflow.recipe(value.id) if replayable else None
-        has_room = self._has_room(value, slots=1)
+        has_room, gaps = self._has_room(value, slots=1), dataflow.gaps(value)
         return Candidate(
             value=value.id,
             memory_bytes=value.allocated_bytes,
@@ -87,14 +96,16 @@ class Candidates:
             displaced_ms=self._displaced_ms(value),
             replay_ms=dataflow.replay_ms(value.id),
             born=value.producer,
-            release=max(value.release, value.producer),
+            release=dataflow.last_use(value),
             need=value.first_unpack,
             death=value.death,
-            can_swap=has_room,
+            can_swap=has_room or bool(gaps),
             can_recompute=replayable and has_room,
             can_join=replayable and not has_room and self._has_room(value, slots=0),
             ops=recipe.ops if recipe else (),
             sources=tuple(s for s in recipe.sources if s in dataflow.activation_ids) if recipe else (),
+            gaps=gaps,
+            can_wait=has_room,
         )
 
     def _displaced_ms(self, value: Value) -> float:
@@ -106,11 +117,11 @@ class Candidates:
         return out_share * link.out_ms(value.size_bytes) + in_share * in_ms
 
     def _has_room(self, value: Value, slots: int) -> bool:
-        """Whether at least so many slots lie between its release and its first use in the backward pass."""
+        """Whether at least so many slots lie between its last use by the forward pass and its first by the backward."""
         if not self.dataflow.is_source(value):  # it is written over, so nothing could bring it back
             return False
         until = value.first_unpack if value.first_unpack != NEVER else value.death
-        return value.release + slots < until
+        return self.dataflow.last_use(value) + slots < until
 
     def all_of(self, choice: Choice) -> dict[int, Choice]:
         """The choice for every activation for which it frees memory, keep for the others."""
@@ -126,8 +137,9 @@ class Candidates:
         """
         ready, end = dict(self._own_ready), self.dataflow.end
         for item in reversed(self.items):  # what reads comes after what is read
-            if item.sources and decisions.get(item.value) == "recompute" and ready[item.value] < end:
-                at = ready[item.value]
+            at = ready[item.value]
+            is_replayed = item.release < at < end  # what the program still holds is not
+            if item.sources and decisions.get(item.value) == "recompute" and is_replayed:
                 for source in item.sources:
                     if ready.get(source, end) > at:
                         ready[source] = at
@@ -147,13 +159,17 @@ class Candidates:
                 if away < back:  # else it cannot leave in time
                     places += (away, back)
                     changes += (-item.memory_bytes, item.memory_bytes)
+            if decisions.get(item.value, "keep") == "swap":
+                for gap in item.gaps:
+                    places += (2 * gap.first_slot, 2 * gap.need_slot)
+                    changes += (-item.memory_bytes, item.memory_bytes)
         change = numpy.zeros(2 * self.dataflow.end + 1, dtype=numpy.int64)
         numpy.add.at(change, numpy.array(places, dtype=numpy.intp), numpy.array(changes, dtype=numpy.int64))
         return self.dataflow.in_core_points + numpy.cumsum(change[:-1])
 
     def away_points(self, item: Candidate) -> slice:
         """Points at which the value can be away at the very most, where no replay reads it."""
-        return slice(2 * (item.release + 1), min(2 * self._own_ready[item.value], self.dataflow.life_ends[item.value]))
+        return slice(2 * item.first_away, min(2 * self._own_ready[item.value], self.dataflow.life_ends[item.value]))
 
     def least_ms(self, decisions: Decisions) -> float:
         """Compute time that decisions cost at the very least: each op of a replay counted once, copies free."""
@@ -161,7 +177,7 @@ class Candidates:
         replayed = {
             op
             for item in self.items
-            if decisions.get(item.value, "keep") == "recompute" and ready[item.value] < self.dataflow.end
+            if decisions.get(item.value, "keep") == "recompute" and item.release < ready[item.value] < self.dataflow.end
             for op in item.ops
         }
         ops = self.dataflow.profile.ops

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pooch.ir.dataflow import Gap
 from pooch.ir.plan import Choice, Decisions
 from pooch.planner.candidates import NEVER, Candidate, Candidates
 from pooch.planner.marks import Marks
@@ -25,7 +26,8 @@ class ActivationClass:
         members: in forward order. value: id of the first one: the name of the class.
         memory_bytes, size_bytes, out_ms, in_ms, copy_ms, can_swap, can_recompute: of each member.
         replay_ms: of the dearest member's recipe (nan where it cannot be replayed).
-        born, release, need, death: of the first member; those of the others lie in the same intervals.
+        born, release, need, death, first_away, gaps: of the first member; those of the others lie in the same
+            intervals, but for gaps between two marks.
     """
 
     members: tuple[Candidate, ...]
@@ -42,6 +44,8 @@ class ActivationClass:
     release: int
     need: int
     death: int
+    first_away: int
+    gaps: tuple[Gap, ...]
 
     @property
     def count(self) -> int:
@@ -76,8 +80,10 @@ def _signature(candidates: Candidates, marks: Marks, item: Candidate) -> Signatu
     intervals = (until(item.born), until(item.born + 1), until(item.release + 1), need, until(item.death + 1))
     death = until(item.death) if item.need == NEVER else NEVER
     recipe = tuple(ops[op].name for op in item.ops) if item.can_recompute else ()
+    spans = ((until(gap.first_slot), until(gap.need_slot)) for gap in item.gaps)
+    gaps = (until(item.first_away), *(span for span in spans if span[0] < span[1]))
     able = (item.can_swap, item.can_recompute, len(item.sources))
-    return (item.memory_bytes, item.size_bytes, ops[item.born].name, able, recipe, intervals, death)
+    return (item.memory_bytes, item.size_bytes, ops[item.born].name, able, recipe, intervals, gaps, death)
 
 
 def _class_of(members: tuple[Candidate, ...]) -> ActivationClass:
@@ -97,6 +103,8 @@ def _class_of(members: tuple[Candidate, ...]) -> ActivationClass:
         release=first.release,
         need=first.need,
         death=first.death,
+        first_away=first.first_away,
+        gaps=first.gaps,
     )
 
 

@@ -1,7 +1,8 @@
 """The part of the program about transfers: summed up over values of like size, because only their sums matter.
 
-Which value of a class is copied first does not matter to the sums: all that leave stay away to the end of the forward
-pass, and coming back in order of need is never worse. So one variable per interval and class stands for all values.
+Which value of a class is copied first does not matter to the sums: all that leave after their last use stay away to
+the end of the forward pass, and coming back in order of need is never worse. So one variable per interval and class
+stands for all values. What leaves in a gap of the forward pass and comes back counts as freed while it is away.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ CLASSES = 4  # of bytes per ms of copying; one is enough where the latency is sm
 class _CopyClass:
     """Values that give about the same number of bytes for a ms of copying.
 
-    Variables, cumulative until the end of interval t: `out`, `back`: ms of copying; `freed`, `taken`: units of memory.
+    Variables, cumulative until the end of interval t: `out`, `back`: ms of copying; `freed`, `taken`: units of memory
+    (in the forward pass `freed` sinks again where a gap ends).
     """
 
     def __init__(self, program: LinearProgram, items: Sequence[ActivationClass], count: int, unit_bytes: float) -> None:
@@ -58,6 +60,7 @@ class CopyStreams:
         self.unit_bytes = unit_bytes
         self.program, self.marks, self.swap, self.residency = program, marks, swap, residency
         self.link = candidates.dataflow.profile.link
+        self.forward_ops = candidates.dataflow.profile.forward_ops
         swappable = [item for item in items if item.value in swap]
         self.classes = [_CopyClass(program, group, marks.count, unit_bytes) for group in _by_density(swappable)]
         for group in self.classes:
@@ -72,17 +75,38 @@ class CopyStreams:
                 self.program.at_most({earlier: 1.0, later: -1.0}, 0.0)
 
     def _add_out(self, group: _CopyClass) -> None:
-        """Only what was made is copied; only what was copied and released is freed; in the end all is copied."""
+        """Only what was made is copied; only what was copied and can be away is freed; in the end all is copied."""
         interval_of = self.marks.interval_of
         made = self._running_sum(group.items, lambda i: interval_of(i.born + 1), lambda i: i.out_ms, -1.0)
         released = self._running_sum(
-            group.items, lambda i: interval_of(i.release + 1), lambda i: i.memory_bytes / self.unit_bytes, -1.0
+            group.items, lambda i: interval_of(i.first_away), lambda i: i.memory_bytes / self.unit_bytes, -1.0
         )
         for t in range(self.marks.count):
             self.program.at_most({group.out[t]: 1.0, made[t]: -1.0}, 0.0)
             self.program.at_most({group.freed[t]: 1.0, released[t]: -1.0}, 0.0)
             self.program.at_most({group.freed[t]: 1.0, group.out[t]: -group.most_freed_per_ms}, 0.0)
         self.program.at_most({group.out[-1]: -1.0} | {self.swap[i.value]: i.out_ms for i in group.items}, 0.0)
+        if any(item.gaps for item in group.items):
+            self._add_gaps(group)
+
+    def _add_gaps(self, group: _CopyClass) -> None:
+        """At a mark of the forward pass, only what nothing looks at there is away."""
+        interval_of = self.marks.interval_of
+        changes: dict[int, Terms] = {}
+        for item in group.items:
+            bytes_of, swap = item.memory_bytes / self.unit_bytes, self.swap[item.value]
+            starts = [interval_of(slot) for slot in (*(gap.first_slot for gap in item.gaps), item.release + 1)]
+            for t, sign in [(t, -1.0) for t in starts] + [(interval_of(gap.need_slot), 1.0) for gap in item.gaps]:
+                of_interval = changes.setdefault(t, {})
+                of_interval[swap] = of_interval.get(swap, 0.0) + sign * bytes_of
+        able: Variable | None = None  # bytes of swapped values that can be away at mark t
+        for t in range(sum(slot < self.forward_ops for slot in self.marks.slots)):
+            before, able = able, self.program.variable()
+            chain: Terms = {able: 1.0} | changes.get(t, {})
+            if before is not None:
+                chain[before] = -1.0
+            self.program.at_most(chain, 0.0)
+            self.program.at_most({group.freed[t]: 1.0, group.taken[t]: -1.0, able: -1.0}, 0.0)
 
     def _add_back(self, group: _CopyClass) -> None:
         """What was read by then is back by then and takes room, and so does what was copied ahead of need."""

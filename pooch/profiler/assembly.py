@@ -182,6 +182,7 @@ def _make_value(
         first_unpack=first_unpack,
         death=death,
         fixed=_why_fixed(record, release, first_unpack) or _held_by_earlier_contents(assembly.recorder.values, record),
+        touches=None if record.touches is None else tuple(sorted(record.touches)),
     )
 
 

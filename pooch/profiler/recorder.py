@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,14 @@ from pooch.profiler.modules import ModulePath
 from pooch.torchtools.effects import Effects, argument_keys, effects_of, written_tensors
 from pooch.torchtools.memory_trace import marker
 from pooch.torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
-from pooch.torchtools.tensors import dtype_name, find_tensors, fingerprint, has_plain_storage, storage_key
+from pooch.torchtools.tensors import (
+    dtype_name,
+    find_tensors,
+    fingerprint,
+    has_plain_storage,
+    storage_key,
+    tensors_with_memory,
+)
 from pooch.torchtools.training_state import model_device
 
 
@@ -54,7 +63,7 @@ class ValueRecord:
     saved: bool = False
     saved_outside_model: bool = False
     released_after: int | None = None
-    unpacks: list[int] = field(default_factory=list)
+    touches: set[int] | None = field(default_factory=set)
 
 
 class ForwardRecorder(TorchDispatchMode):
@@ -76,6 +85,8 @@ class ForwardRecorder(TorchDispatchMode):
         self._depth = 0
         self._parameters = {storage_key(p) for p in model.parameters() if has_plain_storage(p)}
         self._buffers = {storage_key(b) for b in model.buffers() if has_plain_storage(b)}
+        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+        self._own_work = 0
 
     def _enter_model(self) -> None:
         self._depth += 1
@@ -93,9 +104,14 @@ class ForwardRecorder(TorchDispatchMode):
         return self._depth > 0 and self.model_end < 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with self.unwatched():
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         facts = operator_facts(func)
         if facts.is_view:
+            if not facts.reads_nothing:
+                self._look((args, kwargs), max(0, len(self.ops) - 1))
             return func(*args, **kwargs)
         reads = self._read_values(func, facts, args, kwargs)
         written, read_keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
@@ -107,6 +123,9 @@ class ForwardRecorder(TorchDispatchMode):
         if effects.tensors:
             refusal = facts.refusal or call_refusal(func, args)
             self._record(facts, refusal, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
+        slot = max(0, len(self.ops) - 1)
+        self._look((args, kwargs), slot, handed_out=facts.may_surprise or self._is_beside())
+        self._look([args[position] for position in facts.statistics if position < len(args)], slot, handed_out=True)
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
@@ -119,6 +138,36 @@ class ForwardRecorder(TorchDispatchMode):
     def _address(self, storage: torch.UntypedStorage) -> int:
         """Where a storage lies, as the memory trace names it."""
         return storage.data_ptr()
+
+    def _is_beside(self) -> bool:
+        """On a stream of the user's own, which may read later than the step's stream gets to."""
+        return self._stream is not None and torch.cuda.current_stream() != self._stream
+
+    def looked(self, arguments: Any, handed_out: bool) -> None:
+        """The program looks at tensors without an op."""
+        if not self._own_work:
+            with self.unwatched():
+                self._look(arguments, max(0, len(self.ops) - 1), handed_out)
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """What is done inside is ours, not the program's."""
+        self._own_work += 1
+        try:
+            yield
+        finally:
+            self._own_work -= 1
+
+    def _look(self, arguments: Any, slot: int, handed_out: bool = False) -> None:
+        """Note that values have to be there in a slot; all of them where it cannot be told which."""
+        tensors, hidden = tensors_with_memory(arguments)
+        keys = self._value_of.keys() if hidden else {storage_key(t) for t in tensors} & self._value_of.keys()
+        for key in keys:
+            value = self.values[self._value_of[key]]
+            if handed_out:
+                value.touches = None
+            elif value.touches is not None:
+                value.touches.add(slot)
 
     def _read_values(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> tuple[int, ...]:
         skipped = () if reads_statistics(facts, func, args) else facts.statistics
@@ -191,9 +240,10 @@ class ForwardRecorder(TorchDispatchMode):
 
     def note_saved(self, tensor: torch.Tensor) -> int | None:
         """Note that autograd saves the tensor; returns its value's id (None where its memory is not ordinary)."""
-        if not has_plain_storage(tensor):
-            return None
-        value = self.values[self.value_id(tensor)]
+        with self.unwatched():
+            if not has_plain_storage(tensor):
+                return None
+            value = self.values[self.value_id(tensor)]
         value.saved = True
         value.saved_outside_model |= not self.inside_model
         return value.id

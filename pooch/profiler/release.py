@@ -12,6 +12,7 @@ import torch
 
 from pooch.errors import ProfileError
 from pooch.profiler.recorder import ForwardRecorder
+from pooch.torchtools.raw_looks import RawLooks
 
 
 def _no_unpack(handle: None) -> torch.Tensor:
@@ -32,7 +33,8 @@ def record_releases(
     def pack(tensor: torch.Tensor) -> None:
         used.note_saved(tensor)
 
-    with used.path.watched(), torch.autograd.graph.saved_tensors_hooks(pack, _no_unpack), used:
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, _no_unpack)
+    with used.path.watched(), hooks, RawLooks(used.looked), used:
         loss = forward()
     held = [value.released_after for value in used.values]
     del loss

@@ -17,6 +17,7 @@ import torch
 from pooch.errors import ProfileError
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, marker, quiet_collector
+from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.tensors import has_plain_storage
 
 
@@ -88,7 +89,7 @@ def record_step(
         made = value is not None and recorder.values[value].role == "made"
         if not made:
             return value, tensor
-        with torch._C._DisableTorchDispatch():  # the recorder must not see what the store does
+        with torch._C._DisableTorchDispatch(), recorder.unwatched():  # the recorder must not see what the store does
             return value, store.put(tensor)
 
     def unpack(handle: tuple[int | None, object]) -> torch.Tensor:
@@ -103,7 +104,8 @@ def record_step(
     with quiet_collector():
         tracer.start()
         try:
-            with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder.path.watched(), recorder:
+            hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+            with hooks, recorder.path.watched(), RawLooks(recorder.looked), recorder:
                 loss = check_loss(forward())
             with marker("backward"):
                 loss.backward()

@@ -22,6 +22,7 @@ class Ledger:
         self._values = dataflow.profile.values
         self._activation_ids = dataflow.activation_ids
         self._holders: dict[int, set[str]] = defaultdict(set)
+        self._emptied: dict[int, set[str]] = {}  # who holds what was emptied
         self.extra_bytes = 0
         self.intermediates: set[int] = set()
 
@@ -44,6 +45,29 @@ class Ledger:
         before = self._counted_bytes(value)
         self._holders[value].discard(holder)
         self.extra_bytes += self._counted_bytes(value) - before
+
+    def empty(self, value: int) -> None:
+        """Its bytes go; who holds it goes on holding nothing."""
+        before = self._counted_bytes(value)
+        self._emptied[value] = self._holders.pop(value)
+        self.extra_bytes -= before
+
+    def refill(self, value: int) -> None:
+        """Whoever held it has it again."""
+        self._holders[value] = self._emptied.pop(value)
+        self.extra_bytes += self._counted_bytes(value)
+
+    def is_empty(self, value: int) -> bool:
+        """Whether its bytes are gone though somebody holds it."""
+        return value in self._emptied
+
+    def emptied(self) -> list[int]:
+        """Values that are empty just now, ascending."""
+        return sorted(self._emptied)
+
+    def forget(self, value: int) -> None:
+        """Nobody holds the empty storage any more."""
+        self._emptied.pop(value, None)
 
     def held_by_schedule(self) -> list[int]:
         """Values that the schedule still holds, ascending."""

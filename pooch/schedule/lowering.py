@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import itemgetter
 
 from pooch.errors import UsageError
 from pooch.ir import Action, Choice, Decisions, Schedule
 from pooch.ir.dataflow import Dataflow
 from pooch.ir.occupancy import occupancy
+from pooch.ir.schedule import ActionKind
 from pooch.schedule.actions import action
 from pooch.schedule.host_layout import lay_out
 from pooch.schedule.replays import Replays, ReplayTables, plan_replays
-from pooch.schedule.swaps import Swap, SwapTables, place_swaps
+from pooch.schedule.swaps import Absence, SwapTables, place_absences
 
 
 def lower(dataflow: Dataflow, decisions: Decisions, budget_bytes: int) -> Schedule:
@@ -42,9 +44,9 @@ class Lowering:
         self._check(decisions)
         decided = {value: choice for value, choice in decisions.items() if value in self._decidable}
         replays = plan_replays(self._replay_tables, decided)
-        swaps = self._place_swaps(decided, replays, budget_bytes)
-        actions = _assemble(swaps, replays)
-        return self._schedule(actions, swaps, replays)
+        absences = self._place_absences(decided, replays, budget_bytes)
+        actions = _assemble(absences, replays)
+        return self._schedule(actions, absences, replays)
 
     def _check(self, decisions: Decisions) -> None:
         for value, choice in decisions.items():
@@ -54,54 +56,69 @@ class Lowering:
                 refusal = self.dataflow.refusal(value)
                 raise UsageError(f"value {value} cannot be recomputed: {refusal}; keep or swap it")
 
-    def _place_swaps(self, decided: dict[int, Choice], replays: Replays, budget_bytes: int) -> list[Swap]:
+    def _place_absences(self, decided: dict[int, Choice], replays: Replays, budget_bytes: int) -> list[Absence]:
         tables = self._swap_tables
-        wanted = sorted(value for value, choice in decided.items() if choice == "swap")
-        possible = (tables.candidate(value, replays.needs.get(value, -1)) for value in wanted)
-        candidates = [candidate for candidate in possible if candidate is not None]
+        candidates = [candidate for value in replays.recomputed for candidate in tables.recomputed(value)]
+        for value, choice in decided.items():
+            if choice == "swap":
+                candidates += tables.swapped(value, replays.needs.get(value, -1))
         if not candidates:
             return []
         replayed = (done for slot in replays.actions for done in replays.actions[slot])
         memory = occupancy(self.dataflow, replayed, replays.recomputed)
-        return place_swaps(tables, candidates, memory, budget_bytes)
+        return place_absences(tables, candidates, memory, budget_bytes)
 
-    def _schedule(self, actions: tuple[Action, ...], swaps: list[Swap], replays: Replays) -> Schedule:
-        swapped = tuple(sorted(swap.candidate.value for swap in swaps))
-        sources = replays.reads.difference(swapped, replays.recomputed)
+    def _schedule(self, actions: tuple[Action, ...], absences: list[Absence], replays: Replays) -> Schedule:
+        swapped = tuple(sorted({a.candidate.value for a in absences if a.candidate.kind != "recompute"}))
+        away_in_backward = (a.candidate.value for a in absences if a.candidate.kind == "swap")
+        sources = replays.reads.difference(away_in_backward, replays.recomputed)
         layout = lay_out(actions, swapped, self._swap_tables.size_bytes)
         return Schedule(actions, tuple(sorted(sources)), replays.recomputed, swapped, layout.offsets, layout.host_bytes)
 
 
-def _assemble(swaps: list[Swap], replays: Replays) -> tuple[Action, ...]:
+def _assemble(absences: list[Absence], replays: Replays) -> tuple[Action, ...]:
     """Put all actions in order of slot and stage.
 
     The stages of one entry: 0 copies out, 1 frees, 2 copies in that are needed here, 3 replays with their drops and
     the waits for what they read, 4 copies in that are needed later (after the replays, so as not to add to their
-    peak), 5 waits for what is unpacked here.
+    peak), 5 waits for what is read here.
     """
     staged: list[tuple[int, Action]] = []
-    for swap in sorted(swaps, key=lambda swap: swap.candidate.value):  # copies and frees: first made, first out
-        staged += _way_out(swap)
-    for swap in swaps:  # in order of need
-        if swap.in_slot >= 0:
-            staged += _way_in(swap, replays)
-    moved = {swap.candidate.value for swap in swaps}
+    copied: set[int] = set()
+    for absence in sorted(absences, key=_made_first):  # copies and frees: first made, first out
+        staged += _way_out(absence, copied)
+    for absence in absences:  # in order of need
+        if absence.in_slot >= 0:
+            staged += _way_in(absence, replays)
+    moved = {absence.candidate.value for absence in absences if absence.candidate.kind == "swap"}
     for slot, actions in replays.actions.items():
         staged += [(slot * 6 + 3, a) for a in actions if a.kind != "wait" or a.target in moved]
     staged.sort(key=itemgetter(0))  # stable: within a stage, as gathered
     return tuple(action for _, action in staged)
 
 
-def _way_out(swap: Swap) -> tuple[tuple[int, Action], tuple[int, Action]]:
-    value, copy_slot = swap.candidate.value, swap.candidate.copy_slot
-    copy = action(copy_slot, "copy_out", value)
-    return (copy_slot * 6, copy), (swap.free_slot * 6 + 1, action(swap.free_slot, "free", value))
+def _made_first(absence: Absence) -> int:
+    return absence.candidate.value
 
 
-def _way_in(swap: Swap, replays: Replays) -> list[tuple[int, Action]]:
-    value, need_slot = swap.candidate.value, swap.candidate.need_slot
-    stage = 2 if swap.in_slot == need_slot else 4
-    staged = [(swap.in_slot * 6 + stage, action(swap.in_slot, "copy_in", value))]
-    if value not in replays.waited:
-        staged.append((need_slot * 6 + 5, action(need_slot, "wait", value)))
-    return staged
+def _way_out(absence: Absence, copied: set[int]) -> Iterator[tuple[int, Action]]:
+    """One copy per value, however often it leaves; what the program still holds is emptied, then let go of."""
+    candidate, slot = absence.candidate, absence.out_slot
+    value = candidate.value
+    if candidate.kind != "recompute" and value not in copied:
+        copied.add(value)
+        yield candidate.copy_slot * 6, action(candidate.copy_slot, "copy_out", value)
+    if slot < candidate.let_go_slot:
+        yield slot * 6 + 1, action(slot, "empty", value)
+    if candidate.kind == "swap":
+        free_slot = max(slot, candidate.let_go_slot)
+        yield free_slot * 6 + 1, action(free_slot, "free", value)
+
+
+def _way_in(absence: Absence, replays: Replays) -> Iterator[tuple[int, Action]]:
+    candidate, slot = absence.candidate, absence.in_slot
+    value, need_slot = candidate.value, candidate.need_slot
+    kind: ActionKind = "refill" if candidate.kind == "gap" else "copy_in"
+    yield slot * 6 + (2 if slot == need_slot else 4), action(slot, kind, value)
+    if kind == "refill" or value not in replays.waited:
+        yield need_slot * 6 + 5, action(need_slot, "wait", value)

@@ -1,48 +1,62 @@
-"""When swapped values leave (as late as memory permits) and come back (as early as memory permits)."""
+"""When values leave (as late as memory permits) and come back (as early as memory permits)."""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy
 
 from pooch.ir.dataflow import Dataflow
 from pooch.ir.occupancy import Occupancy
 
+# What leaves first where memory is short: what costs nothing, then what is on its way out anyhow, then what has to be
+# copied back once more, and of those what is needed last.
+AbsenceKind = Literal["recompute", "swap", "gap"]
+_RANKS = {"recompute": 0, "swap": 1, "gap": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A swapped value and the slots between which it can be away.
+    """A value and slots between which it can be away.
 
     Attributes:
-        value: its id. copy_slot: where the copy out starts.
-        ready_slot: first slot at which it can be freed: the program has let go of it and the copy has started.
+        value: its id.
+        kind: "swap": a swapped value, between its last use by the forward pass and its need; "gap": a swapped value,
+            between two looks of the forward pass at it; "recompute": a value that is recomputed, between its last
+            use and its release.
+        copy_slot: where the copy out starts, or -1 where none does.
+        ready_slot: first slot at which its bytes can go: nothing looks at it and the copy has started.
+        let_go_slot: first of these slots at which the program has let go of it; before it, the storage is emptied.
         need_slot: where it has to be back, or -1 where nobody reads it again.
-        back_point: first point at which it counts again, once freed (or would have died).
+        back_point: first point at which it counts again, once gone (or would have died).
         bytes: what it takes on the device.
     """
 
     value: int
+    kind: AbsenceKind
     copy_slot: int
     ready_slot: int
+    let_go_slot: int
     need_slot: int
     back_point: int
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class Absence:
     """One value's way out and back.
 
     Attributes:
-        candidate: what is moved. free_slot: where it is freed.
-        in_slot: where the copy in starts, -1 where it never comes back.
+        candidate: what leaves. out_slot: where its bytes go.
+        in_slot: where the copy in starts, -1 where there is none.
     """
 
     candidate: Candidate
-    free_slot: int
+    out_slot: int
     in_slot: int
 
 
@@ -50,8 +64,10 @@ class SwapTables:
     """What swaps need to know of a dataflow, worked out once."""
 
     def __init__(self, dataflow: Dataflow) -> None:
-        values = dataflow.profile.values
+        self._dataflow = dataflow
+        self._values = values = dataflow.profile.values
         self.anchor_slots = list(dataflow.anchor_slots)
+        self.forward_slots = dataflow.forward_slots
         self.action_slots = sorted({*dataflow.forward_slots, *self.anchor_slots})
         self.allocated = dataflow.allocated_bytes
         self.size_bytes = [value.size_bytes for value in values]
@@ -59,10 +75,14 @@ class SwapTables:
         self.death = [value.death for value in values]
         self.copy_slot = {v.id: self._next_action(v.producer + 1) for v in dataflow.activations}
         self.ready_slot = {
+            v.id: self._next_action(max(self.copy_slot[v.id], dataflow.last_use(v) + 1)) for v in dataflow.activations
+        }
+        self.let_go_slot = {
             v.id: self._next_action(max(self.copy_slot[v.id], v.release + 1)) for v in dataflow.activations
         }
         self.last_action = [bisect_right(self.action_slots, slot) - 1 for slot in range(dataflow.end)]
-        self._candidates: dict[tuple[int, int], Candidate | None] = {}
+        self._candidates: dict[tuple[int, int], tuple[Candidate, ...]] = {}
+        self._recomputed: dict[int, tuple[Candidate, ...]] = {}
 
     def _next_action(self, slot: int) -> int:
         """First slot from `slot` on at which a schedule can act; past the end where there is none."""
@@ -74,60 +94,93 @@ class SwapTables:
         place = self.last_action[slot]
         return self.action_slots[place] if place >= 0 else -1
 
-    def candidate(self, value: int, need_slot: int) -> Candidate | None:
-        """The value as a candidate, or None where it cannot leave before it is needed (or dies before that)."""
+    def swapped(self, value: int, need_slot: int) -> tuple[Candidate, ...]:
+        """When a swapped value can be away: before its need, and in gaps of the forward pass."""
         key = (value, need_slot)
         if key not in self._candidates:
-            self._candidates[key] = self._make_candidate(value, need_slot)
+            tail = self._tail(value, need_slot)
+            self._candidates[key] = tail + self._gaps(value)
         return self._candidates[key]
 
-    def _make_candidate(self, value: int, need_slot: int) -> Candidate | None:
+    def _tail(self, value: int, need_slot: int) -> tuple[Candidate, ...]:
+        """Nothing where the value cannot leave before it is needed, or dies before that."""
         ready = self.ready_slot[value]
         latest = self.death[value] if need_slot < 0 else need_slot - 1
         if ready > latest or need_slot > self.death[value]:
-            return None
+            return ()
         back_point = self.life_ends[value] if need_slot < 0 else 2 * need_slot
-        return Candidate(value, self.copy_slot[value], ready, need_slot, back_point, self.allocated[value])
+        return (self._candidate(value, "swap", ready, need_slot, back_point),)
+
+    def _gaps(self, value: int) -> tuple[Candidate, ...]:
+        found = self._dataflow.gaps(self._values[value])
+        return tuple(self._candidate(value, "gap", gap.first_slot, gap.need_slot, 2 * gap.need_slot) for gap in found)
+
+    def recomputed(self, value: int) -> tuple[Candidate, ...]:
+        """When a recomputed value can be gone before the program lets go of it."""
+        if value not in self._recomputed:
+            self._recomputed[value] = self._before_release(value)
+        return self._recomputed[value]
+
+    def _before_release(self, value: int) -> tuple[Candidate, ...]:
+        ready, facts = self.ready_slot[value], self._values[value]
+        if ready > facts.release:
+            return ()
+        return (self._candidate(value, "recompute", ready, -1, 2 * facts.release + 2),)
+
+    def _candidate(self, value: int, kind: AbsenceKind, ready: int, need: int, back_point: int) -> Candidate:
+        copy_slot = -1 if kind == "recompute" else self.copy_slot[value]
+        let_go = self.let_go_slot[value]
+        return Candidate(value, kind, copy_slot, ready, let_go, need, back_point, self.allocated[value])
 
 
-def place_swaps(tables: SwapTables, candidates: list[Candidate], memory: Occupancy, budget_bytes: int) -> list[Swap]:
-    """Decide where each candidate is freed and where its copy in starts; those that can stay are left out.
+def place_absences(
+    tables: SwapTables, candidates: Iterable[Candidate], memory: Occupancy, budget_bytes: int
+) -> list[Absence]:
+    """Decide where each candidate's bytes go and where its copy in starts; those that can stay are left out.
 
     Args:
-        candidates: in order of production (the order of their copies out).
-        memory: of the step with all candidates staying; changed in place to what it is with the swaps.
+        memory: of the step with all candidates staying; changed in place to what it is with the absences.
 
     Returns:
-        The swaps in order of need.
+        The absences in order of need.
     """
-    freed = _place_frees(tables, candidates, memory.point_bytes, budget_bytes)
-    return _place_copies_in(tables, freed, memory, budget_bytes)
+    left = _place_leaving(tables, sorted(candidates, key=_first_leaving), memory.point_bytes, budget_bytes)
+    gaps = [(candidate, slot) for candidate, slot in left if candidate.kind == "gap"]
+    others = [(candidate, slot) for candidate, slot in left if candidate.kind != "gap"]
+    back_in_forward = _place_copies_in(tables.forward_slots, gaps, memory, budget_bytes)
+    return back_in_forward + _place_copies_in(tables.anchor_slots, others, memory, budget_bytes)
 
 
-def _place_frees(
+def _first_leaving(candidate: Candidate) -> tuple[int, int, int]:
+    """Among swapped values the one copied out first: its copy is the likeliest to be complete."""
+    latest_first = -candidate.back_point if candidate.kind == "gap" else 0
+    return _RANKS[candidate.kind], latest_first, candidate.value
+
+
+def _place_leaving(
     tables: SwapTables, candidates: list[Candidate], live: numpy.ndarray, budget_bytes: int
 ) -> list[tuple[Candidate, int]]:
-    """Where a slot is over the budget, free the values that were copied out first, until it fits."""
+    """Where a slot is over the budget, let the first of `candidates` leave that can, until it fits."""
     waiting = sorted(range(len(candidates)), key=lambda place: -candidates[place].ready_slot)
-    free_able: list[int] = []  # heap of places in `candidates`
-    freed: list[tuple[Candidate, int]] = []
+    able: list[int] = []  # heap of places in `candidates`
+    left: list[tuple[Candidate, int]] = []
     point = 0
-    while waiting or free_able:
+    while waiting or able:
         point = _first_over(live, point, budget_bytes)
         if point < 0:
             break
         slot = tables.last_action_slot(point // 2)
         while waiting and candidates[waiting[-1]].ready_slot <= slot:
-            heapq.heappush(free_able, waiting.pop())
-        while free_able and candidates[free_able[0]].back_point <= point:
-            heapq.heappop(free_able)
-        if not free_able:
+            heapq.heappush(able, waiting.pop())
+        while able and candidates[able[0]].back_point <= point:
+            heapq.heappop(able)
+        if not able:
             point = 2 * (point // 2) + 2
             continue
-        leaving = candidates[heapq.heappop(free_able)]
+        leaving = candidates[heapq.heappop(able)]
         live[2 * slot : leaving.back_point] -= leaving.bytes
-        freed.append((leaving, slot))
-    return freed
+        left.append((leaving, slot))
+    return left
 
 
 def _first_over(live: numpy.ndarray, start: int, budget_bytes: int) -> int:
@@ -140,37 +193,39 @@ def _first_over(live: numpy.ndarray, start: int, budget_bytes: int) -> int:
 
 
 def _place_copies_in(
-    tables: SwapTables, freed: list[tuple[Candidate, int]], memory: Occupancy, budget_bytes: int
-) -> list[Swap]:
-    """In order of need, start each copy as early as there is room for it until its need."""
+    slots: Sequence[int], left: list[tuple[Candidate, int]], memory: Occupancy, budget_bytes: int
+) -> list[Absence]:
+    """In order of need, start each copy at the earliest of `slots` from which on there is room for it."""
     placed = []
     earliest = 0
-    for candidate, free_slot in sorted(freed, key=lambda item: item[0].need_slot):
+    for candidate, out_slot in sorted(left, key=lambda item: item[0].need_slot):
         if candidate.need_slot < 0:
-            placed.append(Swap(candidate, free_slot, -1))
+            placed.append(Absence(candidate, out_slot, -1))
             continue
-        first = max(earliest, bisect_right(tables.anchor_slots, free_slot))
-        earliest = _earliest_anchor(tables, candidate, first, memory, budget_bytes)
-        in_slot = tables.anchor_slots[earliest]
+        first = max(earliest, bisect_right(slots, out_slot))
+        earliest = _earliest_place(slots, candidate, first, memory, budget_bytes)
+        in_slot = slots[earliest]
         _occupy(memory, in_slot, candidate)
-        placed.append(Swap(candidate, free_slot, in_slot))
+        placed.append(Absence(candidate, out_slot, in_slot))
     return placed
 
 
-def _earliest_anchor(tables: SwapTables, candidate: Candidate, first: int, memory: Occupancy, budget_bytes: int) -> int:
-    """Place in `anchor_slots` of the first anchor from which on the value fits until its need."""
+def _earliest_place(
+    slots: Sequence[int], candidate: Candidate, first: int, memory: Occupancy, budget_bytes: int
+) -> int:
+    """Place in `slots` of the first slot from which on the value fits until its need."""
     room = budget_bytes - candidate.bytes
-    need_place = bisect_left(tables.anchor_slots, candidate.need_slot)
+    need_place = bisect_left(slots, candidate.need_slot)
     if first >= need_place:
         return need_place
     live = memory.point_bytes
-    over = (live[2 * tables.anchor_slots[first] : candidate.back_point] > room)[::-1]
+    over = (live[2 * slots[first] : candidate.back_point] > room)[::-1]
     distance = int(over.argmax())
     if not over[distance]:
         return first
     last_over = candidate.back_point - 1 - distance
     slot = last_over // 2
-    place = bisect_right(tables.anchor_slots, slot)
+    place = bisect_right(slots, slot)
     # Where only an entry is too high, and only while replays run there, the copy starts after them.
     excess = memory.entry_excess_bytes.get(slot, 0) if last_over == 2 * slot else 0
     if excess and live[last_over] - excess <= room:

@@ -44,7 +44,10 @@ class _Verifier:
         self._recomputed = frozenset(schedule.recomputed)
         self._swapped = frozenset(schedule.swapped)
         self._dropped = frozenset(action.target for action in schedule.actions if action.kind == "drop")
-        self._progress: dict[int, str] = {}  # swapped value -> "copied", "away", "arriving" or "back"
+        # Swapped value -> "copied", "emptied", "filling" (all three with the program), "away", "arriving" or "back".
+        self._progress: dict[int, str] = {}
+        self._refilled: set[int] = set()
+        self._looks = _looks_by_slot(dataflow)
         self._replayed: set[int] = set()
         self._actions: dict[int, list[Action]] = defaultdict(list)
         for action in schedule.actions:
@@ -60,10 +63,13 @@ class _Verifier:
     def walk(self) -> list[int]:
         for slot in range(self._dataflow.end):
             self._entry(slot)
+            self._check_looks(slot)
             self._check_unpacks(slot)
             self._births(slot)
             self._note_bytes(slot, "body", self._base(2 * slot + 1) + self._ledger.extra_bytes)
             self._deaths(slot)
+            if slot == self._dataflow.forward_slots.stop - 1:
+                self._check_end_of_region(slot)
         self._check_end()
         return self._points
 
@@ -71,7 +77,7 @@ class _Verifier:
         """Do the actions; the point counts from after the leading copies out and frees."""
         actions = self._actions[slot]
         leading = 0
-        while leading < len(actions) and actions[leading].kind in ("copy_out", "free"):
+        while leading < len(actions) and actions[leading].kind in ("copy_out", "free", "empty"):
             self._do(actions[leading])
             leading += 1
         highest = self._ledger.extra_bytes
@@ -89,6 +95,8 @@ class _Verifier:
         {
             "copy_out": self._copy_out,
             "free": self._free,
+            "empty": self._empty,
+            "refill": self._refill,
             "copy_in": self._copy_in,
             "wait": self._wait,
             "drop": self._drop,
@@ -103,16 +111,41 @@ class _Verifier:
 
     def _free(self, action: Action) -> None:
         value = self._profile.values[action.target]
-        if self._progress.get(value.id) != "copied":
+        was_emptied = self._progress.get(value.id) == "emptied"
+        if self._progress.get(value.id) != "copied" and not was_emptied:
             self._refuse(action.slot, f"free of value {value.id} without a copy out before it, or for the second time")
         if value.release >= action.slot:
             self._refuse(action.slot, f"free of value {value.id}, which the program holds through slot {value.release}")
-        if not self._ledger.holds(value.id, STEP):
+        if not was_emptied and not self._ledger.holds(value.id, STEP):
             self._refuse(action.slot, f"free of value {value.id} after its death in slot {value.death}")
         if 0 <= value.first_unpack < action.slot:
             self._refuse(action.slot, f"free of value {value.id} after its first unpack in slot {value.first_unpack}")
-        self._ledger.let_go(value.id, STEP)
+        if was_emptied:
+            self._ledger.forget(value.id)
+        else:
+            self._ledger.let_go(value.id, STEP)
         self._progress[value.id] = "away"
+
+    def _empty(self, action: Action) -> None:
+        """Only what is watched until it comes back, or until the program lets go of it, may be empty."""
+        value = self._profile.values[action.target]
+        if not self._dataflow.can_empty(value):
+            self._refuse(action.slot, f"empty of value {value.id}, which may be read or written over unseen")
+        if value.id in self._swapped and self._progress.get(value.id) != "copied":
+            self._refuse(action.slot, f"empty of value {value.id}, which is not there with its copy out made")
+        if not self._ledger.holds(value.id, STEP) or value.release < action.slot:
+            self._refuse(action.slot, f"empty of value {value.id}, which the program does not hold")
+        self._ledger.empty(value.id)
+        if value.id in self._swapped:
+            self._progress[value.id] = "emptied"
+
+    def _refill(self, action: Action) -> None:
+        value = self._profile.values[action.target]
+        if self._progress.get(value.id) != "emptied" or value.release < action.slot:
+            self._refuse(action.slot, f"refill of value {value.id}, which is not empty with the program")
+        self._ledger.refill(value.id)
+        self._refilled.add(value.id)
+        self._progress[value.id] = "filling"
 
     def _copy_in(self, action: Action) -> None:
         value = self._profile.values[action.target]
@@ -131,9 +164,10 @@ class _Verifier:
             self._refuse(slot, f"value {value} is brought back after its death, for nobody")
 
     def _wait(self, action: Action) -> None:
-        if self._progress.get(action.target) != "arriving":
+        following = {"arriving": "back", "filling": "copied"}.get(self._progress.get(action.target, ""))
+        if following is None:
             self._refuse(action.slot, f"wait for value {action.target}, of which no copy in is under way")
-        self._progress[action.target] = "back"
+        self._progress[action.target] = following
 
     def _drop(self, action: Action) -> None:
         value = action.target
@@ -193,11 +227,24 @@ class _Verifier:
         self._replayed.add(value)
         self._bring(action.slot, value)
 
+    def _check_looks(self, slot: int) -> None:
+        """What the forward pass reads or touches in this slot is there."""
+        for value in self._looks.get(slot, ()):
+            if self._progress.get(value) in ("emptied", "filling") or self._ledger.is_empty(value):
+                self._refuse(slot, f"the forward pass looks at value {value}, which is emptied or being filled")
+
+    def _check_end_of_region(self, slot: int) -> None:
+        """Nobody watches any more: whatever the program still holds has to be there."""
+        filling = [value for value, progress in self._progress.items() if progress == "filling"]
+        for value in [*filling, *self._ledger.emptied()]:
+            if self._profile.values[value].release >= slot:
+                self._refuse(slot, f"value {value} is not back when the region ends, and the program holds it")
+
     def _check_unpacks(self, slot: int) -> None:
         for value in self._unpacks.get(slot, ()):
             if self._profile.values[value].role != "made":
                 continue
-            arriving = self._progress.get(value) in ("away", "arriving")
+            arriving = self._progress.get(value) in ("emptied", "filling", "away", "arriving")
             missing = value in self._recomputed and value not in self._replayed
             if arriving or missing or not self._ledger.holds(value, STEP):
                 self._refuse(slot, f"value {value} is unpacked and not there")
@@ -213,13 +260,17 @@ class _Verifier:
             # A replayed value has forgotten that the program once released it.
             if self._profile.values[value].death == slot or value not in self._replayed:
                 self._ledger.let_go(value, STEP)
+                if value in self._recomputed:
+                    self._ledger.forget(value)
 
     def _check_end(self) -> None:
         end = self._dataflow.end
         for value in self._ledger.held_by_schedule():
             self._refuse(end, f"value {value} is held for replays and never dropped")
         for value in sorted(self._swapped):
-            if self._progress.get(value, "copied") == "copied":
+            progress = self._progress.get(value, "copied")
+            stays = progress == "copied" and value in self._refilled
+            if progress in ("copied", "emptied", "filling") and not stays:
                 self._refuse(end, f"value {value} is swapped and never freed")
 
     def _base(self, point: int) -> int:
@@ -232,3 +283,15 @@ class _Verifier:
 
     def _refuse(self, slot: int, fault: str) -> NoReturn:
         raise InvalidSchedule(f"slot {slot}: {fault}")
+
+
+def _looks_by_slot(dataflow: Dataflow) -> dict[int, list[int]]:
+    """By slot: the values that the forward pass reads or touches in it."""
+    profile = dataflow.profile
+    looks: dict[int, list[int]] = defaultdict(list)
+    for op in profile.ops[: profile.forward_ops]:
+        looks[op.index] += op.reads
+    for value in profile.values:
+        for slot in value.touches or ():
+            looks[slot].append(value.id)
+    return looks

@@ -9,6 +9,8 @@ from pooch.errors import InvalidSchedule
 from pooch.ir import Action, Decisions, Schedule
 from pooch.ir.dataflow import Dataflow
 
+FORWARD_KINDS = ("copy_out", "free", "empty", "refill", "wait")
+
 
 def check_form(dataflow: Dataflow, schedule: Schedule, decisions: Decisions) -> None:
     """Check everything that does not depend on the order of actions.
@@ -37,8 +39,8 @@ def _check_lists(dataflow: Dataflow, schedule: Schedule, decisions: Decisions) -
 
 
 def _check_sources(dataflow: Dataflow, schedule: Schedule) -> None:
-    """Only what stays by itself can be held from its birth, and only if nothing writes over it."""
-    moved = {*schedule.swapped, *schedule.recomputed}
+    """Only what is there through the backward pass can be held from its birth, and only if nothing writes over it."""
+    moved = {*schedule.recomputed, *(action.target for action in schedule.actions if action.kind == "free")}
     for source in schedule.sources:
         value = dataflow.profile.values[source]
         if source in moved or value.role != "made" or value.overwritten_at >= 0:
@@ -49,8 +51,9 @@ def _check_slots(dataflow: Dataflow, schedule: Schedule) -> None:
     anchors = frozenset(dataflow.anchor_slots)
     last = 0
     for action in schedule.actions:
-        forward = action.slot in dataflow.forward_slots and action.kind in ("copy_out", "free")
-        if not forward and action.slot not in anchors:
+        in_forward = action.slot in dataflow.forward_slots and action.kind in FORWARD_KINDS
+        in_backward = action.slot in anchors and action.kind not in ("empty", "refill")
+        if not (in_forward or in_backward):
             _refuse(f"{action.kind} of {action.target} stands at slot {action.slot}, where no schedule can act")
         if action.slot < last:
             _refuse(f"{action.kind} of {action.target} at slot {action.slot} comes after an action at slot {last}")
@@ -67,8 +70,10 @@ def _check_target(dataflow: Dataflow, schedule: Schedule, action: Action) -> Non
             _refuse(f"slot {action.slot}: replay of op {op.index}: {op.refusal}")
         if not set(action.outputs) <= set(op.writes):
             _refuse(f"slot {action.slot}: replay of op {op.index} is to keep what it does not write")
-    elif action.kind in ("copy_out", "free", "copy_in", "wait") and action.target not in schedule.swapped:
+    elif action.kind in ("copy_out", "free", "refill", "copy_in", "wait") and action.target not in schedule.swapped:
         _refuse(f"slot {action.slot}: {action.kind} of value {action.target}, which is not swapped")
+    elif action.kind == "empty" and action.target not in (*schedule.swapped, *schedule.recomputed):
+        _refuse(f"slot {action.slot}: empty of value {action.target}, which nothing brings back")
 
 
 def _check_host(dataflow: Dataflow, schedule: Schedule) -> None:

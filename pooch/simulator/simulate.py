@@ -83,10 +83,10 @@ class _Play:
         elif kind == "copy_out":
             span = self._streams.copy_out(self.now_ms, self._values[target].size_bytes)
             self._out_end_ms[target] = self._copied(action, span)
-        elif kind == "copy_in":
+        elif kind in ("copy_in", "refill"):
             span = self._streams.copy_in(self.now_ms, self._values[target].size_bytes)
             self._in_end_ms[target] = self._copied(action, span)
-        elif kind == "free":
+        elif kind in ("free", "empty"):
             self._stall(action, self._out_end_ms.get(target, 0.0))
         elif kind == "wait":
             self._stall(action, self._in_end_ms.get(target, 0.0))

@@ -33,6 +33,8 @@ _REFUSALS = {
     "aten::resize_": "it changes the storage of a tensor",
 }
 _CONVOLUTIONS = {"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"}
+# Other views check their extent against the storage, which is empty while its bytes are elsewhere.
+_READ_NOTHING = {"aten::detach", "aten::alias"}
 _REFUSED_NAMESPACES = {
     "c10d": "collectives must run once on every rank",
     "_c10d_functional": "collectives must run once on every rank",
@@ -51,6 +53,8 @@ class OperatorFacts:
         statistics: positions of running statistics that it updates without saying so.
         random: draws from the random generator.
         refusal: why it cannot be replayed, or None.
+        may_surprise: it may write to its arguments without saying so, or read them after it returned (collectives).
+        reads_nothing: a view of any memory whatever is in it, even of none.
     """
 
     name: str
@@ -60,6 +64,8 @@ class OperatorFacts:
     statistics: tuple[int, ...]
     random: bool
     refusal: str | None
+    may_surprise: bool = False
+    reads_nothing: bool = False
 
 
 @cache
@@ -81,6 +87,8 @@ def operator_facts(func: Any) -> OperatorFacts:
         statistics=tuple(statistics),
         random=torch.Tag.nondeterministic_seeded in func.tags,
         refusal=_REFUSALS.get(schema.name) or _REFUSED_NAMESPACES.get(func.namespace),
+        may_surprise=schema.name in _REFUSALS or func.namespace in _REFUSED_NAMESPACES,
+        reads_nothing=schema.name in _READ_NOTHING,
     )
 
 

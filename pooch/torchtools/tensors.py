@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -53,6 +54,38 @@ def map_tensors(function: Callable[[torch.Tensor], Any], arguments: Any) -> Any:
     if isinstance(arguments, dict):
         return {key: map_tensors(function, item) for key, item in arguments.items()}
     return arguments
+
+
+def tensors_with_memory(arguments: Any) -> tuple[list[torch.Tensor], bool]:
+    """The ordinary tensors in some arguments, those inside of wrapper subclasses among them.
+
+    Returns:
+        The tensors, and whether besides there is memory that cannot be told (sparse, opaque, functorch's wrappers).
+    """
+    found: list[torch.Tensor] = []
+    hidden = False
+    stack = list(find_tensors(arguments))
+    while stack:
+        tensor = stack.pop()
+        if _is_wrapper(tensor):
+            names: list[str] = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+            stack += [inner for inner in (getattr(tensor, name) for name in names) if isinstance(inner, torch.Tensor)]
+        elif _hides_memory(tensor):
+            hidden = True
+        else:
+            found.append(tensor)
+    return found, hidden
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    return type(tensor) is not torch.Tensor and bool(torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor))
+
+
+def _hides_memory(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    is_plain = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return not is_plain and not isinstance(tensor, FakeTensor)
 
 
 def describe(tensor: torch.Tensor) -> str:

@@ -59,8 +59,9 @@ def planned_replays(plan: Plan) -> int:
     return sum(action.kind == "replay" for action in plan.schedule.actions)
 
 
-def moved_bytes(plan: Plan, profile: Profile) -> int:
-    return sum(profile.values[value].size_bytes for value in plan.schedule.swapped)
+def moved_bytes(plan: Plan, profile: Profile, *kinds: str) -> int:
+    """Bytes of what the plan's actions of these kinds move, each as often as it is moved."""
+    return sum(profile.values[a.target].size_bytes for a in plan.schedule.actions if a.kind in kinds)
 
 
 def region_of(run: Run | None) -> Any:

@@ -39,7 +39,10 @@ def test_three_steps_are_bitwise_equal(kind: str, choice: Choice, region: Region
     assert len(decisions) > 3
     assert (stats.swapped_out_bytes > 0) == (choice != "recompute")
     assert (stats.recomputed_ops > 0) == (choice != "swap")
-    assert stats.swapped_out_bytes == stats.swapped_in_bytes == moved_bytes(plan, profile)
+    assert stats.swapped_out_bytes == moved_bytes(plan, profile, "copy_out")
+    assert stats.swapped_in_bytes == moved_bytes(plan, profile, "copy_in", "refill")
+    assert stats.emptied_bytes == moved_bytes(plan, profile, "empty")
+    assert stats.emptied_bytes > 0 or choice == "recompute"
     assert stats.recomputed_ops == planned_replays(plan)
     assert (stats.late_swaps, stats.mismatches, stats.kept_after_errors) == (0, 0, 0)
     assert_same(plain, planned)

@@ -139,7 +139,9 @@ def test_a_plan_from_fake_tensors_runs_bitwise_equal(kind: str, choose: Any) -> 
     assert_same(plain, planned)
     assert stats is not None
     assert (stats.late_swaps, stats.mismatches) == (0, 0)
-    assert stats.swapped_out_bytes == moved_bytes(plan, profile)
+    assert stats.swapped_out_bytes == moved_bytes(plan, profile, "copy_out")
+    assert stats.emptied_bytes == moved_bytes(plan, profile, "empty")
+    assert stats.emptied_bytes > 0 or choose == "recompute"
     assert stats.recomputed_ops == planned_replays(plan)
     assert stats.swapped_out_bytes + stats.recomputed_ops > 0
 

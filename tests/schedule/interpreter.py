@@ -30,19 +30,36 @@ class Meter:
 
     def storage(self, data: numpy.ndarray, number_bytes: int) -> Storage:
         made = Storage(data)
+        made.taken[0] = number_bytes
         self.live_bytes += number_bytes
-        weakref.finalize(made, self._gone, number_bytes)
+        weakref.finalize(made, self._gone, made.taken)
         return made
 
-    def _gone(self, number_bytes: int) -> None:
-        self.live_bytes -= number_bytes
+    def empty(self, storage: Storage) -> None:
+        """Whoever holds the storage goes on holding nothing."""
+        self._gone(storage.taken)
+        storage.taken[0], storage.contents = 0, None
+
+    def refill(self, storage: Storage, data: numpy.ndarray, number_bytes: int) -> None:
+        storage.taken[0], storage.contents = number_bytes, data
+        self.live_bytes += number_bytes
+
+    def _gone(self, taken: list[int]) -> None:
+        self.live_bytes -= taken[0]
 
 
 class Storage:
-    """Device memory with contents."""
+    """Device memory with contents; None: it was emptied. `taken`: its bytes, in a list that outlives it."""
 
     def __init__(self, data: numpy.ndarray) -> None:
-        self.data = data
+        self.contents: numpy.ndarray | None = data
+        self.taken = [0]
+
+    @property
+    def data(self) -> numpy.ndarray:
+        if self.contents is None:
+            raise Fault("an emptied storage is read")
+        return self.contents
 
 
 @dataclass
@@ -92,13 +109,14 @@ class _Interpreter:
             self.unpack(slot)
             if slot < self.profile.forward_ops:
                 self.forward(slot)
+                self.touch(slot)
             self.result.points.append(self.meter.live_bytes)
             self.leave(slot)
         return self.result
 
     def entry(self, slot: int) -> None:
         actions = self.actions[slot]
-        leading = next((i for i, a in enumerate(actions) if a.kind not in ("copy_out", "free")), len(actions))
+        leading = next((i for i, a in enumerate(actions) if a.kind not in ("copy_out", "free", "empty")), len(actions))
         for action in actions[:leading]:
             self.do(action)
         highest = self.meter.live_bytes
@@ -117,11 +135,34 @@ class _Interpreter:
 
     def do_free(self, action: Action) -> None:
         storage = self.records.get(action.target)
-        if storage is None or action.target not in self.copying:
-            raise Fault(f"free of {action.target}, which is not there or not copied")
-        self.copying.remove(action.target)
-        self.tier[action.target] = storage.data.copy()
+        if storage is None:
+            raise Fault(f"free of {action.target}, which is not there")
+        self.complete_copy(action.target, storage)
         self.records[action.target] = None
+
+    def complete_copy(self, value: int, storage: Storage) -> None:
+        if value in self.copying:
+            self.copying.remove(value)
+            self.tier[value] = storage.data.copy()
+        if value not in self.tier:
+            raise Fault(f"{value} leaves and was not copied")
+
+    def do_empty(self, action: Action) -> None:
+        """In place: the program and autograd hold the same storage."""
+        storage = self.program.get(action.target)
+        if storage is None or storage.contents is None:
+            raise Fault(f"empty of {action.target}, of which the program holds nothing")
+        if action.target in self.schedule.swapped:
+            self.complete_copy(action.target, storage)
+        self.meter.empty(storage)
+
+    def do_refill(self, action: Action) -> None:
+        storage = self.program.get(action.target)
+        if storage is None or storage.contents is not None or action.target not in self.tier:
+            raise Fault(f"refill of {action.target}, which is not empty with the program")
+        garbage = numpy.full_like(self.tier[action.target], -1)
+        self.meter.refill(storage, garbage, self.allocated(action.target))
+        self.arriving.add(action.target)
 
     def do_copy_in(self, action: Action) -> None:
         if action.target not in self.tier:
@@ -131,11 +172,15 @@ class _Interpreter:
         self.arriving.add(action.target)
 
     def do_wait(self, action: Action) -> None:
+        if action.target in self.program and action.target in self.arriving:
+            self.arriving.remove(action.target)
+            self.program[action.target].data[:] = self.tier[action.target]
+            return
         storage = self.held.get(action.target) or self.records.get(action.target)
         if action.target not in self.arriving or storage is None:
             raise Fault(f"wait for {action.target}, which is not on its way")
         self.arriving.remove(action.target)
-        storage.data[:] = self.tier.pop(action.target)
+        storage.data[:] = self.tier[action.target]
 
     def do_drop(self, action: Action) -> None:
         if action.target in self.transient:
@@ -211,6 +256,16 @@ class _Interpreter:
                 self.records[value] = None if value in self.schedule.recomputed else storage
             if value in self.schedule.sources:
                 self.held[value] = storage
+
+    def touch(self, slot: int) -> None:
+        """The program looks at what it holds; when the region is over, at all of it."""
+        for value in self.profile.values:
+            if value.role == "made" and value.id in self.program and slot in (value.touches or ()):
+                self.result.unpacked.append((slot, value.id, self.program[value.id].data.tobytes()))
+        if slot == self.dataflow.forward_slots.stop - 1:
+            for value, storage in self.program.items():
+                if self.profile.values[value].release >= slot:
+                    self.result.unpacked.append((slot, value, storage.data.tobytes()))
 
     def program_read(self, value: int) -> numpy.ndarray:
         if self.profile.values[value].role != "made":

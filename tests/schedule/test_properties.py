@@ -61,6 +61,13 @@ def note_events(dataflow: Dataflow, schedule: Schedule) -> None:
     copies = [action for action in schedule.actions if action.kind == "copy_in"]
     if any(waits.get(action.target, action.slot) > action.slot for action in copies):
         event("prefetch")
+    emptied = [action.target for action in schedule.actions if action.kind == "empty"]
+    if len(emptied) > len(set(emptied)):
+        event("emptied twice")
+    if set(emptied) & set(schedule.recomputed):
+        event("recomputed and emptied")
+    if set(schedule.swapped) - {action.target for action in schedule.actions if action.kind == "free"}:
+        event("away in the forward pass alone")
 
 
 @moderate
@@ -148,24 +155,67 @@ def test_frees_are_late_and_copies_in_are_early(case):
     waits = {action.target: action.slot for action in case.schedule.actions if action.kind == "wait"}
     copies = [action for action in case.schedule.actions if action.kind == "copy_in"]
     assert [waits[copy.target] for copy in copies] == sorted(waits[copy.target] for copy in copies)
-    for moved in [*later_frees(case), *earlier_copies(case, copies)]:
+    for moved in [*later_leaving(case), *earlier_copies(case, copies), *earlier_refills(case)]:
         event("moved")
         with pytest.raises(InvalidSchedule):
             verify(case.dataflow, moved, case.decided, case.budget_bytes)
 
 
-def later_frees(case: Case) -> Iterator[Schedule]:
-    """The schedules in which the last free of one slot happens at the next slot that takes actions."""
+def later_leaving(case: Case) -> Iterator[Schedule]:
+    """The schedules in which what left last at one slot leaves at the next slot that takes actions."""
     slots = sorted({*case.dataflow.forward_slots, *case.dataflow.anchor_slots})
-    last = {action.slot: action for action in case.schedule.actions if action.kind == "free"}
-    for slot, action in last.items():
+    last: dict[int, tuple[tuple[int, int, int], Action]] = {}
+    for order, action in leaving(case.schedule):
+        last[action.slot] = max(last.get(action.slot, (order, action)), (order, action), key=lambda pair: pair[0])
+    for slot, (_, action) in last.items():
         following = slots[slots.index(slot) + 1 :]
         if following:
+            event(f"{action.kind} moved")
             others = [other for other in case.schedule.actions if other is not action]
             begin = sum(other.slot < following[0] for other in others)
             while begin < len(others) and others[begin].kind == "copy_out" and others[begin].slot == following[0]:
                 begin += 1
             others.insert(begin, replace(action, slot=following[0]))
+            yield replace(case.schedule, actions=tuple(others))
+
+
+def leaving(schedule: Schedule) -> Iterator[tuple[tuple[int, int, int], Action]]:
+    """Each action by which bytes leave, with its place in the order in which they leave at one slot."""
+    refills = [action for action in schedule.actions if action.kind == "refill"]
+    empty: set[int] = set()
+    for action in schedule.actions:
+        back = min((r.slot for r in refills if r.target == action.target and r.slot > action.slot), default=None)
+        if action.kind == "empty":
+            empty.add(action.target)
+            need = 0 if back is None else need_after(schedule, action.target, back)
+            rank = 2 if back is not None else 0 if action.target in schedule.recomputed else 1
+            yield (rank, -need, action.target), action
+        elif action.kind == "free" and action.target not in empty:
+            yield (1, 0, action.target), action
+        elif action.kind == "refill":
+            empty.discard(action.target)
+
+
+def need_after(schedule: Schedule, value: int, slot: int) -> int:
+    """Where the copy back that starts at `slot` is waited for."""
+    return min(a.slot for a in schedule.actions if a.kind == "wait" and a.target == value and a.slot >= slot)
+
+
+def earlier_refills(case: Case) -> Iterator[Schedule]:
+    """The schedules in which a refill starts a slot earlier, last in that entry, but not before its fellows."""
+    refills = [action for action in case.schedule.actions if action.kind == "refill"]
+    refills.sort(key=lambda action: need_after(case.schedule, action.target, action.slot))
+    for place, refill in enumerate(refills):
+        emptied = max(
+            action.slot
+            for action in case.schedule.actions
+            if action.kind == "empty" and action.target == refill.target and action.slot < refill.slot
+        )
+        earlier = refill.slot - 1
+        if earlier > emptied and (place == 0 or earlier >= refills[place - 1].slot):
+            event("refill moved")
+            others = [other for other in case.schedule.actions if other is not refill]
+            others.insert(sum(other.slot <= earlier for other in others), replace(refill, slot=earlier))
             yield replace(case.schedule, actions=tuple(others))
 
 

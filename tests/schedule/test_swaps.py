@@ -7,7 +7,7 @@ import pytest
 
 from pooch.ir.dataflow import Dataflow
 from pooch.ir.occupancy import Occupancy
-from pooch.schedule.swaps import SwapTables, place_swaps
+from pooch.schedule.swaps import SwapTables, place_absences
 from tests import toys
 
 
@@ -21,11 +21,11 @@ from tests import toys
 )
 def test_copies_in_fill_an_entry_up_to_the_budget_after_its_replays(excess_bytes: int, in_slots: dict[int, int]):
     tables = SwapTables(Dataflow(toys.chain(5, size_bytes=10)))  # anchors at slots 5 to 8
-    candidates = [tables.candidate(1, 8), tables.candidate(2, 7)]
+    candidates = [*tables.swapped(1, 8), *tables.swapped(2, 7)]
     points = numpy.full(22, 20, dtype=numpy.int64)
     points[9] = 115  # the body of slot 4: both have to leave
     points[10] = 120  # the entry of slot 5, with both away again 100: at its peak no room for either
-    swaps = place_swaps(tables, candidates, Occupancy(points, {5: excess_bytes}), 100)
+    swaps = place_absences(tables, candidates, Occupancy(points, {5: excess_bytes}), 100)
     assert {swap.candidate.value: swap.in_slot for swap in swaps} == in_slots
-    assert {swap.free_slot for swap in swaps} == {4}
+    assert {swap.out_slot for swap in swaps} == {4}
     assert points.max() <= 100

@@ -160,11 +160,13 @@ def check_rates(timeline: Timeline, profile, compute: list[Interval]) -> None:
 def check_order(timeline: Timeline, schedule) -> None:
     """No copy starts before it is issued; no value is freed before it is out or waited for before it is in."""
     starts = timeline.slot_start_ms
-    ends = {(i.stream, i.target): i.end_ms for i in timeline.intervals if i.kind == "copy"}
+    copies = [i for i in timeline.intervals if i.kind == "copy"]
     for interval in timeline.intervals:
         if interval.kind == "copy" and interval.slot:
             assert interval.start_ms >= starts[interval.slot - 1] - 1e-9
     for action in schedule.actions:
-        if action.kind in ("free", "wait"):
-            stream = "copy_out" if action.kind == "free" else "copy_in"
-            assert starts[action.slot] >= ends[stream, action.target] - 1e-9
+        if action.kind in ("free", "empty", "wait"):
+            stream = "copy_in" if action.kind == "wait" else "copy_out"
+            issued = [c for c in copies if (c.stream, c.target) == (stream, action.target) and c.slot <= action.slot]
+            assert bool(issued) == (action.target in schedule.swapped)  # a recomputed value leaves without a copy
+            assert all(starts[action.slot] >= copy.end_ms - 1e-9 for copy in issued)

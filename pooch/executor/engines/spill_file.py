@@ -8,6 +8,7 @@ through an aligned buffer. They are in the processor's cache there, so a checksu
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -134,7 +135,8 @@ class Mover:
 
 
 def _raw(storage: torch.UntypedStorage) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    address = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    return numpy.ctypeslib.as_array(address)  # `Tensor.numpy` would forbid to ever empty the storage
 
 
 def _chunks(size_bytes: int) -> Iterator[tuple[int, int, int]]:

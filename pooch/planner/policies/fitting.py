@@ -110,4 +110,4 @@ def or_none(policy: Policy, request: PlanningRequest) -> PolicyOutcome | None:
 
 def swaps_of(items: Iterable[Candidate]) -> Leaving:
     """Swaps in the order of the items; those that cannot be swapped stay."""
-    return [(item.value, "swap") for item in items if item.can_swap]
+    return [(item.value, "swap") for item in items if item.can_wait]

@@ -42,17 +42,17 @@ def everything_swapped(request: PlanningRequest, policy: str, anchors_ahead: int
         trial = _lowered(trials, decisions, least_bytes, anchors_ahead)
         if not trial.fits:
             raise InfeasibleBudget(request.budget_bytes, least_bytes, policy)
-    kept = sum(item.can_swap for item in trials.candidates.items) - len(decisions)
+    kept = sum(item.can_wait for item in trials.candidates.items) - len(decisions)
     notes = (f"{kept} activations are kept because the host budget is used up",) if kept else ()
     return outcome_of(trials, trial, notes)
 
 
 def swaps_within_tier(trials: Trials) -> dict[int, Choice]:
-    """Swap all that can be, in forward order, as long as the host budget lasts."""
+    """Swap all that can wait for the backward pass, in forward order, as long as the host budget lasts."""
     left = trials.request.host_budget_bytes
     decisions: dict[int, Choice] = {}
     for item in trials.candidates.items:
-        if item.can_swap and (left is None or item.size_bytes <= left):
+        if item.can_wait and (left is None or item.size_bytes <= left):
             decisions[item.value] = "swap"
             left = None if left is None else left - item.size_bytes
     return decisions
@@ -64,5 +64,5 @@ def _lowered(trials: Trials, decisions: dict[int, Choice], budget_bytes: int, an
     if anchors_ahead is not None:
         schedule = evaluation.schedule
         late = delayed(dataflow, trips_of(schedule), anchors_ahead)
-        evaluation = played(evaluator, swap_schedule(schedule, late))
+        evaluation = played(evaluator, swap_schedule(schedule, late, schedule))
     return trials.offer(trials.complete(decisions), evaluation)

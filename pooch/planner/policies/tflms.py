@@ -61,7 +61,7 @@ def late_copies(trials: Trials, trial: Trial, anchors_ahead: int) -> Trial:
     """The same swaps, each copied in at most so many anchors ahead (it fits, as copies start no earlier)."""
     request, schedule = trials.request, trial.evaluation.schedule
     late = delayed(request.dataflow, trips_of(schedule), anchors_ahead)
-    return trials.offer(trial.decisions, played(request.evaluator, swap_schedule(schedule, late)))
+    return trials.offer(trial.decisions, played(request.evaluator, swap_schedule(schedule, late, schedule)))
 
 
 tflms = Tflms()

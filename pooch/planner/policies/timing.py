@@ -7,6 +7,7 @@ that do otherwise (everything leaves; one layer ahead) take the lowered trips an
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pooch.ir.dataflow import Dataflow
@@ -27,7 +28,7 @@ class Trip:
 
 
 def trips_of(schedule: Schedule) -> dict[int, Trip]:
-    """The trips of a schedule that replays nothing, by value."""
+    """The trips between forward and backward pass of a schedule that replays nothing, by value."""
     slots: dict[tuple[str, int], int] = {(action.kind, action.target): action.slot for action in schedule.actions}
     return {
         value: Trip(
@@ -38,15 +39,20 @@ def trips_of(schedule: Schedule) -> dict[int, Trip]:
             slots.get(("wait", value), -1),
         )
         for value in schedule.swapped
+        if ("free", value) in slots  # else it is away within the forward pass alone
     }
 
 
-def swap_schedule(layout: Schedule, trips: dict[int, Trip]) -> Schedule:
-    """A schedule of these trips; `layout` has room in the tier for each of them.
+def swap_schedule(layout: Schedule, trips: dict[int, Trip], like: Schedule | None = None) -> Schedule:
+    """A schedule of these trips.
 
     Within an entry: copies out, frees, copies in that are needed here, others in order of need, waits.
+
+    Args:
+        layout: has room in the tier for everything that is moved.
+        like: what leaves and comes back within the forward pass does so as in this schedule; None: nothing does.
     """
-    staged: list[tuple[tuple[int, int, int], Action]] = []
+    staged = [] if like is None else list(_forward_absences(like, trips))
     for trip in trips.values():
         staged.append(((trip.out_slot, 0, trip.value), Action(trip.out_slot, "copy_out", trip.value)))
         staged.append(((trip.free_slot, 1, trip.value), Action(trip.free_slot, "free", trip.value)))
@@ -54,19 +60,36 @@ def swap_schedule(layout: Schedule, trips: dict[int, Trip]) -> Schedule:
             staged.append(((trip.in_slot, 2, trip.need_slot), Action(trip.in_slot, "copy_in", trip.value)))
             staged.append(((trip.need_slot, 3, trip.value), Action(trip.need_slot, "wait", trip.value)))
     actions = tuple(action for _, action in sorted(staged, key=lambda pair: pair[0]))
-    return replace(layout, actions=actions, swapped=tuple(sorted(trips)))
+    swapped = {action.target for action in actions if action.kind == "copy_out"}
+    offsets = tuple((value, offset) for value, offset in layout.host_offsets if value in swapped)
+    return replace(layout, actions=actions, swapped=tuple(sorted(swapped)), host_offsets=offsets)
+
+
+def _forward_absences(schedule: Schedule, trips: dict[int, Trip]) -> Iterator[tuple[tuple[int, int, int], Action]]:
+    """What a schedule does within the forward pass to values that the program still holds."""
+    stage = {"copy_out": 0, "empty": 1, "refill": 2, "wait": 3}
+    emptied = {action.target for action in schedule.actions if action.kind == "empty"}
+    filling: set[int] = set()
+    for action in schedule.actions:
+        value = action.target
+        is_first_copy = action.kind == "copy_out" and value in emptied and value not in trips
+        is_wait = action.kind == "wait" and value in filling
+        if is_first_copy or is_wait or action.kind in ("empty", "refill"):
+            yield (action.slot, stage[action.kind], value), action
+        filling = filling | {value} if action.kind == "refill" else filling - {value} if is_wait else filling
 
 
 def everything_leaves(evaluator: Evaluator, dataflow: Dataflow, decisions: Decisions, budget_bytes: int) -> Evaluation:
     """Swap all that is decided on, also what has room to stay; its copies come in as soon as the backward pass begins.
 
     Args:
-        decisions: swaps only.
+        decisions: swaps only, of values that can wait for the backward pass: no two then share room in the tier.
     """
     tight = evaluator.evaluate(decisions, 0).schedule
-    needed = trips_of(evaluator.evaluate(decisions, budget_bytes).schedule)
+    within = evaluator.evaluate(decisions, budget_bytes).schedule
+    needed = trips_of(within)
     trips = {value: needed.get(value) or _leisurely(trip, dataflow) for value, trip in trips_of(tight).items()}
-    return played(evaluator, swap_schedule(tight, trips))
+    return played(evaluator, swap_schedule(tight, trips, within))
 
 
 def _leisurely(trip: Trip, dataflow: Dataflow) -> Trip:
