@@ -14,7 +14,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EVERY_PART = ("torch", "numpy", "pydantic", "pulp", "highspy", "psutil")
-OTHERS = ("pytest", "hypothesis", "transformers", "monai", "expecttest", "click", "rich", "pandas", "matplotlib")
+OTHERS = (
+    "xxhash",
+    "tomli_w",
+    "pytest",
+    "hypothesis",
+    "transformers",
+    "monai",
+    "expecttest",
+    "click",
+    "rich",
+    "pandas",
+    "matplotlib",
+)
 
 
 def missing_modules() -> list[str]:

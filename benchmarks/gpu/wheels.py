@@ -29,6 +29,8 @@ PACKAGES = (
     "typing_extensions",
     "monai",
     "expecttest",
+    "tomli_w",
+    "xxhash",
 )
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 

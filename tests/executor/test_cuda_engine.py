@@ -127,6 +127,34 @@ def test_a_value_that_is_read_on_another_stream(machine: Machine) -> None:
     assert machine.races == []
 
 
+def shared_room(machine: Machine) -> None:
+    """A value comes back, and before anybody waits for it another one goes where it was."""
+    engine = CudaEngine(CPU)
+    arena = engine.open_arena(8192)
+    first, second, back = storage(1), storage(2, 32), storage(0)
+    arena.copy_out(first, 0).wait()
+    arena.copy_in(back, 0)
+    arena.copy_out(second, 32)
+    arena.close()
+    assert bytes(back) == bytes(first)
+
+
+def test_room_that_two_values_have_in_turn(machine: Machine) -> None:
+    shared_room(machine)
+    assert machine.races == []
+
+
+def test_room_that_is_taken_too_early_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_out = CudaArena.copy_out
+
+    def forgetful(self: CudaArena, *given: Any) -> CudaTicket:
+        self._read_rooms.clear()
+        return copy_out(self, *given)
+
+    monkeypatch.setattr(CudaArena, "copy_out", forgetful)
+    assert any("not done with" in race for race in judged(lambda: shared_room(machine), machine))
+
+
 def test_measuring_copies_wait_for_nothing_that_computes(machine: Machine) -> None:
     engine = CudaEngine(CPU)
     arena = engine.open_arena(8192)

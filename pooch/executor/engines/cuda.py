@@ -41,6 +41,7 @@ class CudaArena:
         self._engine, self._block = engine, block
         self._seen = [engine.current_stream()]
         self._out_events: dict[int, torch.cuda.Event] = {}
+        self._read_rooms: list[tuple[int, int, torch.cuda.Event]] = []  # begin, end, end of the copy out of it
         self._last: dict[torch.cuda.Stream, torch.cuda.Event] = {}
 
     def in_order(self) -> bool:
@@ -61,6 +62,10 @@ class CudaArena:
         """Copy a storage to the host once compute so far is done."""
         stream = self._engine.out_stream
         self._wait_for_compute(stream)
+        end_bytes = offset_bytes + storage.nbytes()
+        for begin, end, event in self._read_rooms:
+            if begin < end_bytes and offset_bytes < end:
+                stream.wait_event(event)  # the value that had the room before must be back
         with torch.cuda.stream(stream):
             self._room(storage, offset_bytes).copy_(_bytes_of(storage), non_blocking=True)
         event = self._out_events[offset_bytes] = self._marked(stream)
@@ -75,7 +80,9 @@ class CudaArena:
         with torch.cuda.stream(stream):
             raw.copy_(self._room(storage, offset_bytes), non_blocking=True)
         self._tell_allocator(raw)
-        return CudaTicket(self._marked(stream), self)
+        event = self._marked(stream)
+        self._read_rooms.append((offset_bytes, offset_bytes + storage.nbytes(), event))
+        return CudaTicket(event, self)
 
     def _wait_for_compute(self, stream: torch.cuda.Stream) -> None:
         for compute in self.compute_streams():
@@ -108,6 +115,7 @@ class CudaArena:
             self._block = None
         self._last.clear()
         self._out_events.clear()
+        self._read_rooms.clear()
 
 
 @dataclass

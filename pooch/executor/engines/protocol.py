@@ -4,7 +4,8 @@ Ordering rules that every engine keeps:
 1. A copy out starts after everything that was issued before `copy_out` has been computed.
 2. After `wait` on a ticket, whatever is computed next sees the copy complete; its source may be let go of.
 3. A copy in writes into memory that was taken before `copy_in`, and starts after the copy out of the same room.
-4. Room in an arena is not shared by two values of a step.
+4. Room in an arena is not shared by two values of a step at the same time: a copy out starts after the copy in of the
+   value that had the room before.
 5. Room that is used again by a later step is written only after the earlier step's copies are complete.
 6. Compute is whatever is issued on the stream on which the arena was opened. An op elsewhere ends the plan for its step
    (`in_order`): from then on copies wait for all streams that were seen, and all of them wait for copies.
