@@ -321,7 +321,7 @@ def event_of(stream: Stream) -> Any:
 @pytest.fixture
 def on_the_fake(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Plans are applied with the CUDA engine."""
-    monkeypatch.setattr("pooch.executor.run.make_engine", lambda device, directory=None, **options: CudaEngine(CPU))
+    monkeypatch.setattr("pooch.executor.run.make_engine", lambda *_, **__: CudaEngine(CPU))
     return machine
 
 
