@@ -275,14 +275,19 @@ class _Growing:
         Raises:
             InfeasibleBudget: nothing fits.
         """
-        index = -1 if found is None else found
-        while index >= 0 and self._point(index) is None:  # only where the need is not monotone in the budget
-            index -= 1
-        while index < self.sizes.last_index and self._point(index + 1) is not None:
-            index += 1
-        if index < 0:
+        low = -1 if found is None else found
+        while low >= 0 and self._point(low) is None:  # only where the need is not monotone in the budget
+            low -= 1
+        step = 1
+        while low + step <= self.sizes.last_index and self._point(low + step) is not None:
+            low, step = low + step, 2 * step
+        high = min(low + step, self.sizes.last_index + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._point(middle) is not None else (low, middle)
+        if low < 0:
             raise InfeasibleBudget(self.planning.budget_bytes, self._refusals[0], self.planning.policy)
-        return index
+        return low
 
     def _point(self, index: int) -> SizePoint | None:
         if index not in self._points:

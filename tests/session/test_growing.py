@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from random import Random
 
 import pytest
@@ -114,3 +115,19 @@ def test_where_not_even_the_smallest_size_fits_the_need_is_named() -> None:
 def test_a_share_is_no_budget_here() -> None:
     with pytest.raises(UsageError, match="every size has its own peak"):
         largest_size(Growing(blocks(2)), Sizes(), "60%")
+
+
+def test_where_a_method_does_better_than_its_own_refusal_the_search_goes_on_in_growing_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a need that is told too large, as methods do that bisect over budgets
+    growing_module = sys.modules["pooch.session.growing"]
+    honest = growing_module.smallest_budget
+    monkeypatch.setattr(growing_module, "smallest_budget", lambda *args, **how: int(1.5 * honest(*args, **how)))
+    growing = Growing(blocks(4, link=SLOW_LINK))
+    budget_bytes = 60 * growing.profile.peak_bytes
+    found = largest_size(growing, Sizes(), budget_bytes, policy="swap_opt", points=2)
+    # THEN the same size is found as with the right one, and not by asking for every size up to there
+    monkeypatch.undo()
+    assert found.largest.size == largest_size(growing, Sizes(), budget_bytes, policy="swap_opt", points=2).largest.size
+    assert found.plans <= 16
