@@ -52,7 +52,8 @@ def _verdict(claim: Claim, title: str, answer: Answer | None) -> Verdict:
         return Verdict(claim, title, False, f"no plan fits{needs}")
     is_cost = claim.quantity in ("slowdown", "peak_mb")
     reached = number <= claim.limit if is_cost else number >= claim.limit
-    return Verdict(claim, title, reached, _told(claim, number))
+    because = f": {claim.obstacle}" if claim.obstacle and not reached else ""
+    return Verdict(claim, title, reached, _told(claim, number) + because)
 
 
 def _number(claim: Claim, answer: Answer) -> float | None:

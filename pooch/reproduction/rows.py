@@ -53,12 +53,14 @@ class Claim:
     Attributes:
         row: its key. quantity: "slowdown" (at most), or "largest", "multiple" (at least), or "peak_mb" (at most).
         limit: the number to reach. throughput: share of the in-core throughput that goes with it; 0: none is asked.
+        obstacle: what stands in the way where it is not reached, as far as it was looked into.
     """
 
     row: str
     quantity: Literal["slowdown", "largest", "multiple", "peak_mb"]
     limit: float
     throughput: float = 0.0
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
