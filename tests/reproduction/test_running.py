@@ -11,6 +11,7 @@ import pytest
 from pooch.errors import FileFormatError, UsageError
 from pooch.ir import Profile
 from pooch.reproduction import Answer, Experiment, Reproduced, claim_text, reproduce
+from pooch.reproduction.methods import find_method
 from pooch.session import plan, rescale, smallest_budget
 from tests.reproduction.conftest import LINK, Toys
 
@@ -128,3 +129,9 @@ def test_a_record_of_another_experiment_is_refused(experiment: Experiment, tmp_p
 def test_a_pattern_that_fits_no_row_names_those_that_there_are(experiment: Experiment) -> None:
     with pytest.raises(UsageError, match="no row of toys is called five: there are four, many, least"):
         reproduce(experiment, rows=["five"])
+
+
+def test_the_program_without_swaps_inside_of_the_forward_pass_sees_no_looks(toys: Toys) -> None:
+    watched = replace(toys.toy, values=tuple(replace(value, touches=()) for value in toys.toy.values))
+    assert all(value.touches is None for value in find_method("ilp_backward_only").sees(watched).values)
+    assert find_method("ilp").sees(watched) is watched
