@@ -28,6 +28,10 @@ class Life:
     size_bytes: int
 
 
+def _start_of(life: Life) -> int:
+    return life.start_ns
+
+
 class StepAssembly:
     """Puts one recorded step on the axis of slots.
 
@@ -53,6 +57,15 @@ class StepAssembly:
     def last_unpacks(self) -> dict[int, int]:
         """{value id: slot of its last read by the backward pass}."""
         return {unpack.value: slot for unpack, slot in zip(self.record.unpacks, self.unpack_slots, strict=True)}
+
+    @cached_property
+    def unpacks_of(self) -> dict[int, list[int]]:
+        """{value id: numbers of its unpacks}, ascending."""
+        numbers: dict[int, list[int]] = {}
+        for number, unpack in enumerate(self.record.unpacks):
+            if unpack.value >= 0:
+                numbers.setdefault(unpack.value, []).append(number)
+        return numbers
 
     @property
     def end(self) -> int:
@@ -111,10 +124,12 @@ class StepAssembly:
 
     def life(self, pointer: int, time_ns: int) -> Life | None:
         """The life of the storage that lay at `pointer` at that time."""
-        for life in self._lives_at.get(pointer, ()):
-            if life.start_ns <= time_ns and (life.end_ns is None or time_ns < life.end_ns):
-                return life
-        return None
+        lives = self._lives_at.get(pointer, [])  # ascending, one after the other
+        position = bisect_right(lives, time_ns, key=_start_of) - 1
+        if position < 0:
+            return None
+        life = lives[position]
+        return life if life.end_ns is None or time_ns < life.end_ns else None
 
     def slot_after_last(self, life: Life) -> int:
         """Last slot in which the storage is held."""
@@ -133,7 +148,7 @@ class StepFacts:
 def assemble_values(assembly: StepAssembly) -> StepFacts:
     """Lifetimes of all values, and the curve as it would be with every saved value kept on the device."""
     points = assembly.measured_points.copy()
-    first_unpacks = _first_unpacks(assembly)
+    first_unpacks = {value: numbers[0] for value, numbers in assembly.unpacks_of.items()}
     values = [_make_value(assembly, record, first_unpacks, points) for record in assembly.recorder.values]
     anchors: dict[int, list[int]] = {}
     for value_id, number in sorted(first_unpacks.items(), key=lambda item: item[1]):
@@ -141,15 +156,6 @@ def assemble_values(assembly: StepAssembly) -> StepFacts:
             anchors.setdefault(assembly.unpack_slots[number], []).append(value_id)
     ordered = tuple((slot, tuple(anchors[slot])) for slot in sorted(anchors))
     return StepFacts(tuple(values), ordered, points)
-
-
-def _first_unpacks(assembly: StepAssembly) -> dict[int, int]:
-    """{value id: number of its first unpack}."""
-    first: dict[int, int] = {}
-    for number, unpack in enumerate(assembly.record.unpacks):
-        if unpack.value >= 0:
-            first.setdefault(unpack.value, number)
-    return first
 
 
 def _make_value(
@@ -193,11 +199,11 @@ def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, point
     Lives are told apart by their time: the allocator likes to give a value back the address that it had.
     """
     life, death = born, assembly.slot_after_last(born)
-    for number, unpack in enumerate(assembly.record.unpacks):
-        if unpack.value != record.id or life.end_ns is None:
-            continue
+    for number in assembly.unpacks_of.get(record.id, ()):
+        if life.end_ns is None:
+            break
         slot = assembly.unpack_slots[number]
-        back = assembly.life(unpack.pointer, assembly.starts[slot])
+        back = assembly.life(assembly.record.unpacks[number].pointer, assembly.starts[slot])
         if back is None or back.start_ns < life.end_ns:
             continue
         if slot > death:
