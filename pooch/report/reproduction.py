@@ -24,11 +24,12 @@ _MARKS = {"read": "", "abstract": " [abstract]", "recalled": " [recalled]"}
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Cells as text, for a terminal or for Markdown."""
+    """Cells as text, for a terminal or for Markdown. `prose`: all columns are read, none is compared."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    prose: bool = False
 
     def rich(self) -> Table:
         """For a terminal."""
@@ -37,14 +38,15 @@ class TextTable:
             padding=(0, 1, 0, 0),
         )  # fmt: skip
         for place, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if place else "left", overflow="fold")
+            table.add_column(column, justify="right" if place and not self.prose else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*row)
         return table
 
     def markdown(self) -> str:
         """For a page."""
-        lines = [" | ".join(self.columns), " | ".join(["---", *("---:" for _ in self.columns[1:])])]
+        side = "---" if self.prose else "---:"
+        lines = [" | ".join(self.columns), " | ".join(["---", *(side for _ in self.columns[1:])])]
         lines += [" | ".join(row) for row in self.rows]
         return f"**{self.title}**\n\n" + "\n".join(f"| {line} |" for line in lines) + "\n"
 
@@ -166,7 +168,7 @@ def _claims_table(reproduced: Reproduced) -> TextTable:
         (verdict.title, claim_text(verdict.claim), verdict.told, words[verdict.reached])
         for verdict in reproduced.verdicts
     )
-    return TextTable("claims about the integer program, modelled", ("", "claim", "found", ""), rows)
+    return TextTable("claims about the integer program, modelled", ("", "claim", "found", ""), rows, True)
 
 
 def reproduction_record(reproduced: Reproduced) -> Record:

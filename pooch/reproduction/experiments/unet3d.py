@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pooch.reproduction.experiments.hardware import OF_16_GB, V100_NVLINK
+from pooch.reproduction.experiments.hardware import OF_16_GB, V100_NVLINK, V100_PCIE
 from pooch.reproduction.methods import WITHIN_BACKWARD
 from pooch.reproduction.rows import Experiment, Row, Saving
 
@@ -20,12 +20,13 @@ UNET3D = Experiment(
     ),
     rows=tuple(
         Row(
-            f"unet3d-192-{channels}-{batch}",
-            f"3D U-Net (original, {channels} channels), 192^3, batch {batch}, {V100_NVLINK}",
-            "slowdown", "unet3d", _METHODS, OF_16_GB, V100_NVLINK, batch,
+            f"unet3d-192-{channels}-{batch}{key}",
+            f"3D U-Net (original, {channels} channels), 192^3, batch {batch}, {hardware}",
+            "slowdown", "unet3d", _METHODS, OF_16_GB, hardware, batch,
             {"network": "original", "volume_size": 192, "first_channels": channels}, quick=channels == 32,
         )
         for channels, batch in ((32, 1), (16, 2), (8, 4))
+        for key, hardware in (("", V100_NVLINK), ("-pcie", V100_PCIE))
     ),
     measured=(
         Row(
