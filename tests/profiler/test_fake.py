@@ -72,6 +72,7 @@ def assert_same_step(fake: Profile, run: Profile) -> None:
             other.producer,
             other.overwrites,
         )
+        assert one.touches == other.touches, one.label
         if forward > min(one.release, other.release):
             assert one.release == other.release
         else:

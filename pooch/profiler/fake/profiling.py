@@ -19,6 +19,7 @@ from pooch.profiler.persistent import foreseen_state_bytes
 from pooch.profiler.profiler import ProfileOptions, check_same_forward, user_errors_named
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.signature import model_signature
+from pooch.torchtools.tensors import storage_bytes
 from pooch.torchtools.training_state import model_device
 
 Forward = Callable[[], torch.Tensor]
@@ -83,7 +84,7 @@ class _FakeProfiling:
         built, costs = self.setting.world, self.setting.costs
         world = built or FakeWorld()
         gc.collect()  # garbage is not persistent
-        live = 0 if built else live_bytes(model_device(self.model))
+        live = 0 if built else live_bytes(model_device(self.model)) - self._gradient_bytes()  # the step makes its own
         signature = model_signature(self.model)
         with world.inhabited_by(self.model):
             with self._pass(world, "forward pass with fake tensors, autograd keeping nothing"):
@@ -117,9 +118,8 @@ class _FakeProfiling:
                 parameter.grad = None
 
     def _gradient_bytes(self) -> int:
-        """Bytes of gradients that live from the start, beside a live model's own tensors."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return sum(gradient.untyped_storage().nbytes() for gradient in gradients)
+        """Bytes of the gradients that the model's parameters hold now."""
+        return storage_bytes([p.grad for p in self.model.parameters() if p.grad is not None])
 
     @property
     def _granularity_bytes(self) -> int:

@@ -17,6 +17,7 @@ from pooch.profiler.recorder import ForwardRecorder
 from pooch.profiler.release import record_releases
 from pooch.profiler.step import StepRecord, Unpack, check_loss
 from pooch.torchtools.memory_trace import quiet_collector
+from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.tensors import has_plain_storage, map_tensors
 
 _READ_BACK = torch.ops.aten._local_scalar_dense.default
@@ -38,10 +39,11 @@ class FakeForwardRecorder(ForwardRecorder):
         self._world, self._trace, self._costs = world, trace, costs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "prim" or func is _READ_BACK:
-            # The first asks a fake tensor for its device, for which plain training needs no operator; the second
-            # makes no value.
+        if func.namespace == "prim":  # asks a fake tensor for its device: plain training needs no operator for it
             return func(*args, **(kwargs or {}))
+        if func is _READ_BACK:
+            self.looked(map_tensors(self._world.as_fake, args), handed_out=False)
+            return func(*args)
         args, kwargs = map_tensors(self._world.as_fake, args), map_tensors(self._world.as_fake, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -98,7 +100,8 @@ def record_fake_step(
         return tensor
 
     with quiet_collector(), world.entered():
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder.path.watched(), recorder:
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        with hooks, recorder.path.watched(), RawLooks(recorder.looked), recorder:
             loss = check_loss(forward())
         with backward.following(loss):
             loss.backward()
