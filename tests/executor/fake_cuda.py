@@ -146,6 +146,12 @@ class Machine:
             if not copy.is_before(self.compute.clock):
                 self.races.append("memory is given back before its copy is done")
 
+    def note_resize(self, storage: torch.UntypedStorage) -> None:
+        """Memory of a storage goes back to the allocator, though the storage lives on."""
+        for copy in self._touching.get(storage._cdata, ()):
+            if not copy.is_before(self.compute.clock):
+                self._fail("memory is given back before its copy is done")
+
     def check_read(self, storage: torch.UntypedStorage) -> None:
         """The program reads a storage on the current stream."""
         for copy in self._touching.get(storage._cdata, ()):
@@ -177,6 +183,14 @@ def install(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda self, stream: machine.recorded.append((self.data_ptr(), stream))
     )
+    resize = torch.UntypedStorage.resize_
+
+    def resized(self: torch.UntypedStorage, size: int) -> object:
+        if self.nbytes():
+            machine.note_resize(self)
+        return resize(self, size)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", resized)
     copy = torch.Tensor.copy_
 
     def watched(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -16,7 +16,7 @@ from pooch.executor.engines.cuda import CudaArena, CudaEngine, CudaTicket
 from pooch.executor.engines.pinned import PinnedBlock
 from pooch.executor.mode import StepMode
 from pooch.executor.step import PlannedStep
-from tests.executor.fake_cuda import Machine, Stream, install
+from tests.executor.fake_cuda import Machine, Race, Stream, install
 from tests.executor.nets import make_job
 from tests.executor.support import assert_same, mixed, profile_job, tight_plan, train
 
@@ -278,6 +278,18 @@ def test_minding_the_current_stream_alone_is_found(
     assert judged(lambda: scenario(machine), machine)
 
 
+def test_a_storage_that_is_emptied_too_early_is_found(machine: Machine) -> None:
+    """Its memory goes back while the program still holds it."""
+    arena = CudaEngine(CPU).open_arena(8192)
+    value = storage(1)
+    ticket = arena.copy_out(value, 0)
+    with pytest.raises(Race, match="given back before"):
+        value.resize_(0)
+    ticket.wait()
+    value.resize_(0)
+    arena.close()
+
+
 # The executor on the fake ---------------------------------------------------------------------------------------
 
 
@@ -325,7 +337,7 @@ def on_the_fake(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-@pytest.mark.parametrize("kind", ["conv", "transformer"])
+@pytest.mark.parametrize("kind", ["conv", "transformer", "unet"])
 def test_whole_steps_have_no_race(kind: str, on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _ = train(make_job(kind), None, steps=5)
     job = make_job(kind)
@@ -346,12 +358,15 @@ def test_whole_steps_have_no_race(kind: str, on_the_fake: Machine, monkeypatch: 
     assert_same(plain, planned)
 
 
-def test_a_broken_rule_shows_in_whole_steps(on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make_job("conv")
+@pytest.mark.parametrize("breaks", [starts_at_once, compute_never_waits])
+def test_a_broken_rule_shows_in_whole_steps(
+    breaks: Callable[[pytest.MonkeyPatch], None], on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job("unet")
     profile = profile_job(job)
     plan = tight_plan(profile, mixed(profile))
     watch_program(on_the_fake, monkeypatch, lambda count: False)
-    starts_at_once(monkeypatch)
+    breaks(monkeypatch)
     assert judged(lambda: train(job, plan) and None, on_the_fake)
 
 
