@@ -32,6 +32,7 @@ from pooch.ir import Choice, Plan, Profile
 from pooch.ir.dataflow import Dataflow
 from pooch.ir.files import replace_file
 
+REPEATS = 300  # of plain training, before a difference is taken for a failure of the plan
 CHOICES: tuple[Choice, ...] = ("keep", "swap", "recompute")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -182,19 +183,31 @@ def _try_choice(step: _Step, dataflow: Dataflow, choice: Choice, plain: list[Ten
         outcome.reason = f"{choice}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
         return
     difference = _different(plain, planned)
-    if difference and not _is_repeatable(step, plain):
+    if not difference:
+        return
+    unrepeatable = _unrepeatable_op(dataflow.profile)
+    if unrepeatable is not None and difference == "the loss differs":
+        # Seen one time in a hundred, or in a thousand, in plain training: a loss is computed once, without any replay.
+        outcome.reason = f"plain training is not repeatable: {unrepeatable}"
+    elif not _is_repeatable(step, plain):
         outcome.reason = "plain training is not repeatable"
-    elif difference:
+    else:
         outcome.status, outcome.reason = "fail", f"{choice}: {difference}"
+
+
+def _unrepeatable_op(profile: Profile) -> str | None:
+    """The op of the step that is known to give other bits now and then, and why it is never replayed."""
+    known = (op for op in profile.ops if op.refusal is not None and "not bitwise repeatable" in op.refusal)
+    return next((f"{op.name}: {op.refusal}" for op in known), None)
 
 
 def _is_repeatable(step: _Step, plain: list[Tensor]) -> bool:
     """Whether plain training gives the same again and again, with other memory in between."""
-    for size in range(1, 21):
-        waste = torch.full((size * 64,), float(size))
+    kept: list[Tensor] = []
+    for number in range(REPEATS):
+        kept.append(torch.full((1 + 37 * number % 97,), 1.0))
         if _different(plain, _train(step, None)):
             return False
-        del waste
     return True
 
 
