@@ -64,6 +64,30 @@ def test_profile_plan_and_run_one_after_the_other(pooch_command: Command, worklo
 
 
 @pytest.mark.slow
+def test_compare_measures_the_plans_that_there_are(pooch_command: Command, workload: str, tmp_path: Path) -> None:
+    # GIVEN a profile, and two policies with a plan and one without
+    profile, table = tmp_path / "p.json", tmp_path / "t.csv"
+    assert pooch_command("profile", workload, "-o", profile, "--set", "layers=4").code == 0
+    asked = ["compare", profile, "--budget", "85%", "--measure", workload, "--set", "layers=4", "--steps", 2]
+    asked += ["--policy", "ilp", "--policy", "swap_all", "--policy", "keep_all"]
+    # WHEN they are measured
+    outcome = pooch_command(*asked, "--csv", table, "--json")
+    # THEN each plan has its peak beside the predicted one, and a time
+    assert outcome.code == 0, outcome.error
+    first, second, third = json.loads(outcome.out)
+    for record in (first, second):
+        assert 0 < record["measured_peak_bytes"] <= record["budget_bytes"]
+        assert record["measured_peak_bytes"] == pytest.approx(record["predicted_peak_bytes"], rel=0.02)
+        assert record["measured_step_ms"] > 0
+    assert "measured_peak_bytes" not in third
+    assert "measured_peak_bytes" in table.read_text().splitlines()[0]
+    # AND another model than that of the profile is refused in one line
+    other = pooch_command(*[each if each != "layers=4" else "layers=5" for each in asked])
+    assert other.code == 1
+    assert "plan" in other.error_line
+
+
+@pytest.mark.slow
 def test_running_without_a_plan_is_plain_training(pooch_command: Command, workload: str) -> None:
     record = json.loads(pooch_command("run", workload, "--steps", 1, "--json").out)
     assert record["measured_peak_bytes"] > 0
