@@ -158,10 +158,17 @@ class StepProgram:
         return terms
 
     def _add_host_memory(self, host_budget_bytes: int | None) -> None:
-        """Swapped values fit into the tier."""
+        """Swapped values are in the tier together when the forward pass ends.
+
+        Those that can be away in it may be back by then and leave their room to others: they are left out.
+        """
         if host_budget_bytes is None:
             return
-        terms: Terms = {self.swap[i.value]: i.size_bytes / self.unit_bytes for i in self.items if i.value in self.swap}
+        terms: Terms = {
+            self.swap[item.value]: item.size_bytes / self.unit_bytes
+            for item in self.items
+            if item.value in self.swap and not any(member.gaps for member in item.members)
+        }
         self.program.at_most(terms, host_budget_bytes / self.unit_bytes)
 
     def decisions(self, values: tuple[float, ...], order: Sequence[Choice] = ORDER) -> dict[int, Choice]:

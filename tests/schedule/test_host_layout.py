@@ -10,10 +10,10 @@ from pooch.errors import InvalidSchedule
 from pooch.ir import Action, Schedule
 from pooch.ir.dataflow import Dataflow
 from pooch.ir.schedule import ActionKind
-from pooch.schedule import lower
+from pooch.schedule import lower, verify
 from pooch.schedule.host_layout import ALIGNMENT_BYTES, NEVER, lay_out, tier_stays
 from pooch.schedule.wellformed import check_form
-from tests.toys import chain
+from tests.toys import chain, random_decisions, random_profile
 
 PAGE = ALIGNMENT_BYTES
 
@@ -87,3 +87,19 @@ def test_the_verifier_refuses_rooms_that_are_shared_too_early() -> None:
     )
     with pytest.raises(InvalidSchedule, match=f"values {first} and {second} overlap in the tier"):
         check_form(dataflow, shared, {first: "swap", second: "swap"})
+
+
+def test_what_is_back_in_the_forward_pass_leaves_its_room_to_others() -> None:
+    # GIVEN random steps, of some values of which the program looks away for a while
+    shared = 0
+    for seed in range(1100, 1400):
+        random = Random(seed)
+        profile = random_profile(random, random.randint(6, 16))
+        dataflow = Dataflow(profile)
+        decisions = random_decisions(random, dataflow)
+        most_swap = {v: choice if random.random() > 0.7 else "swap" for v, choice in decisions.items()}
+        # WHEN they are lowered THEN no two values meet in the tier, and sometimes two have one room in turn
+        schedule = lower(dataflow, most_swap, int(profile.peak_bytes * random.choice([0.3, 0.5, 0.7, 0.8, 0.9])))
+        verify(dataflow, schedule, most_swap, None)
+        shared += schedule.host_bytes < len(schedule.swapped) * PAGE
+    assert shared > 0
