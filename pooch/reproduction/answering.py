@@ -13,7 +13,8 @@ from pooch.reproduction.profiles import Profiles
 from pooch.reproduction.rows import Answer, Row
 from pooch.session import measure_rows, plan, smallest_budget
 from pooch.session.comparison import ComparisonRow
-from pooch.session.growing import MaxBatch, largest_size
+from pooch.session.growing import largest_size
+from pooch.session.sizes import MaxBatch
 from pooch.session.sizing import with_measurements
 from pooch.units import parse_budget
 

@@ -7,13 +7,13 @@ simulated on any laptop.
 from pooch.session.applying import apply
 from pooch.session.comparison import ComparisonRow, compare, measure_rows, policy_names
 from pooch.session.device_measuring import measure_device_model
-from pooch.session.growing import MaxBatch
 from pooch.session.guarding import Guard, Repair, guard
 from pooch.session.measuring import Optimized, TrainingReport, measure_training, optimize
 from pooch.session.planning import plan, plan_from_decisions, smallest_budget
 from pooch.session.profiling import measure_device_link, measure_devices, profile, profile_workload
 from pooch.session.rescaling import rescale
 from pooch.session.simulation import simulate, simulate_in_core
+from pooch.session.sizes import MaxBatch
 from pooch.session.sizing import SizedWorkload, max_batch
 
 __all__ = [

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from pooch.errors import UsageError
 from pooch.ir import Link, Plan, Profile, Region
-from pooch.session.growing import CURVE_POINTS, MaxBatch, MeasuredSize, SizePoint, Sizes, largest_size
+from pooch.session.growing import CURVE_POINTS, largest_size
 from pooch.session.profiling import Mode, profile_workload
+from pooch.session.sizes import MaxBatch, MeasuredSize, SizePoint, Sizes
 from pooch.session.training import applied, timed_step, train_steps
 from pooch.workloads import Setting, workload_factory, workload_growth
 

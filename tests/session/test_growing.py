@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Profile
 from pooch.session import plan, rescale
-from pooch.session.growing import MaxBatch, Sizes, largest_size
+from pooch.session.growing import largest_size
+from pooch.session.sizes import MaxBatch, Sizes
 from tests.toys import FAST_LINK, SLOW_LINK, blocks, random_profile
 
 MOST = 24
