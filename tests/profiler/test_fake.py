@@ -30,6 +30,7 @@ from tests.executor.support import (
     tight_plan,
     train,
 )
+from tests.executor.test_peaks import NOISE, measured_peak, planned_at
 
 CPU = torch.device("cpu")
 SMALL: dict[str, dict[str, Any]] = {
@@ -145,6 +146,17 @@ def test_a_plan_from_fake_tensors_runs_bitwise_equal(kind: str, choose: Any) -> 
     assert stats.emptied_bytes > 0 or choose == "recompute"
     assert stats.recomputed_ops == planned_replays(plan)
     assert stats.swapped_out_bytes + stats.recomputed_ops > 0
+
+
+@pytest.mark.parametrize("kind", ["conv", "recurrent"])
+def test_a_plan_from_fake_tensors_keeps_its_budget(kind: str) -> None:
+    job = make_job(kind, 2)
+    profile = fake_job_profile(job)
+    plan = planned_at(profile, 0.7, "step")
+    peak = measured_peak(job, plan)
+    assert peak <= plan.budget_bytes
+    assert peak == pytest.approx(plan.predicted_peak_bytes, rel=NOISE)
+    assert peak < 0.95 * profile.peak_bytes
 
 
 class Sharing(nn.Module):
