@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pooch.errors import TierError
-from pooch.executor import apply_plan, engines
+from pooch.executor import Run, apply_plan, engines
 from pooch.executor.engines import cpu, spill_file
 from pooch.executor.engines.cpu import CpuEngine
 from pooch.ir import Plan
@@ -50,13 +50,17 @@ def changed_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bytes_that_change_on_the_disk_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     job, plan = swapping_job()
+
+    def step(run: Run) -> None:
+        with run.step():
+            loss = job.forward()
+        loss.backward()
+
     with apply_plan(plan, job.model) as run, monkeypatch.context() as patch:
         changed_on_disk(patch)
-        # In the forward pass already, where a value that left in it comes back.
+        # In the forward pass already, where a value that left in it comes back there.
         with pytest.raises(TierError, match="other bytes than were written") as caught:
-            with run.step():
-                loss = job.forward()
-            loss.backward()
+            step(run)
     assert "\n" not in str(caught.value)
 
 
@@ -198,7 +202,7 @@ def test_the_check_can_be_switched_off() -> None:
 CHILD = """
 import os, sys, time
 import torch
-from pooch.executor import apply_plan
+from pooch.executor import Run, apply_plan
 from pooch.executor.engines import spill_file
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, profile_job, tight_plan
