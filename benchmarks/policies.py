@@ -128,7 +128,7 @@ def main() -> int:
     """Plan everything, write the page, and say whether anything beat the integer program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, action="append", help="default: all in profiles/")
-    parser.add_argument("--budget", action="append", help=f"default: {', '.join(BUDGETS)}")
+    parser.add_argument("--budget", action="append", help=f"default: {', '.join(BUDGETS)}".replace("%", "%%"))
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds per plan")
     parser.add_argument("--output", type=Path, default=Path("docs/policies.md"))
     arguments = parser.parse_args()
