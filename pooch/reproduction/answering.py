@@ -20,7 +20,7 @@ from pooch.units import parse_budget
 
 Progress = Callable[[str], None]
 STEPS = 3  # that are trained to measure
-CURVE = {"ilp": 5}  # planned sizes per method; of others, the two ends
+CURVE = {"ilp": 5}  # planned sizes per method; of others, and where they are measured, the two ends
 
 
 def answer(row: Row, method_name: str, profiles: Profiles, time_limit_s: float, progress: Progress) -> Answer:
@@ -107,7 +107,7 @@ def _largest(row: Row, method: Method, profiles: Profiles, time_limit_s: float, 
             start=row.start,
             policy=method.policy,
             time_limit_s=time_limit_s,
-            points=CURVE.get(method.name, 2),
+            points=2 if row.is_measured else CURVE.get(method.name, 2),
             progress=lambda text: progress(f"{row.title}, {method.name}: {text}"),
         )
     except InfeasibleBudget as error:
