@@ -16,10 +16,11 @@ README = (ROOT / "README.md").read_text()
 
 @pytest.mark.slow
 def test_the_python_example_runs_when_pasted_and_moves_activations(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len([line for line in block.splitlines() if line.strip()]) <= 11
+    first, guarded = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in first.splitlines() if line.strip()]) <= 11
     script = tmp_path / "pasted.py"
-    script.write_text(block + '\nassert set(plan.decisions.values()) != {"keep"}\nassert run.stats.mismatches == 0\n')
+    moved = '\nassert set(plan.decisions.values()) != {"keep"}\nassert run.stats.mismatches == 0\n'
+    script.write_text(first + moved + guarded)
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr
     assert "RunStats" in finished.stdout
