@@ -12,6 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 GPU_PYTHON ?= $(if $(wildcard $(STAMP)),$(BIN)/python,python3)
 DEMO := demo
+PYTEST_ARGS ?= -n 2
 
 .PHONY: help setup demo test gpu gpu-wheels lint format check clean
 

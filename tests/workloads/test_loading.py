@@ -150,7 +150,7 @@ def test_settings_that_are_none(texts: list[str]) -> None:
 
 
 def test_named_sizes_are_settings_that_others_win_against() -> None:
-    assert load_workload("lstm@small").batch_size == 32
+    assert load_workload("lstm@small").batch_size == 128
     assert load_workload("lstm@small", batch_size=3).batch_size == 3
     assert load_workload("lstm@small", settings={"width": 8}).model.head.in_features == 8  # type: ignore[union-attr]
     assert load_workload("resnet101@small", settings={"image_size": 32}).name == "resnet101"

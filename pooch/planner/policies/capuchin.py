@@ -53,7 +53,8 @@ def _free_times_ms(candidates: Candidates) -> dict[int, float]:
     for item in candidates.items:
         last = len(times_ms) if item.need == NEVER else item.need
         back_ms = item.in_ms if item.need != NEVER else 0.0
-        free_ms[item.value] = float(starts_ms[last] - back_ms - starts_ms[item.release + 1] - item.out_ms)
+        released = min(item.release + 1, len(times_ms))  # the program may hold it to the end of the step
+        free_ms[item.value] = float(starts_ms[last] - back_ms - starts_ms[released] - item.out_ms)
     return free_ms
 
 
