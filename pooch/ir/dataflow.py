@@ -143,7 +143,8 @@ class Dataflow:
 
     def is_always_at_hand(self, value: Value) -> bool:
         """Existed before the step, outlives it, and is not written over: a replay may read it at any time."""
-        return value.role != "made" and value.release >= self.end and value.overwritten_at < 0
+        existed = value.role not in ("made", "transient")
+        return existed and value.release >= self.end and value.overwritten_at < 0
 
     def is_source(self, value: Value) -> bool:
         """A value made by the step that can be held for replays: autograd saved it (or the program

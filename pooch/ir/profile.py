@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 Phase = Literal["forward", "backward"]
-Role = Literal["parameter", "buffer", "external", "made"]
+Role = Literal["parameter", "buffer", "external", "made", "transient"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ class Value:
         size_bytes: bytes of the storage (what a copy moves).
         allocated_bytes: bytes that the allocator takes for it (rounded up on a GPU).
         role: "parameter" and "buffer" of the model; "external": existed before the step (inputs, constants);
-            "made": written by an op of the forward pass.
+            "made": written by an op of the forward pass; "transient": in a storage that the program itself empties and
+            fills, as FSDP does with gathered parameters, so nothing can count on its being there.
         producer: index of the op that wrote it; -1 for values that existed before the step.
         overwrites: id of the value whose storage an in-place op reused for this one, or -1.
         overwritten_at: index of the op that wrote over this value's storage in place, or -1.

@@ -213,6 +213,8 @@ def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, point
 
 
 def _why_fixed(record: ValueRecord, release: int, first_unpack: int) -> str | None:
+    if record.role == "transient":
+        return "the program itself empties and fills its storage, as FSDP does with parameters"
     if record.role != "made":
         return f"{record.role}: existed before the step"
     if record.elsewhere:

@@ -82,6 +82,7 @@ class ForwardRecorder(TorchDispatchMode):
         self._device = model_device(model)
         self._calls = 0
         self._value_of: dict[int, int] = {}
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._depth = 0
         self._parameters = {storage_key(p) for p in model.parameters() if has_plain_storage(p)}
         self._buffers = {storage_key(b) for b in model.buffers() if has_plain_storage(b)}
@@ -231,12 +232,20 @@ class ForwardRecorder(TorchDispatchMode):
         if key not in self._value_of:
             # The registry of finalizers must not keep the recorder, and with it the model, alive.
             weakref.finalize(storage, _storage_gone, weakref.ref(self), key).atexit = False
+            self._storages[key] = weakref.ref(storage)
         self._value_of[key] = value.id
         return value
 
     def storage_gone(self, key: int) -> None:
         """The program and autograd have both let go of a storage."""
         self.values[self._value_of.pop(key)].released_after = len(self.ops) - 1
+
+    def end_forward(self) -> None:
+        """The forward pass is over: find what lies in storages that the program has emptied since."""
+        for key, reference in self._storages.items():
+            storage, value = reference(), self._value_of.get(key)
+            if storage is not None and value is not None and storage.nbytes() < self.values[value].size_bytes:
+                self.values[value].role = "transient"
 
     def note_saved(self, tensor: torch.Tensor) -> int | None:
         """Note that autograd saves the tensor; returns its value's id (None where its memory is not ordinary)."""

@@ -13,6 +13,7 @@ import torch
 from pooch.errors import ProfileError
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.torchtools.raw_looks import RawLooks
+from pooch.torchtools.sharding import reshard
 
 
 def _no_unpack(handle: None) -> torch.Tensor:
@@ -34,8 +35,11 @@ def record_releases(
         used.note_saved(tensor)
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, _no_unpack)
-    with used.path.watched(), hooks, RawLooks(used.looked), used:
-        loss = forward()
+    try:
+        with used.path.watched(), hooks, RawLooks(used.looked), used:
+            loss = forward()
+    finally:
+        reshard(model)
     held = [value.released_after for value in used.values]
     del loss
     for value, released in zip(used.values, held, strict=True):

@@ -20,6 +20,9 @@ _BATCH_NORMS = {
     "aten::miopen_batch_norm",
     "aten::_native_batch_norm_legit",
     "aten::_batch_norm_with_update",
+    "aten::batch_norm_update_stats",  # these three: SyncBatchNorm's parts
+    "aten::batch_norm_gather_stats",
+    "aten::batch_norm_gather_stats_with_counts",
 }
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 
@@ -99,7 +102,7 @@ def reads_statistics(facts: OperatorFacts, func: Any, args: tuple[Any, ...]) -> 
     for position, argument in enumerate(func._schema.arguments):
         if argument.name in ("train", "training"):
             return not (position < len(args) and args[position])
-    return False  # `_batch_norm_with_update` always trains
+    return False  # those without such an argument always train
 
 
 def call_refusal(func: Any, args: tuple[Any, ...]) -> str | None:

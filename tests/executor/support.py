@@ -104,7 +104,8 @@ def train(job: Job, plan: Plan | None, steps: int = 3, **options: Any) -> tuple[
 
 
 def is_same(left: Tensor, right: Tensor) -> bool:
-    """Bitwise equal, so that nan is equal to itself and 0.0 is not -0.0."""
+    """Bitwise equal, so that nan is equal to itself and 0.0 is not -0.0; of sharded tensors, this rank's part."""
+    left, right = (getattr(t, "to_local", t.detach)() for t in (left, right))
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     if left.dtype.is_complex:

@@ -1,15 +1,22 @@
-"""Wrappers around a model: one process of distributed data parallel training, parameters of a class of their own."""
+"""Wrappers around a model: one process of distributed data parallel training, parameters of a class of their own.
+
+What needs two processes is in `test_ranks.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
+from pooch.errors import ProfileError
+from tests.executor.support import quick_profile
 from tests.executor.test_ways_of_training import CHOICES, Layers, check
 
 
@@ -47,3 +54,86 @@ def test_parameters_of_a_class_of_their_own(choice: str) -> None:
         return model
 
     check(make, choice)
+
+
+class Coded(torch.Tensor):
+    """A weight kept as int8 codes and a scale, as quantising libraries do; it computes with what they stand for."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, scale: Tensor) -> Coded:
+        made: Coded = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
+        return made
+
+    def __init__(self, codes: Tensor, scale: Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: None, size: Any, stride: Any) -> Coded:
+        return Coded(inner["codes"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Coded(args[0].codes, args[0].scale)
+        args, kwargs = tree_map(lambda t: t.codes * t.scale if isinstance(t, Coded) else t, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_weights_of_a_class_with_behaviour(choice: str) -> None:
+    def function(model: Any, rows: Tensor) -> Tensor:
+        return torch.tanh(model.second(model.first(rows).sin().exp()))
+
+    def make() -> nn.Module:
+        model = Layers(function)
+        for layer in (model.first, model.second):
+            codes = (layer.weight.detach() * 100).to(torch.int8)
+            layer.weight = nn.Parameter(Coded(codes, torch.tensor(0.01)), requires_grad=False)
+        return model
+
+    check(make, choice)
+
+
+class BatchNormOfParts(torch.autograd.Function):
+    """As SyncBatchNorm's: statistics from one op, that moves the running ones without saying so in its schema."""
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+        mean, variance = torch.batch_norm_update_stats(rows, running_mean, running_var, 0.1)
+        context.save_for_backward(rows, mean, variance)
+        return (rows - mean) * variance.add(1e-5).rsqrt()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        rows, mean, variance = context.saved_tensors
+        return gradient * variance.add(1e-5).rsqrt() + (rows - mean) * gradient.mean(0), None, None
+
+
+class PartlyNormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("running_mean", torch.zeros(8))
+        self.register_buffer("running_var", torch.ones(8))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        normed = BatchNormOfParts.apply(self.first(rows), self.running_mean, self.running_var)
+        return torch.tanh(self.second(normed.sin())).exp()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_statistics_of_a_batch_norm_of_parts_move_once(choice: str) -> None:
+    check(PartlyNormed, choice)
+
+
+def test_synchronised_batch_norm_on_a_cpu_is_refused_in_one_line() -> None:
+    """By PyTorch itself, which has it for accelerators alone."""
+    model = nn.SyncBatchNorm(8)
+    with pytest.raises(ProfileError, match=r"^the step raised ValueError: SyncBatchNorm expected input .*$"):
+        quick_profile(lambda: model(torch.rand(6, 8)).sum(), model)

@@ -1,0 +1,151 @@
+"""Two processes that train one model over gloo; each profiles on its own and runs its own plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from pooch.ir.dataflow import Dataflow
+from tests.executor.support import quick_profile
+from tests.executor.test_ways_of_training import CHOICES, Layers, check
+
+RANKS = 2
+
+
+def on_ranks(work: Callable[[int], None], directory: Path) -> None:
+    """Run `work(rank)` in processes of their own; what one of them raises is raised here."""
+    multiprocessing.spawn(_rank, (work, f"file://{directory}/store"), nprocs=RANKS)  # type: ignore[no-untyped-call]
+
+
+def _rank(rank: int, work: Callable[[int], None], store: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120)
+    )
+    work(rank)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def rows_of(rank: int) -> Tensor:
+    return torch.rand(6, 8, generator=torch.Generator().manual_seed(rank + 1))
+
+
+def settled(model: nn.Module) -> nn.Module:
+    """After two steps: buckets are arranged and shards are set up in the first ones, which are not like the others."""
+    for _ in range(2):
+        model(torch.ones(6, 8)).sum().backward()
+    model.zero_grad()
+    return model
+
+
+def all_ranks(tensor: Tensor) -> list[Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(RANKS)]
+    distributed.all_gather(found, tensor)
+    return found
+
+
+def first_twice(model: Any, rows: Tensor) -> Tensor:
+    """A parameter that is used twice, and all the same is ready once."""
+    hidden: Tensor = model.first(model.first(rows).sin()).exp()
+    return torch.tanh(model.second(hidden))
+
+
+class Normed(nn.Module):
+    """Its statistics are broadcast from the first rank at the beginning of each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        normed: Tensor = self.norm(self.first(rows)).sigmoid()
+        return torch.tanh(self.second(normed)).exp()
+
+
+def _data_parallel(rank: int) -> None:
+    kinds: list[dict[str, Any]] = [{}, {"find_unused_parameters": True}, {"static_graph": True}]
+    for kind in [*kinds, {"gradient_as_bucket_view": True}]:
+        for number in range(len(CHOICES)):  # the ranks' plans differ
+            choice = CHOICES[(number + rank) % len(CHOICES)]
+            check(lambda k=kind: settled(DistributedDataParallel(Layers(first_twice), **k)), choice, rows_of(rank))  # type: ignore[misc]
+
+
+def test_gradients_of_data_parallel_training(tmp_path: Path) -> None:
+    on_ranks(_data_parallel, tmp_path)
+
+
+def _batch_norm(rank: int) -> None:
+    made: list[nn.Module] = []
+
+    def make() -> nn.Module:
+        made.append(settled(DistributedDataParallel(Normed())))
+        return made[-1]
+
+    for choice in CHOICES:
+        check(make, choice, rows_of(rank))
+        plain, planned = made[-2:]
+        for model in (plain, planned):
+            gradient = model.module.first.weight.grad
+            assert torch.equal(*all_ranks(gradient))  # the ranks have averaged
+            assert not torch.equal(*all_ranks(model.module.norm.running_mean))  # and have seen different rows
+            assert model.module.norm.num_batches_tracked == 4  # two to settle, two that were checked: none by profiling
+
+
+def test_batch_norm_statistics_of_data_parallel_training(tmp_path: Path) -> None:
+    on_ranks(_batch_norm, tmp_path)
+
+
+def _mlp(model: Any, rows: Tensor) -> Tensor:
+    return torch.tanh(model.second(torch.sin(model.first(rows)))).exp()
+
+
+class Rooted(nn.Module):
+    """The root has parameters of its own: they stay gathered until the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+        self.layers = Layers(_mlp)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scaled: Tensor = self.layers(rows * self.scale)
+        return (scaled * self.scale).sin()
+
+
+def sharded() -> nn.Module:
+    model = Rooted()
+    for module in (model.layers.first, model.layers.second, model):
+        fully_shard(module)
+    return settled(model)
+
+
+def _fully_sharded(rank: int) -> None:
+    rows = rows_of(rank)
+    for number in range(len(CHOICES)):
+        check(sharded, CHOICES[(number + rank) % len(CHOICES)], rows)
+    model = sharded()
+    names = {name: type(parameter) for name, parameter in model.named_parameters()}
+    profile = quick_profile(lambda: model(rows).sum(), model)
+    dataflow = Dataflow(profile)
+    # What is gathered for a layer is neither moved nor replayed from: it is gone after the layer.
+    gathered = [value for value in profile.values if value.role == "transient"]
+    assert [v.size_bytes for v in gathered if v.saved and v.first_unpack >= 0]
+    assert not {v.id for v in gathered} & dataflow.activation_ids
+    outputs = [v for v in dataflow.activations if ".addmm" in v.label]
+    assert len(outputs) >= 1
+    assert all("gone or changed by then" in (dataflow.refusal(v.id) or "") for v in outputs)
+    # The model is as it was: its own shards, no gradients.
+    assert {name: type(parameter) for name, parameter in model.named_parameters()} == names
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_fully_sharded_training(tmp_path: Path) -> None:
+    on_ranks(_fully_sharded, tmp_path)
