@@ -128,10 +128,11 @@ class _Profiling:
 
     def profile(self, link: Link, mode: Literal["run", "offload"]) -> Profile:
         """All passes, then the assembly."""
+        # Warm-up comes first: wrappers such as DDP arrange their buckets in the first steps that they see.
+        plain_ms = self._time_plain_steps() if mode == "run" else []
         released = self._pass(
             "forward pass without autograd's memory", lambda: record_releases(self.forward, self.model)
         )
-        plain_ms = self._time_plain_steps() if mode == "run" else []
         persistent, notes = self._persistent_bytes()
         if self.device.type == "cuda":  # the reserved peak is to be that of the recorded steps alone
             torch.cuda.empty_cache()

@@ -15,8 +15,6 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from pooch.errors import ProfileError
-from tests.executor.support import quick_profile
 from tests.executor.test_ways_of_training import CHOICES, Layers, check
 
 
@@ -130,10 +128,3 @@ class PartlyNormed(nn.Module):
 @pytest.mark.parametrize("choice", CHOICES)
 def test_statistics_of_a_batch_norm_of_parts_move_once(choice: str) -> None:
     check(PartlyNormed, choice)
-
-
-def test_synchronised_batch_norm_on_a_cpu_is_refused_in_one_line() -> None:
-    """By PyTorch itself, which has it for accelerators alone."""
-    model = nn.SyncBatchNorm(8)
-    with pytest.raises(ProfileError, match=r"^the step raised ValueError: SyncBatchNorm expected input .*$"):
-        quick_profile(lambda: model(torch.rand(6, 8)).sum(), model)

@@ -7,12 +7,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from pooch.errors import ProfileError
 from pooch.ir.dataflow import Dataflow
+from pooch.profiler import assembly
 from tests.executor.support import quick_profile
 from tests.executor.test_ways_of_training import CHOICES, Layers, check
 
@@ -26,6 +29,7 @@ def on_ranks(work: Callable[[int], None], directory: Path) -> None:
 
 def _rank(rank: int, work: Callable[[int], None], store: str) -> None:
     torch.set_num_threads(1)
+    assembly.SMALLEST_ACTIVATION_BYTES = 1  # conftest.py is not read in processes of their own
     distributed.init_process_group(
         "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120)
     )
@@ -97,6 +101,17 @@ def _batch_norm(rank: int) -> None:
             assert torch.equal(*all_ranks(gradient))  # the ranks have averaged
             assert not torch.equal(*all_ranks(model.module.norm.running_mean))  # and have seen different rows
             assert model.module.norm.num_batches_tracked == 4  # two to settle, two that were checked: none by profiling
+
+
+def _synchronised_batch_norm(rank: int) -> None:
+    model = nn.SyncBatchNorm(8)
+    with pytest.raises(ProfileError, match=r"^the step raised ValueError: SyncBatchNorm expected input .*$"):
+        quick_profile(lambda: model(rows_of(rank)).sum(), model)
+
+
+def test_synchronised_batch_norm_on_a_cpu_is_refused_in_one_line(tmp_path: Path) -> None:
+    """By PyTorch itself, which has it for accelerators alone."""
+    on_ranks(_synchronised_batch_norm, tmp_path)
 
 
 def test_batch_norm_statistics_of_data_parallel_training(tmp_path: Path) -> None:
