@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.tables import Row, earlier_results, markdown_table, write_results
+from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
 from pooch.session import plan, profile_workload
@@ -31,11 +31,6 @@ from pooch.workloads import Workload, workload_factory
 
 BLOCKS = {"resnet50": "Bottleneck", "gpt2": "GPT2Block"}
 SHARE_OF_CHECKPOINT_PEAK = 0.97
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"  {text}\n")
-    sys.stderr.flush()
 
 
 @contextmanager
@@ -58,7 +53,7 @@ def _checkpointed_forward(forward: Callable[..., Any], *args: Any, **kwargs: Any
 def _checkpoint_peak(workload: Workload, block_name: str) -> int:
     with checkpointed(workload.model, block_name) as blocks:
         assert blocks > 0, f"no module of class {block_name} in the model"
-        return train_steps(workload, None, 2, _tell).peak_bytes
+        return train_steps(workload, None, 2, tell).peak_bytes
 
 
 def _plan_below(profile: Profile, checkpoint_peak: int) -> Plan:
@@ -72,18 +67,18 @@ def _plan_below(profile: Profile, checkpoint_peak: int) -> Plan:
 def compare(name: str, steps: int) -> list[Row]:
     """Three rows: plain, checkpointed, planned."""
     factory = workload_factory(name)
-    profile = profile_workload(factory(), progress=_tell)
-    plain_peak = train_steps(factory(), None, 2, _tell).peak_bytes
+    profile = profile_workload(factory(), progress=tell)
+    plain_peak = train_steps(factory(), None, 2, tell).peak_bytes
     checkpoint_peak = _checkpoint_peak(factory(), BLOCKS[name])
     gc.collect()
     chosen = _plan_below(profile, checkpoint_peak)
     workload = factory()
-    planned_peak = train_steps(workload, chosen, 2, _tell).peak_bytes
+    planned_peak = train_steps(workload, chosen, 2, tell).peak_bytes
     times: dict[str, list[float]] = {"plain": [], "checkpoint": [], "pooch": []}
     with applied(chosen, workload) as run:
         assert run is not None
         for turn in range(steps + 1):
-            _tell(f"turn {turn} of {steps}")
+            tell(f"turn {turn} of {steps}")
             with run.paused():
                 times["plain"].append(timed_step(workload, None))
                 with checkpointed(workload.model, BLOCKS[name]):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.tables import Row, markdown_table, write_results
+from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.devices import find_device
 from pooch.ir import Profile
 from pooch.session import profile_workload
@@ -35,11 +35,6 @@ PUBLISHED: tuple[tuple[str, dict[str, int]], ...] = (
     ("resnet50", {"batch_size": 640}),
     ("unet3d", {"batch_size": 4, "volume_size": 192}),
 )
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"  {text}\n")
-    sys.stderr.flush()
 
 
 def _factory(name: str, sizes: dict[str, int], device: str | None = None) -> WorkloadFactory:
@@ -110,13 +105,13 @@ def main() -> None:
     for name in arguments.workload or WORKLOADS:
         for sizes in sizes_of[name]:
             factory = _factory(name, sizes, arguments.device)
-            _tell(f"{name} {sizes or '(default size)'}: fake")
+            tell(f"{name} {sizes or '(default size)'}: fake")
             fake, fake_s = _timed(lambda factory=factory: profile_workload(factory, mode="fake"))  # type: ignore[misc]
-            _tell("the same by running")
+            tell("the same by running")
             run, run_s = _timed(lambda factory=factory: profile_workload(factory, mode="run"))  # type: ignore[misc]
             rows.append(row_of(name, fake, run, fake_s, run_s))
             raw.append({**rows[-1], "fake_peak_bytes": fake.peak_bytes, "run_peak_bytes": run.peak_bytes})
-            _tell(str(rows[-1]))
+            tell(str(rows[-1]))
             del run
     kind = (arguments.device or "cpu").partition(":")[0]
     write_results(

@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.tables import Row, earlier_results, markdown_table, write_results
+from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
 from pooch.session import plan, profile_workload
@@ -31,18 +31,13 @@ WORKLOADS = ("resnet50", "gpt2", "unet3d", "lstm")
 BUDGETS = ("100%", "80%", "60%", "45%")
 
 
-def _tell(text: str) -> None:
-    sys.stderr.write(f"  {text}\n")
-    sys.stderr.flush()
-
-
 def measure_budget(
     factory: WorkloadFactory, plain: Trained, chosen: Plan, steps: int, turns: int
 ) -> tuple[TrainingReport, Timing]:
     """Train under one plan; compare with the plain training and with plain steps taken in turns."""
     workload = factory()
-    planned = train_steps(workload, chosen, steps, _tell)
-    timing = time_in_turns(workload, chosen, turns, _tell)
+    planned = train_steps(workload, chosen, steps, tell)
+    timing = time_in_turns(workload, chosen, turns, tell)
     del workload
     gc.collect()
     return report_of(chosen, planned, timing, plain, {}), timing
@@ -104,12 +99,12 @@ def main() -> None:
     rows, raw = earlier_results("main-job-cpu", arguments.output, names)
     for name in names:
         factory = workload_factory(name)
-        _tell(f"{name}: profiling")
-        profile = profile_workload(factory(), progress=_tell)
+        tell(f"{name}: profiling")
+        profile = profile_workload(factory(), progress=tell)
         if arguments.keep_profiles:
             arguments.keep_profiles.mkdir(parents=True, exist_ok=True)
             profile.save(arguments.keep_profiles / f"{name}-b{profile.batch_size}-{profile.device.kind}.json")
-        plain = train_steps(factory(), None, arguments.steps, _tell)
+        plain = train_steps(factory(), None, arguments.steps, tell)
         for budget in arguments.budget or BUDGETS:
             called, chosen = plan_or_smallest(profile, budget)
             report, timing = measure_budget(factory, plain, chosen, arguments.steps, arguments.turns)
@@ -117,7 +112,7 @@ def main() -> None:
             raw.append(
                 {"budget": called, "status": chosen.status, "gap": chosen.gap, **asdict(report), **asdict(timing)}
             )
-            _tell(str(rows[-1]))
+            tell(str(rows[-1]))
         write_results("main-job-cpu", "The main job on the CPU", rows, raw, arguments.output)
     sys.stdout.write(markdown_table(rows) + "\n")
 

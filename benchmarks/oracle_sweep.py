@@ -20,6 +20,7 @@ from random import Random
 
 from benchmarks.tables import markdown_table
 from pooch.errors import InfeasibleBudget
+from pooch.ir.files import replace_file
 from pooch.planner import make_plan
 from tests.planner.shapes import SHAPES
 from tests.planner.support import all_decisions, case, oracle_ms
@@ -129,9 +130,7 @@ def main() -> int:
         found = [checked for part in pool.starmap(sweep, jobs, chunksize=1) for checked in part]
     asked = f"--steps {arguments.steps} --activations {arguments.activations} --first-seed {arguments.first_seed}"
     text = HEAD.format(command=f"python -m benchmarks.oracle_sweep {asked}") + table(found) + "\n"
-    beside = arguments.output.with_name(arguments.output.name + ".part")
-    beside.write_text(text)
-    beside.replace(arguments.output)
+    replace_file(arguments.output, text.encode())
     sys.stdout.write(table(found) + "\n")
     return 0 if all(checked.is_good for checked in found) else 1
 

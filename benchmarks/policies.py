@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.tables import tell
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Profile
 from pooch.session import ComparisonRow, compare, plan
@@ -50,7 +51,7 @@ def measure_profile(profile: Profile, budgets: Sequence[str], time_limit_s: floa
         [budget_bytes for _, budget_bytes in columns],
         time_limit_s=time_limit_s,
         region="step",
-        progress=lambda text, share: _tell(f"{profile.workload}: {text} ({share:.0%})"),
+        progress=lambda text, share: tell(f"{profile.workload}: {text} ({share:.0%})"),
     )
     return ProfileCells(profile, columns, rows)
 
@@ -119,11 +120,6 @@ def _bound(cells: ProfileCells, budget_bytes: int) -> str:
     return "" if best is None else f"{best.lower_bound_ms / best.in_core_step_ms:.4f}"
 
 
-def _tell(text: str) -> None:
-    sys.stderr.write(f"  {text}\n")
-    sys.stderr.flush()
-
-
 def main() -> int:
     """Plan everything, write the page, and say whether anything beat the integer program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -137,7 +133,7 @@ def main() -> int:
     arguments.output.write_text("\n".join([HEAD, *(section(cells) for cells in measured)]))
     losses = [row for cells in measured for row in beaten(cells)]
     for row in losses:
-        _tell(f"{row.policy} beats the integer program at {format_bytes(row.budget_bytes)}")
+        tell(f"{row.policy} beats the integer program at {format_bytes(row.budget_bytes)}")
     return 1 if losses else 0
 
 

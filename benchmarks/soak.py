@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import os
 import sys
 import threading
@@ -25,6 +26,7 @@ from benchmarks.tables import Row, markdown_table, write_results
 from pooch.executor import apply_plan
 from pooch.ir import Choice, Plan, Profile
 from pooch.ir.dataflow import Dataflow
+from pooch.ir.files import replace_file
 from pooch.torchtools.memory_trace import live_bytes
 
 # What the C library's allocator may keep for itself while it settles.
@@ -161,9 +163,9 @@ def draw(samples: list[Sample], path: Path) -> None:
         axis.set_ylim(0, 1.2 * max(values))
         axis.set_title(name, loc="left", fontsize=9)
     axes[-1].set_xlabel("steps")
-    beside = path.with_name(path.name + ".part")
-    figure.savefig(beside, format="png", dpi=100)
-    beside.replace(path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=100)
+    replace_file(path, drawn.getvalue())
 
 
 def main() -> int:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from pooch.ir.files import replace_file
 from pooch.profiler.profiler import describe_device
 
 Row = Mapping[str, object]
+
+
+def tell(text: str) -> None:
+    """Progress, beside the results that go to standard output."""
+    sys.stderr.write(f"  {text}\n")
+    sys.stderr.flush()
 
 
 def surroundings(device_name: str = "cpu") -> dict[str, object]:
@@ -52,7 +60,5 @@ def write_results(name: str, title: str, rows: Sequence[Row], raw: object, folde
     assert isinstance(software, dict)
     told = ", ".join(f"{key} {value}" for key, value in software.items())
     text = f"# {title}\n\nMeasured on {around['name']}; {told}.\n\n{markdown_table(rows)}\n"
-    for path, content in ((folder / f"{name}.json", json.dumps(document, indent=1)), (folder / f"{name}.md", text)):
-        beside = path.with_name(path.name + ".part")
-        beside.write_text(content)
-        beside.replace(path)
+    replace_file(folder / f"{name}.json", json.dumps(document, indent=1).encode())
+    replace_file(folder / f"{name}.md", text.encode())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from matplotlib.figure import Figure
 from torch._subclasses import FakeTensorMode
 
 from benchmarks.readme import filled
-from benchmarks.tables import Row, markdown_table, write_results
+from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.ir import Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.report.figures import save_figure
@@ -39,11 +38,6 @@ DRAWN = (64, LSTM_LENGTH)
 STATES, GATES = "LSTM states", "LSTM gates"
 SUMMED = "tanh(keys + query)"
 CHOICES = {"keep": "#0072B2", "swap": "#009E73", "recompute": "#E69F00"}
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"  {text}\n")
-    sys.stderr.flush()
 
 
 def profile_of(name: str, settings: dict[str, int]) -> Profile:
@@ -69,7 +63,7 @@ def sizes_of(entry: BuiltIn) -> str:
 
 
 def workload_row(entry: BuiltIn) -> Row:
-    _tell(entry.name)
+    tell(entry.name)
     profile = profile_of(f"{entry.name}@{SMALL}", {})
     gc.collect()
     activations = profile.activations
@@ -121,14 +115,14 @@ def kind_of(label: str) -> str:
 
 def finding(name: str, length: int, share: str, settings: dict[str, int], kind: str) -> Finding:
     """Profile, plan at that share of the peak, train one step plainly and one planned."""
-    _tell(f"{name} {length}")
+    tell(f"{name} {length}")
     settings = settings | {"sequence_length": length}
     profile = profile_of(name, settings)
     chosen = plan(profile, share, region="step")
     gc.collect()
-    plain = train_steps(load_workload(name, settings=settings), None, 1, _tell)
+    plain = train_steps(load_workload(name, settings=settings), None, 1, tell)
     gc.collect()
-    planned = train_steps(load_workload(name, settings=settings), chosen, 1, _tell)
+    planned = train_steps(load_workload(name, settings=settings), chosen, 1, tell)
     of_kind = [value for value in profile.activations if kind_of(value.label) == kind]
     keys = [value for value in profile.values if value.label.endswith("decoder.keys.mm")]
     return Finding(

@@ -6,7 +6,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,6 +100,10 @@ class Run:
                 yield self._stats
         finally:
             self._inside.entered = False
+
+    def forward_region(self) -> AbstractContextManager[object]:
+        """`step()`, or nothing where the plan covers `model.forward`: for a loop that takes plans of either region."""
+        return self.step() if self.plan.region == "step" else nullcontext()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

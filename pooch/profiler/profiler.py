@@ -25,6 +25,7 @@ from pooch.profiler.persistent import foreseen_state_bytes
 from pooch.profiler.release import record_releases
 from pooch.profiler.step import StepRecord, record_step
 from pooch.profiler.timing import median_times_ms, slot_times_ms, time_step
+from pooch.progress import Progress
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.out_of_memory import is_out_of_memory
 from pooch.torchtools.signature import model_signature
@@ -34,7 +35,6 @@ from pooch.torchtools.training_state import model_device, training_state_kept
 CUDA_GRANULE_BYTES = 512  # the caching allocator hands out multiples of this
 Mode = Literal["run", "offload", "auto"]
 Forward = Callable[[], torch.Tensor]
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

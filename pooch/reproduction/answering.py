@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Choice, Plan, Profile
+from pooch.progress import Progress
 from pooch.reproduction.methods import Method, find_method
 from pooch.reproduction.profiles import Profiles
 from pooch.reproduction.rows import Answer, Row
@@ -18,7 +18,6 @@ from pooch.session.sizes import MaxBatch
 from pooch.session.sizing import with_measurements
 from pooch.units import parse_budget
 
-Progress = Callable[[str], None]
 STEPS = 3  # that are trained to measure
 CURVE = {"ilp": 5}  # planned sizes per method; of others, and where they are measured, the two ends
 

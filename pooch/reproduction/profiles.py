@@ -4,15 +4,13 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pooch.devices import find_device
 from pooch.ir import Link, Profile
+from pooch.progress import Progress
 from pooch.reproduction.rows import Row
 from pooch.session import SizedWorkload, profile_workload
 from pooch.workloads import WorkloadFactory, workload_factory
 
-Progress = Callable[[str], None]
 MOST_KEPT = 24  # profiles take some megabytes each
 
 

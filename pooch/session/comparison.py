@@ -10,6 +10,7 @@ from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Plan, Profile, Region
 from pooch.planner import described
 from pooch.planner import policies as policies_by_name
+from pooch.progress import silent
 from pooch.session.planning import plan
 from pooch.session.training import time_in_turns, train_steps
 from pooch.units import parse_budget
@@ -110,13 +111,9 @@ def _measured_row(row: ComparisonRow, factory: WorkloadFactory, steps: int) -> C
     if row.plan is None:
         return row
     workload = factory()
-    peak_bytes = train_steps(workload, row.plan, steps, _silent).peak_bytes
-    timing = time_in_turns(workload, row.plan, steps, _silent)
+    peak_bytes = train_steps(workload, row.plan, steps, silent).peak_bytes
+    timing = time_in_turns(workload, row.plan, steps, silent)
     return replace(row, measured=Measured(peak_bytes, timing.planned_ms, timing.plain_ms))
-
-
-def _silent(text: str) -> None:
-    """Single steps are not told."""
 
 
 def policy_names() -> tuple[str, ...]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pooch.devices import DeviceModel, Efficiency, LinkModel
+from pooch.progress import Progress
 
 if TYPE_CHECKING:
     import torch
 
     from pooch.ir import Link
     from pooch.profiler.rates import DeviceRates
-
-Progress = Callable[[str], None]
 
 
 def measure_device_model(device: torch.device, name: str, progress: Progress = lambda text: None) -> DeviceModel:

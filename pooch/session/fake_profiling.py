@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pooch.ir import Device, Link, Profile
+from pooch.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from pooch.profiler import ProfileOptions
     from pooch.profiler.fake import OpCosts
     from pooch.workloads import Workload
-
-Progress = Callable[[str], None]
 
 
 def fake_profile(

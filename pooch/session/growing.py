@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Profile, Region
+from pooch.progress import Progress, silent
 from pooch.session.bracketing import largest_within
 from pooch.session.planning import checked_region, smallest_budget
 from pooch.session.planning import plan as make_plan
@@ -19,12 +20,7 @@ from pooch.units import parse_budget
 
 CURVE_POINTS = 5
 REFINEMENTS = 2  # more sizes around the one with the best throughput
-Progress = Callable[[str], None]
 ProfileAt = Callable[[int], Profile]
-
-
-def _silent(text: str) -> None:
-    """Nobody is told."""
 
 
 def largest_size(
@@ -39,7 +35,7 @@ def largest_size(
     time_limit_s: float = 30.0,
     region: Region = "step",
     points: int = CURVE_POINTS,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> MaxBatch:
     """Search with whatever profiles a size.
 

@@ -127,7 +127,7 @@ class Guard:
 
         try:
             with self.run.measured() if self._to_measure > 0 else nullcontext():
-                with self.run.step() if self.plan.region == "step" else nullcontext():
+                with self.run.forward_region():
                     loss = forward()
                 loss.backward()
             return loss.detach()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from pooch.ir import Plan, Profile, Region
+from pooch.progress import Progress, silent
 from pooch.session.hard_limit import LimitedOutcome, train_limited
 from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import Mode, profile_workload
@@ -14,13 +15,8 @@ from pooch.units import parse_budget
 from pooch.workloads import Workload
 from pooch.workloads.loading import WorkloadFactory
 
-Progress = Callable[[str], None]
 WhenTrained = Callable[[Workload], None]
 MOST_REPAIRS = 2
-
-
-def _silent(text: str) -> None:
-    """Nobody is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ def measure_training(
     check: bool = False,
     hard_limit: bool = False,
     when_trained: WhenTrained | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> TrainingReport:
     """Train a workload for some steps and measure it.
 
@@ -224,7 +220,7 @@ def optimize(
     check: bool = False,
     hard_limit: bool = False,
     when_trained: WhenTrained | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Optimized:
     """Profile a workload, plan it under a budget, train it under the plan, and measure that.
 

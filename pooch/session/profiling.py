@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pooch.errors import UsageError
 from pooch.ir import Device, Link, Profile
+from pooch.progress import Progress, silent
 from pooch.session.fake_profiling import fake_profile, fake_profile_of
 
 if TYPE_CHECKING:
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
     from pooch.workloads import Workload
 
 Mode = Literal["auto", "run", "offload", "fake"]
-Progress = Callable[[str], None]
-
-
-def _silent(text: str) -> None:
-    """Nobody is told."""
 
 
 def profile(
@@ -36,7 +32,7 @@ def profile(
     device_model: DeviceModel | None = None,
     workload: str = "",
     batch_size: int = 0,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Profile:
     """Measure one training step. Parameters, gradients, buffers, optimizer and random state stay as they were.
 
@@ -112,7 +108,7 @@ def profile_workload(
     mode: Mode = "auto",
     device_model: DeviceModel | None = None,
     link: Link | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Profile:
     """`profile` for a workload, under its own name.
 
@@ -161,7 +157,7 @@ def measure_device_link(device: torch.device) -> Link:
         engine.close()
 
 
-def measure_devices(progress: Progress = _silent) -> list[tuple[Device, Link]]:
+def measure_devices(progress: Progress = silent) -> list[tuple[Device, Link]]:
     """Every device here, with its measured link."""
     import torch
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pooch.errors import UsageError
 from pooch.ir import Link, Plan, Profile, Region
+from pooch.progress import Progress, silent
 from pooch.session.growing import CURVE_POINTS, largest_size
 from pooch.session.profiling import Mode, profile_workload
 from pooch.session.sizes import MaxBatch, MeasuredSize, SizePoint, Sizes
@@ -20,12 +21,7 @@ if TYPE_CHECKING:
     from pooch.devices import DeviceModel
     from pooch.workloads import Workload
 
-Progress = Callable[[str], None]
 FIRST_BATCH = 8  # small enough for most, large enough that fixed costs do not hide what an item takes
-
-
-def _silent(text: str) -> None:
-    """Nobody is told."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class SizedProfiles:
     """
 
     def __init__(
-        self, sized: SizedWorkload, mode: Mode, device_model: DeviceModel | None = None, progress: Progress = _silent
+        self, sized: SizedWorkload, mode: Mode, device_model: DeviceModel | None = None, progress: Progress = silent
     ) -> None:
         self._sized = sized
         self._mode = mode
@@ -120,7 +116,7 @@ def max_batch(
     region: Region = "step",
     points: int = CURVE_POINTS,
     measure_steps: int = 0,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> MaxBatch:
     """The largest batch (volume, length, ...) of a workload that fits into a budget under a plan, with its throughput.
 
@@ -163,7 +159,7 @@ def max_batch(
 
 
 def with_measurements(
-    result: MaxBatch, at: Callable[[int], Callable[[], Workload]], steps: int, progress: Progress = _silent
+    result: MaxBatch, at: Callable[[int], Callable[[], Workload]], steps: int, progress: Progress = silent
 ) -> MaxBatch:
     """Really train at the largest size under its plan, and plainly at the largest in-core size.
 

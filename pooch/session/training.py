@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pooch.ir import Plan
+from pooch.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pooch.executor import Run, RunStats
     from pooch.workloads import Workload
 
-Progress = Callable[[str], None]
 SEED = 1234
 
 
@@ -134,7 +134,7 @@ def applied(plan: Plan | None, workload: Workload) -> Iterator[Run | None]:
 
 def forward_and_backward(workload: Workload, run: Run | None) -> torch.Tensor:
     """One step as the user's loop does it; returns the loss."""
-    region: Any = run.step() if run is not None and run.plan.region == "step" else nullcontext()
+    region: Any = run.forward_region() if run is not None else nullcontext()
     with region:
         loss = workload.forward()
     loss.backward()

@@ -65,7 +65,7 @@ def moved_bytes(plan: Plan, profile: Profile, *kinds: str) -> int:
 
 
 def region_of(run: Run | None) -> Any:
-    return run.step() if run is not None and run.plan.region == "step" else nullcontext()
+    return run.forward_region() if run is not None else nullcontext()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from random import Random
 
 import pulp
@@ -90,6 +91,15 @@ def test_a_crash_is_told_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
         knapsack()[0].solve(LIMITS)
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Python ignores Ctrl-C where the shell started it in the background (`make test &`)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_stops_the_solver_at_once() -> None:
     # GIVEN a program that HiGHS works on for minutes
     random = Random(1)

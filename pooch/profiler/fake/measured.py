@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pooch.profiler.fake.costs import OpCost, signature
 from pooch.torchtools.memory_trace import MemoryTracer
 from pooch.torchtools.operators import operator_facts
+from pooch.torchtools.out_of_memory import is_out_of_memory
 from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors
 from pooch.torchtools.training_state import synchronize
 
@@ -78,7 +79,7 @@ class MeasuredCosts:
                 try:
                     self._known[key] = self._measure(func, args, kwargs)
                 except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
-                    if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+                    if is_out_of_memory(error):
                         raise  # not even one operator fits: the caller says so
                     self._known[key] = None
                     self._refused[str(func)] = (str(error).strip().splitlines() or [type(error).__name__])[0]

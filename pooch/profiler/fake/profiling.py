@@ -16,17 +16,14 @@ from pooch.profiler.fake.costs import OpCosts
 from pooch.profiler.fake.step import FakeStep, record_fake_releases, record_fake_step
 from pooch.profiler.fake.world import FakeWorld, data_dependence
 from pooch.profiler.persistent import foreseen_state_bytes
-from pooch.profiler.profiler import ProfileOptions, check_same_forward, user_errors_named
+from pooch.profiler.profiler import CUDA_GRANULE_BYTES, ProfileOptions, check_same_forward, user_errors_named
+from pooch.progress import Progress
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.signature import model_signature
 from pooch.torchtools.tensors import storage_bytes
 from pooch.torchtools.training_state import model_device
 
 Forward = Callable[[], torch.Tensor]
-Progress = Callable[[str], None]
-
-# The CUDA caching allocator rounds every allocation up to this.
-CUDA_BLOCK_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,7 @@ class _FakeProfiling:
 
     @property
     def _granularity_bytes(self) -> int:
-        return CUDA_BLOCK_BYTES if self.setting.device.kind == "cuda" else 1
+        return CUDA_GRANULE_BYTES if self.setting.device.kind == "cuda" else 1
 
     def _make(
         self, assembly: StepAssembly, step: FakeStep, persistent: int, signature: str, notes: tuple[str, ...]

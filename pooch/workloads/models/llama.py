@@ -6,6 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pooch.workloads.base import Workload
+from pooch.workloads.models.language_modelling import language_modelling
 
 
 def build(
@@ -41,12 +42,4 @@ def build(
     )
     with torch.device(device):
         model = LlamaForCausalLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(vocabulary, (batch_size, sequence_length), generator=generator).to(device)
-
-    def forward() -> torch.Tensor:
-        loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
-        return loss
-
-    return Workload(model, forward, optimizer, "llama", batch_size)
+    return language_modelling(model, "llama", batch_size, sequence_length, vocabulary, seed)

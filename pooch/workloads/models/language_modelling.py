@@ -1,0 +1,23 @@
+"""Training a language model of the transformers package on random tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from pooch.workloads.base import Workload
+
+
+def language_modelling(
+    model: torch.nn.Module, name: str, batch_size: int, sequence_length: int, vocabulary: int, seed: int
+) -> Workload:
+    """Random tokens (batch_size, sequence_length), the model's own loss of the next token, AdamW."""
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocabulary, (batch_size, sequence_length), generator=generator).to(device)
+
+    def forward() -> torch.Tensor:
+        loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        return loss
+
+    return Workload(model, forward, optimizer, name, batch_size)
