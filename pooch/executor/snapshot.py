@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
@@ -27,8 +28,8 @@ class StepSnapshot:
 
     Parameters and the optimizer's state are not in it: forward and backward do not change them. Gradients that
     accumulate go to the swap tier, and so do large buffers, since a copy on the device would be over the budget by its
-    size; small ones are bytes in host memory. Where gradients were dropped before the step, nothing is copied but the
-    buffers.
+    size; small ones, and those on another device, are bytes in host memory. Where gradients were dropped before the
+    step, nothing is copied but the buffers.
 
     Args:
         model: whose step it is. engine: of its plan. device: where the model is.
@@ -51,13 +52,15 @@ class StepSnapshot:
     def _keep(self, engine: CopyEngine, tensors: list[torch.Tensor]) -> None:
         room_bytes = 0
         for storage in _distinct_storages(tensors):
-            if storage.nbytes() < _SMALL_BYTES:
+            if storage.nbytes() < _SMALL_BYTES or storage.device != self._device:
                 self._small.append(storage)
             else:
                 self._large.append(_InTier(storage, room_bytes))
                 room_bytes += -(-storage.nbytes() // _ROOM_BYTES) * _ROOM_BYTES
-        together = [_bytes_of(storage) for storage in self._small]  # one copy for all: a GPU is waited for once
-        self._contents = torch.cat(together).cpu().numpy().tobytes() if together else b""
+        self._small.sort(key=lambda storage: str(storage.device))
+        # One copy for all of a device: a GPU is waited for once.
+        together = [torch.cat([_bytes_of(s) for s in there]) for _, there in groupby(self._small, lambda s: s.device)]
+        self._contents = b"".join(each.cpu().numpy().tobytes() for each in together)
         if self._large:
             self._arena = engine.open_arena(room_bytes)
             self._finish([self._arena.copy_out(each.storage, each.offset_bytes) for each in self._large])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -33,7 +32,7 @@ AROUND = {
 
 
 def test_without_a_gpu_everything_is_not_run(tmp_path: Path) -> None:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    environment = {**child_environment(None), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "benchmarks.gpu", "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False, timeout=300)
     assert done.returncode == 3, done.stderr
@@ -235,8 +234,9 @@ def test_marked_tests_are_judged(
 @pytest.mark.slow
 def test_every_part_is_rehearsed_by_one_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--output", str(tmp_path), "--device", "cpu", "--small"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False, timeout=560)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=child_environment(None), cwd=ROOT, check=False, timeout=560
+    )
     statuses = {part["name"]: part["status"] for part in json.loads((tmp_path / "gpu.json").read_text())["parts"]}
     assert list(statuses) == [part.name for part in PARTS]
     assert statuses["race"] == statuses["links"] == statuses["hooks"] == "passed", done.stderr

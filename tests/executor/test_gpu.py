@@ -16,6 +16,7 @@ from pooch.errors import PlanMismatch, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.engines.cuda import CudaEngine
 from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.snapshot import StepSnapshot
 from pooch.session.hard_limit import SLACK_BYTES, limit_gpu
 from pooch.torchtools.memory_meter import MemoryMeter
 from tests.executor.nets import make_job
@@ -70,6 +71,21 @@ def test_copies_wait_for_a_slow_producer_and_reads_for_copies() -> None:
         del back, noise
         arena.close()
     engine.close()
+
+
+def test_a_step_is_repeated_whose_model_has_buffers_on_two_devices() -> None:
+    model = nn.Linear(4, 4).cuda()
+    model.register_buffer("steps", torch.zeros(3))
+    model.register_buffer("mean", torch.ones(5, device="cuda"))
+    engine = CudaEngine(torch.device("cuda", 0))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    snapshot = StepSnapshot(model, engine, torch.device("cuda", 0))
+    for buffer in model.buffers():
+        buffer.add_(1)
+    snapshot.restore()
+    snapshot.close()
+    engine.close()
+    assert_same(before, dict(model.named_buffers()))
 
 
 def test_pinned_blocks_are_pinned_and_can_be_had_again() -> None:

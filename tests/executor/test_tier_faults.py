@@ -20,6 +20,7 @@ from pooch.executor import Run, apply_plan, engines
 from pooch.executor.engines import cpu, spill_file
 from pooch.executor.engines.cpu import CpuEngine
 from pooch.ir import Plan
+from tests.children import child_environment
 from tests.executor.nets import Job, make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan, train
 
@@ -205,6 +206,7 @@ import torch
 from pooch.executor import Run, apply_plan
 from pooch.executor.engines import spill_file
 from tests.executor.nets import make_job
+from tests.children import child_environment
 from tests.executor.support import all_of, profile_job, tight_plan
 
 torch.set_num_threads(1)
@@ -257,10 +259,9 @@ print("leaving", flush=True)
 
 
 def child_of(script: str, directory: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "KINETO_LOG_LEVEL": "99"}
     return subprocess.Popen(
         [sys.executable, "-c", script, str(directory)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment(),
     )  # fmt: skip
 
 

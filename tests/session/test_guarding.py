@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import warnings
@@ -23,6 +22,7 @@ from pooch.ir import Profile
 from pooch.session import Guard, guarding, optimize
 from pooch.torchtools.out_of_memory import is_out_of_memory, missing_bytes
 from pooch.workloads import WorkloadFactory
+from tests.children import child_environment
 from tests.executor.nets import Job, make_job
 from tests.executor.support import assert_same, profile_job
 from tests.session.test_training import WIDE
@@ -406,9 +406,8 @@ with pooch.guard(profile, "95%", model, plan=loose, planning={"time_limit_s": 3}
 
 @pytest.mark.slow
 def test_a_process_whose_memory_really_runs_out_goes_on_with_a_tighter_plan() -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "KINETO_LOG_LEVEL": "99"}
     child = subprocess.run(
-        [sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=300, env=environment, check=False
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=300, env=child_environment(), check=False
     )
     assert child.returncode == 0, child.stderr
     said, repairs, reasons = child.stdout.strip().splitlines()[-1].split(maxsplit=2)
