@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pulp
 
+from pooch.planner.solver_thread import call_highs
+
 Variable = int  # position in the program
 Terms = dict[Variable, float]  # a linear expression
-POLL_S = 0.05
 
 
 class SolverUnavailable(Exception):
@@ -26,11 +26,13 @@ class Limits:
     Attributes:
         gap: relative distance of solution and bound at which it is done.
         nodes: branch-and-bound nodes (the same on every machine). time_s: a safety.
+        latest_s: seconds after which it is left to itself where it does not heed its time limit.
     """
 
     gap: float
     nodes: int
     time_s: float
+    latest_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +51,6 @@ class Solution:
     bound: float
     infeasible: bool
     solver: str
-
-
-def _call_interruptibly(solver: Any, problem: Any) -> None:
-    """Run HiGHS in a thread: a Ctrl-C would else be noticed only when it is done, which can be many seconds later.
-
-    Raises:
-        KeyboardInterrupt: in the main thread, once HiGHS has stopped.
-    """
-    model, raised = problem.solverModel, []
-
-    def run() -> None:
-        try:
-            solver.callSolver(problem)
-            type(model).resetGlobalScheduler(False)  # its workers belong to this thread; left alone they abort at exit
-        except BaseException as error:  # noqa: BLE001  (handed to the thread that waits)
-            raised.append(error)
-
-    model.HandleUserInterrupt = True
-    thread = threading.Thread(target=run, name="pooch-solver", daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(POLL_S)
-    except KeyboardInterrupt:
-        model.cancelSolve()
-        thread.join()
-        raise
-    if raised:
-        raise raised[0]
 
 
 class LinearProgram:
@@ -174,7 +147,9 @@ class LinearProgram:
                 if columns[variable].name in place
             }
             model.setSolution(len(known), list(known), list(known.values()))
-        _call_interruptibly(solver, problem)
+        bound_when_left = call_highs(solver, problem, limits.latest_s)
+        if bound_when_left is not None:
+            return Solution((), math.inf, bound_when_left, False, "HiGHS")
         status, info = str(model.getModelStatus()), model.getInfo()
         if status.endswith(("kInfeasible", "kUnboundedOrInfeasible")):
             return Solution((), math.inf, math.inf, True, "HiGHS")

@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import pulp
 import pytest
 
+from pooch.planner import solver_thread
 from pooch.planner.solver import Limits, LinearProgram, SolverUnavailable, Variable
 
 LIMITS = Limits(gap=0.0, nodes=1000, time_s=10.0)
@@ -89,6 +91,28 @@ def test_a_crash_is_told_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pulp.HiGHS, "callSolver", crash)
     with pytest.raises(SolverUnavailable, match="MemoryError: no room for the basis"):
         knapsack()[0].solve(LIMITS)
+
+
+def test_a_solver_that_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a solver that ends when somebody says so, and not by itself
+    call, end = pulp.HiGHS.callSolver, threading.Event()
+
+    def endless(self: object, problem: object) -> None:
+        call(self, problem)
+        end.wait()
+
+    monkeypatch.setattr(pulp.HiGHS, "callSolver", endless)
+    # WHEN it is waited for
+    solution = knapsack()[0].solve(replace(LIMITS, latest_s=0.2))
+    # THEN there is an answer while it still runs: no solution, and no bound that would be wrong
+    assert solution.values == ()
+    assert not solution.infeasible
+    assert solution.bound <= -21
+    assert [thread.name for thread in solver_thread._left if thread.is_alive()] == ["pooch-solver"]
+    # AND nothing is left of it in the end
+    end.set()
+    solver_thread._wait_for_those_left()
+    assert not any(thread.is_alive() for thread in solver_thread._left)
 
 
 @pytest.fixture
