@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +269,11 @@ def write(outcomes: list[Outcome], text: str, told: str, folder: Path) -> None:
         f"{told}. Loss, gradients and random state are compared bitwise with plain training.\n\n"
     )
     replace_file(folder / "operators-cpu.md", (head + text).encode())
-    document = {"about": told, "outcomes": [asdict(outcome) for outcome in outcomes]}
+    # `asdict` would count the pairs of a Counter.
+    document = {
+        "about": told,
+        "outcomes": [asdict(replace(o, kept=Counter())) | {"kept": dict(o.kept)} for o in outcomes],
+    }
     replace_file(folder / "operators-cpu.json", json.dumps(document, indent=1).encode())
 
 

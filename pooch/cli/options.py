@@ -132,13 +132,6 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Machine-read
 force_option = click.option("--force", is_flag=True, help="Overwrite the output files.")
 mode_option = click.option(
     "--mode",
-    type=click.Choice(["auto", "run", "offload"]),
-    default="auto",
-    show_default=True,
-    help="How to profile: plainly, with everything swapped, or whichever works.",
-)
-profile_mode_option = click.option(
-    "--mode",
     type=click.Choice(["auto", "run", "offload", "fake"]),
     default="auto",
     show_default=True,

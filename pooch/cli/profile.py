@@ -11,8 +11,8 @@ from pooch.cli.options import (
     device_model_option,
     force_option,
     json_option,
+    mode_option,
     output_option,
-    profile_mode_option,
     refuse_overwriting,
     workload_options,
 )
@@ -22,7 +22,7 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @click.command("profile")
 @workload_options
 @output_option("Where to write the profile.", required=True)
-@profile_mode_option
+@mode_option
 @device_model_option
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Plain steps before.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Timed steps.")

@@ -32,9 +32,11 @@ def workload(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_optimize_keeps_what_it_promises(pooch_command: Command, workload: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["auto", "fake"])
+def test_optimize_keeps_what_it_promises(pooch_command: Command, workload: str, mode: str, tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
-    outcome = pooch_command("optimize", workload, "--budget", "80%", "--check", "--json", "-o", folder)
+    given = (workload, "--budget", "80%", "--check", "--json", "--mode", mode)
+    outcome = pooch_command("optimize", *given, "-o", folder)
     assert outcome.code == 0, outcome.error
     record = json.loads(outcome.out)
     training = record["training"]
@@ -44,6 +46,7 @@ def test_optimize_keeps_what_it_promises(pooch_command: Command, workload: str, 
     assert training["swapped_out_bytes"] + training["recomputed_ops"] > 0
     assert training["mismatches"] == 0
     assert Profile.load(folder / "profile.json").workload == "small"
+    assert Profile.load(folder / "profile.json").mode == ("run" if mode == "auto" else "fake")
     assert Plan.load(folder / "plan.json").budget_bytes == training["budget_bytes"]
     again = pooch_command("optimize", workload, "--budget", "80%", "-o", folder)
     assert again.code == 2

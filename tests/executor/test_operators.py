@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,13 @@ def test_operators_are_bitwise_equal_under_every_choice() -> None:
 
 def test_the_table_counts_and_names_what_did_not_pass(tmp_path: Path) -> None:
     outcomes = [
-        operators.Outcome("one", "float64"),
+        operators.Outcome("one", "float64", kept=Counter({"it writes noise": 2})),
         operators.Outcome("two", "float64", "fail", "swap: the loss differs"),
     ]
     text = operators.table(outcomes)
     operators.write(outcomes, text, "2 entries", tmp_path)
     assert text in (tmp_path / "operators-cpu.md").read_text()
-    assert len(json.loads((tmp_path / "operators-cpu.json").read_text())["outcomes"]) == 2
+    written = json.loads((tmp_path / "operators-cpu.json").read_text())["outcomes"]
+    assert [outcome["kept"] for outcome in written] == [{"it writes noise": 2}, {}]
     assert "| float64 | 1 | 0 | 0 | 1 |" in text
     assert "| two | float64 | fail | swap: the loss differs |" in text
