@@ -18,7 +18,7 @@ from pooch.session.sizes import MaxBatch
 from pooch.session.sizing import with_measurements
 from pooch.units import parse_budget
 
-STEPS = 3  # that are trained to measure
+STEPS = 7  # that are trained to measure
 CURVE = {"ilp": 5}  # planned sizes per method; of others, and where they are measured, the two ends
 
 

@@ -92,7 +92,7 @@ def _first_marks(candidates: Candidates) -> Marks:
 def _limits(request: PlanningRequest, share: float) -> Limits:
     """For the solver: counts, and a share of the time that is left."""
     left_s = request.remaining_s()
-    return Limits(SOLVER_GAP, SOLVER_NODES, time_s=max(0.2, share * left_s), latest_s=max(0.3, 0.9 * left_s))
+    return Limits(SOLVER_GAP, SOLVER_NODES, time_s=max(0.1, share * left_s), latest_s=max(0.1, 0.9 * left_s))
 
 
 def _build_program(
