@@ -31,6 +31,7 @@ from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.executor import Run, apply_plan
 from pooch.executor.step import PlannedStep
+from pooch.executor.warn_once import WarnOnce
 from pooch.ir import Choice, Plan
 from pooch.ir.dataflow import Dataflow
 from pooch.session import plan as make_plan
@@ -78,7 +79,7 @@ def chain_plan(chain: Chain, choice: Choice, most: int) -> Plan:
 def _hooks_alone(run: Run) -> AbstractContextManager[object]:
     """The hooks of a planned step without its mode."""
     table, engine = run._table, run._engine
-    step = PlannedStep(table, engine.open_arena(table.host_bytes), torch.device("cpu"), run.stats, "warn", set())
+    step = PlannedStep(table, engine.open_arena(table.host_bytes), torch.device("cpu"), run.stats, "warn", WarnOnce())
     step.on_path = False  # nobody counts ops, so no action of the plan may fire
     return saved_tensors_hooks(step.pack, step.unpack)
 

@@ -20,6 +20,7 @@ from pooch.executor.snapshot import StepSnapshot
 from pooch.executor.statistics import RunStats
 from pooch.executor.step import PlannedStep
 from pooch.executor.table import ActionTable
+from pooch.executor.warn_once import WarnOnce
 from pooch.ir import Plan
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.raw_looks import RawLooks
@@ -43,7 +44,7 @@ class Run:
         self._table = ActionTable.of(plan)
         self._stats = RunStats()
         self._inside = threading.local()
-        self._told: set[str] = set()
+        self._warn_once = WarnOnce()
         self._removed = self._warned = self._paused = False
         engine.open_arena(self._table.host_bytes).close()  # a tier that cannot be had is told now, not in mid-step
         if plan.region == "model":
@@ -136,7 +137,7 @@ class Run:
     @contextmanager
     def _planned_step(self) -> Iterator[None]:
         arena = self._engine.open_arena(self._table.host_bytes)
-        step = PlannedStep(self._table, arena, self._device, self._stats, self._on_mismatch, self._told)
+        step = PlannedStep(self._table, arena, self._device, self._stats, self._on_mismatch, self._warn_once)
         with _watching(step) if self._table.emptied else _recognising(step):
             yield
         step.end_forward()

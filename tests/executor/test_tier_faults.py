@@ -242,7 +242,7 @@ step = next(each for each in gc.get_objects() if isinstance(each, PlannedStep))
 away = [record for record in step.records.values() if record.copied_out]
 assert away
 for record in away:
-    step._start_copy_in(record)  # as a prefetch does; the graph is still held when the interpreter goes
+    step.actions._start_copy_in(record)  # as a prefetch does; the graph is still held when the interpreter goes
 started.wait()
 
 class Late:
