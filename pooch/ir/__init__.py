@@ -1,7 +1,7 @@
 """Frozen data that the stages hand to one another; JSON in and out."""
 
 from pooch.ir.plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
-from pooch.ir.profile import Device, Link, Op, Profile, Value
+from pooch.ir.profile import Device, HookCosts, Link, Op, Profile, Value
 from pooch.ir.schedule import Action, Schedule
 from pooch.ir.timeline import Interval, Timeline
 
@@ -12,6 +12,7 @@ __all__ = [
     "Decisions",
     "Device",
     "ExpectedOp",
+    "HookCosts",
     "Interval",
     "Link",
     "Op",

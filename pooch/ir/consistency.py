@@ -48,6 +48,9 @@ def _frame_faults(profile: Profile) -> Iterator[str]:
         yield "a transfer rate of the link is not positive"
     if link.ranks < 1:
         yield f"{link.ranks} ranks share the link"
+    costs_ms = (profile.hooks.op_ms, profile.hooks.replay_ms, profile.hooks.copy_ms)
+    if not all(math.isfinite(cost_ms) and cost_ms >= 0 for cost_ms in costs_ms):
+        yield f"the hooks cost {costs_ms}"
     if not (math.isfinite(profile.step_ms) and profile.step_ms >= 0):
         yield f"step_ms is {profile.step_ms}"
     if profile.peak_bytes < 0 or profile.persistent_bytes < 0:

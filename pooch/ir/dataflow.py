@@ -124,6 +124,11 @@ class Dataflow:
         return [op.time_ms for op in self.profile.ops]
 
     @cached_property
+    def replay_times_ms(self) -> list[float]:
+        """By op: what running it again takes."""
+        return [op.time_ms + self.profile.hooks.replay_ms for op in self.profile.ops]
+
+    @cached_property
     def replay_room_bytes(self) -> list[int]:
         """By forward op: bytes that a replay takes at its peak when it reuses no storage: what it writes (an in-place
         op then writes to a fresh copy), and its workspace.
@@ -231,7 +236,7 @@ class Dataflow:
         """Time of the value's own recipe, its sources being at hand; nan where it cannot be recomputed."""
         if self.refusal(value_id) is not None:
             return float("nan")
-        return sum(self.profile.ops[index].time_ms for index in self.recipe(value_id).ops)
+        return sum(self.replay_times_ms[index] for index in self.recipe(value_id).ops)
 
     @cached_property
     def _recipes(self) -> list[ReplayRecipe | str]:

@@ -73,6 +73,21 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class HookCosts:
+    """What the runtime itself takes of compute under a plan that does anything, in ms. None of it in-core.
+
+    Attributes:
+        op_ms: for each forward op of the planned region. replay_ms: for each op that is replayed, beyond what it
+            took the first time.
+        copy_ms: for each copy that is begun.
+    """
+
+    op_ms: float = 0.0
+    replay_ms: float = 0.0
+    copy_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One executed operator that computes (pure views are left out).
 
@@ -176,6 +191,8 @@ class Profile:
         model_signature: digest of the names, shapes and dtypes of the model's parameters and buffers.
         batch_size: items per step, 0 where unknown.
         notes: anything a reader should know ("times modelled", "2 ops could not be attributed").
+        hooks: what a plan costs besides; all 0 where that was not measured (GPUs, whose host works ahead; modelled
+            devices).
     """
 
     workload: str
@@ -196,6 +213,7 @@ class Profile:
     model_signature: str
     batch_size: int = 0
     notes: tuple[str, ...] = ()
+    hooks: HookCosts = HookCosts()
 
     @property
     def activations(self) -> tuple[Value, ...]:

@@ -180,5 +180,4 @@ class Candidates:
             if decisions.get(item.value, "keep") == "recompute" and item.release < ready[item.value] < self.dataflow.end
             for op in item.ops
         }
-        ops = self.dataflow.profile.ops
-        return self.compute_ms + sum(ops[op].time_ms for op in replayed)
+        return self.compute_ms + sum(self.dataflow.replay_times_ms[op] for op in replayed)

@@ -125,7 +125,7 @@ class SharedReplays:
 
 def share_replays(candidates: Candidates, classes: Sequence[ActivationClass]) -> SharedReplays:
     """Find out which ops several recipes need; the k-th ops of the recipes of a class belong together."""
-    ops = candidates.dataflow.profile.ops
+    ops, times_ms = candidates.dataflow.profile.ops, candidates.dataflow.replay_times_ms
     replayed = [group for group in classes if group.can_recompute and group.need != NEVER]
     used_by: dict[int, list[int]] = {}
     for group in replayed:
@@ -140,7 +140,7 @@ def share_replays(candidates: Candidates, classes: Sequence[ActivationClass]) ->
     for group in replayed:
         for column in zip(*(item.ops for item in group.members), strict=True):
             if all(len(used_by[op]) == 1 for op in column):
-                own_ms[group.value] = own_ms.get(group.value, 0.0) + min(ops[op].time_ms for op in column)
+                own_ms[group.value] = own_ms.get(group.value, 0.0) + min(times_ms[op] for op in column)
                 continue
             for op in column:
                 if op not in place_of:
@@ -153,5 +153,5 @@ def share_replays(candidates: Candidates, classes: Sequence[ActivationClass]) ->
             for op in dict.fromkeys(column):
                 serving[place_of[op]] = max(serving.get(place_of[op], 0), column.count(op))
             users.append((group.value, serving))
-    sized = tuple((len(members), min(ops[op].time_ms for op in members)) for members in kinds)
+    sized = tuple((len(members), min(times_ms[op] for op in members)) for members in kinds)
     return SharedReplays(own_ms, sized, tuple(users))

@@ -12,6 +12,7 @@ from pooch.ir.dataflow import Dataflow
 from pooch.planner import Evaluation, PolicyOutcome, described, make_plan
 from pooch.planner import smallest_budget as planned_smallest
 from pooch.session.evaluation import StageEvaluator, verified_timeline
+from pooch.session.hooked import under_hooks
 from pooch.session.packing import PlanOutcome, pack_plan
 from pooch.session.simulation import simulate
 from pooch.units import parse_budget
@@ -56,7 +57,8 @@ def plan(
     host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
     if not (math.isfinite(time_limit_s) and time_limit_s > 0):
         raise UsageError(f"the time limit {time_limit_s} is not positive: give seconds, such as 30")
-    dataflow = Dataflow(profile, checked_region(region))
+    fits = budget_bytes >= profile.peak_bytes  # then everything is kept, and no hooks are attached
+    dataflow = Dataflow(profile, checked_region(region)) if fits else under_hooks(profile, checked_region(region))
     planned = make_plan(
         dataflow,
         budget_bytes,
@@ -69,6 +71,8 @@ def plan(
         time_limit_s=time_limit_s,
         progress=progress,
     )
+    if fits and planned.schedule.actions:  # a policy that moves things all the same
+        dataflow = under_hooks(profile, checked_region(region))
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
     outcome = PlanOutcome(
         described(policy, policy_options or {}),
@@ -103,8 +107,9 @@ def plan_from_decisions(
         InfeasibleBudget: a budget was given and the decisions do not fit into it.
     """
     started_s = time.monotonic()
-    dataflow = Dataflow(profile, checked_region(region))
     _check_choices(decisions)
+    nothing = all(choice == "keep" for choice in decisions.values())
+    dataflow = Dataflow(profile, checked_region(region)) if nothing else under_hooks(profile, checked_region(region))
     evaluator = StageEvaluator(dataflow)
     if budget is None:
         evaluation, budget_bytes = evaluator.evaluate_smallest(decisions), 0

@@ -10,6 +10,7 @@ from pooch.errors import UsageError
 from pooch.ir import Device, Link, Profile
 from pooch.progress import Progress, silent
 from pooch.session.fake_profiling import fake_profile, fake_profile_of
+from pooch.session.hook_costs import with_hook_costs
 
 if TYPE_CHECKING:
     import torch
@@ -72,13 +73,14 @@ def profile(
         raise UsageError(f"warmup={warmup}, repeats={repeats}: give at least 0 and 1")
     if _is_fake(mode, device_model):
         options = ProfileOptions(accumulate, workload=workload, batch_size=batch_size)
-        return fake_profile(forward, model, optimizer, options, device_model, progress)
+        return with_hook_costs(fake_profile(forward, model, optimizer, options, device_model, progress), progress)
     options = ProfileOptions(accumulate, warmup, repeats, mode, workload, batch_size)  # type: ignore[arg-type]
     device = model_device(model)
     engine = make_engine(device)
     try:
         progress("measuring the link to the swap tier")
         measured = profile_step(forward, model, optimizer, measure_link(engine, device), options, progress)
+        measured = with_hook_costs(measured, progress)
         if measured.mode != "run":
             return measured  # the plain step does not fit, so copies cannot be timed beside it
         progress("timing steps with copies beside them")
@@ -128,7 +130,8 @@ def profile_workload(
         if _is_fake(mode, device_model):
             from pooch.profiler import ProfileOptions
 
-            return fake_profile_of(workload, ProfileOptions(accumulate), device_model, progress, link)
+            made = fake_profile_of(workload, ProfileOptions(accumulate), device_model, progress, link)
+            return with_hook_costs(made, progress)
         workload = workload()
     return profile(
         workload.forward,

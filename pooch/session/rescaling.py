@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy
 
-from pooch.ir import Link, Profile, Value
+from pooch.ir import HookCosts, Link, Profile, Value
 from pooch.ir.dataflow import Dataflow
 from pooch.units import format_bytes
 
@@ -25,7 +25,8 @@ def rescale(
         link: of the other hardware. memory_bytes: of its device. device_name: what to call it.
 
     Returns:
-        A profile whose device is marked as modelled, with a note that says how it was made.
+        A profile whose device is marked as modelled, with a note that says how it was made; what hooks cost on the
+        other hardware's host is not known and left out.
     """
     time_factor = batch_factor / compute_factor
     points = _scaled_points(profile, batch_factor)
@@ -47,6 +48,7 @@ def rescale(
         peak_bytes=max(op.peak_bytes for op in ops),
         reserved_bytes=0,
         batch_size=round(profile.batch_size * batch_factor),
+        hooks=HookCosts(),
         notes=(*profile.notes, told),
     )
 

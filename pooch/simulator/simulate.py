@@ -46,6 +46,8 @@ class _Play:
         self._ops = dataflow.profile.ops
         self._values = dataflow.profile.values
         self._times_ms = dataflow.op_times_ms
+        self._replay_times_ms = dataflow.replay_times_ms
+        self._copy_begin_ms = dataflow.profile.hooks.copy_ms
         self._streams = Streams(dataflow.profile.link)
         self._detail = detail
         self._out_end_ms: dict[int, float] = {}
@@ -76,20 +78,27 @@ class _Play:
         kind, target = action.kind, action.target
         if kind == "replay":
             start_ms = self.now_ms
-            self.now_ms = self._streams.compute(start_ms, self._times_ms[target])
+            self.now_ms = self._streams.compute(start_ms, self._replay_times_ms[target])
             self.replay_ms += self.now_ms - start_ms
             if self._detail:
                 self.intervals.append(Interval("compute", "replay", action.slot, target, start_ms, self.now_ms))
         elif kind == "copy_out":
+            self._begin_copy()
             span = self._streams.copy_out(self.now_ms, self._values[target].size_bytes)
             self._out_end_ms[target] = self._copied(action, span)
         elif kind in ("copy_in", "refill"):
+            self._begin_copy()
             span = self._streams.copy_in(self.now_ms, self._values[target].size_bytes)
             self._in_end_ms[target] = self._copied(action, span)
         elif kind in ("free", "empty"):
             self._stall(action, self._out_end_ms.get(target, 0.0))
         elif kind == "wait":
             self._stall(action, self._in_end_ms.get(target, 0.0))
+
+    def _begin_copy(self) -> None:
+        """The thread that computes hands the copy to a stream."""
+        if self._copy_begin_ms > 0:
+            self.now_ms = self._streams.compute(self.now_ms, self._copy_begin_ms)
 
     def _copied(self, action: Action, span: tuple[float, float]) -> float:
         """Note a copy; returns when it ends."""

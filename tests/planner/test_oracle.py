@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -9,12 +10,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pooch.errors import InfeasibleBudget
-from pooch.ir import Link, Profile
+from pooch.ir import HookCosts, Link, Profile
 from pooch.planner import make_plan
 from tests.planner.shapes import SHAPES as STEPS
 from tests.planner.support import Case, all_decisions, case, oracle_ms, oracle_peak
 from tests.toys import FAST_LINK, SLOW_LINK, ToyStep, blocks, chain, ladder, profiles
 
+NO_HOOKS, HOOKS = HookCosts(), HookCosts(0.0, 0.3, 0.5)
 MIDDLING = Link("toy tier", 0.1, 0.1, 8.0, 8.0, full_duplex=False, out_compute_share=0.25, in_compute_share=0.5)
 
 
@@ -87,12 +89,12 @@ def test_random_steps_are_planned_as_well_as_the_oracle_does(profile: Profile, s
         assert planned.timeline.step_ms <= best_ms * 1.01
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "hooks"), [*((seed, NO_HOOKS) for seed in range(4)), (4, HOOKS), (5, HOOKS)])
 @pytest.mark.parametrize("shape", sorted(STEPS))
-def test_every_shape_is_planned_as_well_as_all_decisions_allow(shape: str, seed: int) -> None:
+def test_every_shape_is_planned_as_well_as_all_decisions_allow(shape: str, seed: int, hooks: HookCosts) -> None:
     # GIVEN a random step of the shape (`benchmarks.oracle_sweep` tries many more, and longer ones)
     random = Random(f"{shape} {seed}")
-    of = case(STEPS[shape](random, 4 if shape == "mixed" else 6))
+    of = case(replace(STEPS[shape](random, 4 if shape == "mixed" else 6), hooks=hooks))
     low = min(of.evaluator.evaluate(decisions, 1).timeline.peak_bytes for decisions in all_decisions(of.dataflow))
     budget_bytes = int(low + random.choice([0.0, 0.25, 0.5, 0.75]) * (of.profile.peak_bytes - low))
     best_ms = oracle_ms(of, budget_bytes)

@@ -6,13 +6,14 @@ This is what the lower bound rests on, so it is tested row by row on decisions o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from pooch.ir import Choice, Decisions, Profile
+from pooch.ir import Choice, Decisions, HookCosts, Profile
 from pooch.planner.candidates import Candidates
 from pooch.planner.classes import make_classes
 from pooch.planner.contract import PlanningRequest
@@ -47,12 +48,18 @@ def assert_relaxed(
     assert solution.objective <= step_ms * (1 + 1e-6) + 1e-6
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
-@given(profiles(max_ops=10), st.sampled_from([0.2, 0.6, 0.8, 0.95]), st.sampled_from([1, 3, 48]), st.randoms())
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@given(
+    profiles(max_ops=10),
+    st.sampled_from([HookCosts(), HookCosts(0.0, 0.4, 0.0), HookCosts(0.0, 0.2, 0.7)]),
+    st.sampled_from([0.2, 0.6, 0.8, 0.95]),
+    st.sampled_from([1, 3, 48]),
+    st.randoms(),
+)
 def test_random_plans_of_random_steps_satisfy_the_program(
-    profile: Profile, share: float, pieces: int, random: Random
+    profile: Profile, hooks: HookCosts, share: float, pieces: int, random: Random
 ) -> None:
-    of = case(profile)
+    of = case(replace(profile, hooks=hooks))
     assume(len(of.dataflow.activations) >= 2)
     assert_relaxed(of, random_decisions(random, of.dataflow), of.share(share), pieces)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pooch.ir import Interval, Link, Timeline
+from pooch.ir import HookCosts, Interval, Link, Timeline
 from pooch.ir.dataflow import Dataflow
 from pooch.schedule import lower
 from pooch.simulator import simulate
@@ -54,6 +54,23 @@ def test_replays_take_the_time_of_their_op():
     timeline = play(FULL, {2: "recompute", 3: "recompute"})
     assert (timeline.step_ms, timeline.replay_ms, timeline.stall_ms) == (15 + 2, 2, 0)
     assert of_kind(timeline, ("compute", "replay")) == [("compute", 1, 7.0, 8.0), ("compute", 2, 8.0, 9.0)]
+
+
+def test_replays_and_copies_take_what_hooks_cost_besides():
+    profile = toys.chain(5, size_bytes=10, link=FULL)
+    costs = HookCosts(op_ms=0.0, replay_ms=0.25, copy_ms=0.5)
+    dataflow = Dataflow(replace(profile, hooks=costs))
+    timeline = simulate(dataflow, lower(dataflow, {2: "recompute", 3: "recompute"}, 1))
+    assert (timeline.step_ms, timeline.replay_ms) == (15 + 2 * 1.25, 2 * 1.25)
+    timeline = simulate(dataflow, lower(dataflow, {1: "swap"}, 1))
+    assert of_kind(timeline, ("copy_out", "copy"), ("copy_in", "copy"), ("compute", "stall")) == [
+        ("copy_out", 1, 1.5, 3.5),  # op 1 would start at 1: the copy is handed over first
+        ("compute", 1, 2.5, 3.5),
+        ("copy_in", 1, 13.0, 14.0),
+        ("compute", 1, 13.0, 14.0),
+    ]
+    assert timeline.step_ms == 15 + 2 + 2 * 0.5
+    assert simulate(dataflow, lower(dataflow, {}, 10**6)).step_ms == 15
 
 
 @pytest.mark.parametrize(("link", "starts"), [(FULL, [5.0, 5.0]), (HALF, [5.0, 7.0])])
