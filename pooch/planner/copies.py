@@ -17,20 +17,25 @@ from pooch.planner.marks import Marks
 from pooch.planner.residency import Residency
 from pooch.planner.solver import LinearProgram, Terms, Variable
 
+SHORTEST_MS = 1e-3
 CLASSES = 4  # of bytes per ms of copying; one is enough where the latency is small
 
 
 class _CopyClass:
     """Values that give about the same number of bytes for a ms of copying.
 
-    Variables, cumulative until the end of interval t: `out`, `back`: ms of copying; `freed`, `taken`: units of memory
-    (in the forward pass `freed` sinks again where a gap ends).
+    Variables, cumulative until the end of interval t: `out`, `back`: copying, in `out_unit_ms` and `in_unit_ms`;
+    `freed`, `taken`: units of memory (in the forward pass `freed` sinks again where a gap ends).
     """
 
     def __init__(self, program: LinearProgram, items: Sequence[ActivationClass], count: int, unit_bytes: float) -> None:
         self.items = items
-        self.most_freed_per_ms = max(item.memory_bytes / unit_bytes / max(item.out_ms, 1e-9) for item in items)
-        self.least_taken_per_ms = min(item.memory_bytes / unit_bytes / max(item.in_ms, 1e-9) for item in items)
+        self.out_unit_ms = _unit_ms(max(item.out_ms for item in items))
+        self.in_unit_ms = _unit_ms(max(item.in_ms for item in items))
+        per_out = (item.memory_bytes / unit_bytes / max(item.out_ms, 1e-9) for item in items)
+        per_in = (item.memory_bytes / unit_bytes / max(item.in_ms, 1e-9) for item in items)
+        self.most_freed = self.out_unit_ms * max(per_out)
+        self.least_taken = self.in_unit_ms * min(per_in)
         self.out: list[Variable] = [program.variable() for _ in range(count)]
         self.back: list[Variable] = [program.variable() for _ in range(count)]
         self.freed: list[Variable] = [program.variable() for _ in range(count)]
@@ -77,15 +82,18 @@ class CopyStreams:
     def _add_out(self, group: _CopyClass) -> None:
         """Only what was made is copied; only what was copied and can be away is freed; in the end all is copied."""
         interval_of = self.marks.interval_of
-        made = self._running_sum(group.items, lambda i: interval_of(i.born + 1), lambda i: i.out_ms, -1.0)
+        made = self._running_sum(
+            group.items, lambda i: interval_of(i.born + 1), lambda i: i.out_ms / group.out_unit_ms, -1.0
+        )
         released = self._running_sum(
             group.items, lambda i: interval_of(i.first_away), lambda i: i.memory_bytes / self.unit_bytes, -1.0
         )
         for t in range(self.marks.count):
             self.program.at_most({group.out[t]: 1.0, made[t]: -1.0}, 0.0)
             self.program.at_most({group.freed[t]: 1.0, released[t]: -1.0}, 0.0)
-            self.program.at_most({group.freed[t]: 1.0, group.out[t]: -group.most_freed_per_ms}, 0.0)
-        self.program.at_most({group.out[-1]: -1.0} | {self.swap[i.value]: i.out_ms for i in group.items}, 0.0)
+            self.program.at_most({group.freed[t]: 1.0, group.out[t]: -group.most_freed}, 0.0)
+        all_out = {self.swap[item.value]: item.out_ms / group.out_unit_ms for item in group.items}
+        self.program.at_most({group.out[-1]: -1.0} | all_out, 0.0)
         if any(item.gaps for item in group.items):
             self._add_gaps(group)
 
@@ -112,7 +120,7 @@ class CopyStreams:
         """What was read by then is back by then and takes room, and so does what was copied ahead of need."""
         unpacked = [item for item in group.items if item.need != NEVER]
         own = self.residency.own
-        due = self._running_sum(unpacked, lambda i: own[i.value], lambda i: i.in_ms, 1.0)
+        due = self._running_sum(unpacked, lambda i: own[i.value], lambda i: i.in_ms / group.in_unit_ms, 1.0)
         room = self._running_sum(unpacked, lambda i: own[i.value], lambda i: i.memory_bytes / self.unit_bytes, 1.0)
         for t in range(self.marks.count):
             time_terms: Terms = {group.back[t]: -1.0, due[t]: 1.0}
@@ -120,11 +128,11 @@ class CopyStreams:
             for item in group.items:
                 early = self.residency.fetched.get((item.value, t))
                 if early is not None:
-                    time_terms[early] = item.in_ms
+                    time_terms[early] = item.in_ms / group.in_unit_ms
                     room_terms[early] = item.memory_bytes / self.unit_bytes
             self.program.at_most(time_terms, 0.0)
             self.program.at_most(room_terms, 0.0)
-            self.program.at_most({group.back[t]: group.least_taken_per_ms, group.taken[t]: -1.0}, 0.0)
+            self.program.at_most({group.back[t]: group.least_taken, group.taken[t]: -1.0}, 0.0)
 
     def _running_sum(
         self,
@@ -179,12 +187,18 @@ class CopyStreams:
     def _sum(self, t: int, out_factor: float, in_factor: float) -> Terms:
         terms: Terms = {}
         for group in self.classes:
-            for cumulative, factor in ((group.out, out_factor), (group.back, in_factor)):
+            of_out = (group.out, out_factor * group.out_unit_ms)
+            for cumulative, factor in (of_out, (group.back, in_factor * group.in_unit_ms)):
                 if factor:
                     terms[cumulative[t]] = factor
                     if t > 0:
                         terms[cumulative[t - 1]] = -factor
         return terms
+
+
+def _unit_ms(longest_ms: float) -> float:
+    """A ms, but for copies so short that a solver would take them for nothing beside its tolerance of 1e-7."""
+    return 1.0 if longest_ms >= SHORTEST_MS or longest_ms <= 0 else longest_ms
 
 
 def _by_density(items: Sequence[ActivationClass]) -> list[list[ActivationClass]]:

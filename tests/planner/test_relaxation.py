@@ -23,7 +23,7 @@ from pooch.planner.solver import Limits, Solution
 from pooch.planner.trials import Trials
 from tests.planner.networks import PCIE_16, SPILL_FILE, gpt2, resnet50
 from tests.planner.support import Case, case
-from tests.toys import blocks, profiles, random_decisions
+from tests.toys import blocks, profiles, random_decisions, random_profile
 
 
 def solve_fixed(of: Case, decisions: Decisions, budget_bytes: int, pieces: int, *, merge: bool = False) -> Solution:
@@ -62,6 +62,14 @@ def test_random_plans_of_random_steps_satisfy_the_program(
     of = case(replace(profile, hooks=hooks))
     assume(len(of.dataflow.activations) >= 2)
     assert_relaxed(of, random_decisions(random, of.dataflow), of.share(share), pieces)
+
+
+def test_copies_of_a_nanosecond_are_no_less_than_the_solver_s_tolerance() -> None:
+    """A byte over a link of a terabyte a second: that it leaves is seen all the same."""
+    of = case(random_profile(Random(134), 8))
+    decisions: dict[int, Choice] = dict.fromkeys((value.id for value in of.dataflow.activations), "keep")
+    assert of.dataflow.profile.values[6].size_bytes == 1
+    assert_relaxed(of, decisions | {6: "swap"}, of.share(0.2), pieces=1)
 
 
 @pytest.mark.parametrize("seed", range(3))
