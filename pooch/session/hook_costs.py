@@ -19,8 +19,8 @@ from pooch.session.planning import plan_from_decisions
 if TYPE_CHECKING:
     import torch
 
-OPS = 32
-TURNS = 12
+OPS = 128
+TURNS = 8
 _ELEMENTS = 4096  # the smallest tensors that are decided on
 _LINK = Link("not used", 0.01, 0.01, 1e6, 1e6)
 
