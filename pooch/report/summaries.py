@@ -52,6 +52,7 @@ def profile_record(profile: Profile) -> Record:
         "step_ms": profile.step_ms,
         "out_bytes_per_ms": profile.link.out_bytes_per_ms,
         "in_bytes_per_ms": profile.link.in_bytes_per_ms,
+        "hooks": asdict(profile.hooks),
         "notes": list(profile.notes),
     }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from pooch.ir import Device, Link, Plan, Profile, Timeline
+from pooch.ir import Device, HookCosts, Link, Plan, Profile, Timeline
 from pooch.report.layers import choice_frame, layer_frame
 from pooch.report.summaries import Record, comparison_records, is_modelled
 from pooch.session import ComparisonRow
@@ -44,6 +44,10 @@ def profile_table(profile: Profile) -> Table:
         "activations": f"{len(profile.activations)}, {format_bytes(sizes)} in all",
         "swap tier": f"{link.tier}: {_rate(link.out_bytes_per_ms)} out, {_rate(link.in_bytes_per_ms)} in",
     }
+    hooks = profile.hooks
+    if hooks != HookCosts():
+        op, replay, copy = (format_ms(cost_ms) for cost_ms in (hooks.op_ms, hooks.replay_ms, hooks.copy_ms))
+        facts["hooks cost"] = f"{op} an op, {replay} a replay, {copy} a copy under a plan that does anything"
     facts |= {f"note {number}": note for number, note in enumerate(profile.notes, start=1)}
     batch = f", batch {profile.batch_size}" if profile.batch_size else ""
     return facts_table(f"profile of {profile.workload}{batch}", facts)

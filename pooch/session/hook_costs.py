@@ -62,10 +62,11 @@ def _chain() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     import torch
 
     model = torch.nn.Module()
-    model.start = torch.nn.Parameter(torch.linspace(0.1, 1.0, _ELEMENTS))
+    start = torch.nn.Parameter(torch.linspace(0.1, 1.0, _ELEMENTS))
+    model.register_parameter("start", start)
 
     def forward() -> torch.Tensor:
-        hidden = model.start * 1
+        hidden = start * 1
         for _ in range(OPS):
             hidden = hidden.sin()
         return hidden.sum()

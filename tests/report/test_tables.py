@@ -11,7 +11,7 @@ from rich.console import Console
 
 import pooch
 from pooch.errors import InfeasibleBudget
-from pooch.ir import Device, Plan, Profile
+from pooch.ir import Device, HookCosts, Plan, Profile
 from pooch.ir.dataflow import Dataflow
 from pooch.report import summaries, tables
 from pooch.report.layers import OUTSIDE, choice_frame, layer_frame, layer_of
@@ -104,6 +104,13 @@ def test_tables_show_names_and_units(profile: Profile, plan: Plan) -> None:
     for told in ("blocks4", "MiB", "layer1", "manual", "in-core"):
         assert told in text
     assert "nan" not in text
+
+
+def test_what_hooks_cost_is_told_where_it_was_measured(profile: Profile) -> None:
+    assert "hooks cost" not in text_of(tables.profile_table(profile))
+    hooked = replace(profile, hooks=HookCosts(0.0125, 0.009, 0.04))
+    assert "12.5 us an op, 9.0 us a replay, 40.0 us a copy" in text_of(tables.profile_table(hooked))
+    assert summaries.profile_record(hooked)["hooks"] == {"op_ms": 0.0125, "replay_ms": 0.009, "copy_ms": 0.04}
 
 
 def test_decisions_tables_keep_to_the_largest(plan: Plan) -> None:
