@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from pooch.ir.profile import Profile
 
 VERSION = 1
 FORMATS: dict[type[Profile] | type[Plan], str] = {Profile: "pooch-profile", Plan: "pooch-plan"}
+_PART_OF_WORD = re.compile(r"[\\\w.+-]{0,9}")  # of a number, an escape, a literal: nothing else follows the error
 _MAKE_AGAIN = {Profile: "record it again with `pooch profile`", Plan: "make it again with `pooch plan`"}
 
 Document = TypeVar("Document", Profile, Plan)
@@ -128,7 +130,8 @@ def _read_object(path: str | Path) -> dict[str, Any]:
 def _not_json(path: str | Path, text: str, error: json.JSONDecodeError) -> str:
     if not text.strip():
         return f"{path} is empty: make it again with `pooch profile` or `pooch plan`"
-    cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+    ends_in_word = _PART_OF_WORD.fullmatch(text[error.pos :].rstrip()) is not None
+    cut_off = ends_in_word or error.msg.startswith("Unterminated string")
     if cut_off and text.lstrip().startswith("{"):
         return f"{path} is truncated: make it again with `pooch profile` or `pooch plan`"
     return f"{path} is not JSON (line {error.lineno}), so no Pooch profile or plan: check the path"

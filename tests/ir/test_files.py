@@ -132,6 +132,14 @@ def test_truncated(profile: Profile, tmp_path: Path, share: float) -> None:
     assert "pooch profile" in message
 
 
+def test_truncated_wherever_it_ends(tmp_path: Path) -> None:
+    text = '{"format": "pooch-profile", "a": [true, false, null, -1.5e-3, "n\\u00e9 \\"q\\""], "b": {"c": {}}}'
+    path = tmp_path / "p.json"
+    for length in range(1, len(text)):
+        path.write_text(text[:length])
+        assert "is truncated" in failure(Profile, path), text[:length]
+
+
 def test_not_json(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text("hello: world\n")
