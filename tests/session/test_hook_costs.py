@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pooch
-from pooch.errors import FileFormatError
+from pooch.errors import FileFormatError, TierError
 from pooch.ir import HookCosts, Profile
 from pooch.session import simulate_in_core
 from pooch.session.hook_costs import measure_hook_costs
@@ -34,6 +34,17 @@ def test_profiles_of_a_cpu_carry_them(mode: str, tmp_path: Path) -> None:
     assert profile.hooks == measure_hook_costs()
     profile.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json").hooks == profile.hooks
+
+
+def test_a_profile_does_without_where_they_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_tier() -> HookCosts:
+        raise TierError("the disk is full")
+
+    monkeypatch.setattr("pooch.session.hook_costs.measure_hook_costs", no_tier)
+    model = torch.nn.Linear(64, 64)
+    profile = pooch.profile(lambda: model(torch.ones(64, 64)).sum(), model)
+    assert profile.hooks == HookCosts()
+    assert any("the disk is full" in note for note in profile.notes)
 
 
 def test_modelled_profiles_have_none() -> None:
