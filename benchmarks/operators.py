@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -269,11 +269,7 @@ def write(outcomes: list[Outcome], text: str, told: str, folder: Path) -> None:
         f"{told}. Loss, gradients and random state are compared bitwise with plain training.\n\n"
     )
     replace_file(folder / "operators-cpu.md", (head + text).encode())
-    # `asdict` would count the pairs of a Counter.
-    document = {
-        "about": told,
-        "outcomes": [asdict(replace(o, kept=Counter())) | {"kept": dict(o.kept)} for o in outcomes],
-    }
+    document = {"about": told, "outcomes": [vars(outcome) for outcome in outcomes]}
     replace_file(folder / "operators-cpu.json", json.dumps(document, indent=1).encode())
 
 

@@ -12,7 +12,7 @@ from pooch.ir.dataflow import Dataflow
 from pooch.planner import Evaluation, PolicyOutcome, described, make_plan
 from pooch.planner import smallest_budget as planned_smallest
 from pooch.session.evaluation import StageEvaluator, verified_timeline
-from pooch.session.hooked import under_hooks
+from pooch.session.hooked import dataflow_of
 from pooch.session.packing import PlanOutcome, pack_plan
 from pooch.session.simulation import simulate
 from pooch.units import parse_budget
@@ -57,8 +57,8 @@ def plan(
     host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
     if not (math.isfinite(time_limit_s) and time_limit_s > 0):
         raise UsageError(f"the time limit {time_limit_s} is not positive: give seconds, such as 30")
-    fits = budget_bytes >= profile.peak_bytes  # then everything is kept, and no hooks are attached
-    dataflow = Dataflow(profile, checked_region(region)) if fits else under_hooks(profile, checked_region(region))
+    fits = budget_bytes >= profile.peak_bytes
+    dataflow = dataflow_of(profile, checked_region(region), hooked=not fits)
     planned = make_plan(
         dataflow,
         budget_bytes,
@@ -72,7 +72,7 @@ def plan(
         progress=progress,
     )
     if fits and planned.schedule.actions:  # a policy that moves things all the same
-        dataflow = under_hooks(profile, checked_region(region))
+        dataflow = dataflow_of(profile, region, hooked=True)
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
     outcome = PlanOutcome(
         described(policy, policy_options or {}),
@@ -108,8 +108,8 @@ def plan_from_decisions(
     """
     started_s = time.monotonic()
     _check_choices(decisions)
-    nothing = all(choice == "keep" for choice in decisions.values())
-    dataflow = Dataflow(profile, checked_region(region)) if nothing else under_hooks(profile, checked_region(region))
+    hooked = any(choice != "keep" for choice in decisions.values())
+    dataflow = dataflow_of(profile, checked_region(region), hooked=hooked)
     evaluator = StageEvaluator(dataflow)
     if budget is None:
         evaluation, budget_bytes = evaluator.evaluate_smallest(decisions), 0

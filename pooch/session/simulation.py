@@ -6,7 +6,7 @@ from pooch.errors import PlanMismatch
 from pooch.ir import Plan, Profile, Schedule, Timeline
 from pooch.ir.dataflow import Dataflow
 from pooch.session.evaluation import verified_timeline
-from pooch.session.hooked import under_hooks
+from pooch.session.hooked import dataflow_of
 from pooch.session.packing import expected_ops
 from pooch.simulator import simulate as simulate_schedule
 
@@ -18,7 +18,7 @@ def simulate(profile: Profile, plan: Plan) -> Timeline:
         PlanMismatch: the plan was made for another profile.
         InvalidSchedule: the plan's schedule would fault (a file changed by hand).
     """
-    dataflow = under_hooks(profile, plan.region) if plan.schedule.actions else Dataflow(profile, plan.region)
+    dataflow = dataflow_of(profile, plan.region, hooked=bool(plan.schedule.actions))
     check_belongs(dataflow, plan)
     return verified_timeline(dataflow, plan.schedule, plan.decisions, plan.budget_bytes or plan.predicted_peak_bytes)
 
