@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.executor import Run, apply_plan
+from pooch.executor.actions import StepActions
 from pooch.executor.step import PlannedStep
 from pooch.executor.warn_once import WarnOnce
 from pooch.ir import Choice, Plan
@@ -79,7 +80,8 @@ def chain_plan(chain: Chain, choice: Choice, most: int) -> Plan:
 def _hooks_alone(run: Run) -> AbstractContextManager[object]:
     """The hooks of a planned step without its mode."""
     table, engine = run._table, run._engine
-    step = PlannedStep(table, engine.open_arena(table.host_bytes), torch.device("cpu"), run.stats, "warn", WarnOnce())
+    arena = engine.open_arena(table.host_bytes)
+    step = PlannedStep(StepActions(table, arena, torch.device("cpu"), run.stats, WarnOnce()), "warn")
     step.on_path = False  # nobody counts ops, so no action of the plan may fire
     return saved_tensors_hooks(step.pack, step.unpack)
 

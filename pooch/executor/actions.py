@@ -22,7 +22,7 @@ class StepActions:
 
     Args:
         table: of the plan. arena: the swap tier. device: where values are needed. stats: counts.
-        warn_once: for copies that fail.
+        warn_once: for copies that fail, and for the path when it is left. All five are attributes too.
 
     Attributes:
         records: {value: where it is} of everything that is swapped or recomputed.
@@ -39,8 +39,8 @@ class StepActions:
         stats: RunStats,
         warn_once: WarnOnce,
     ) -> None:
-        self._table, self._arena, self._device, self._stats = table, arena, device, stats
-        self._warn_once = warn_once
+        self.table, self.arena, self.device, self.stats = table, arena, device, stats
+        self.warn_once = warn_once
         self.records = {value: Record(value) for value in table.swapped | table.recomputed}
         self.held: dict[int, torch.UntypedStorage] = {}
         self.calls: dict[int, RecordedCall] = {}
@@ -61,7 +61,7 @@ class StepActions:
             return
         self._acted.add(slot)
         self._replays_ahead.discard(slot)
-        for action in self._table.actions.get(slot, ()):
+        for action in self.table.actions.get(slot, ()):
             self._do(action)
 
     def protect(self, value: int | None) -> None:
@@ -70,20 +70,20 @@ class StepActions:
         if record is not None:
             record.changed = record.handles > 0
             if record.ticket is not None:
-                self._stats.stall_ms += record.ticket.wait()
+                self.stats.stall_ms += record.ticket.wait()
 
     def made(self, value: int, storage: torch.UntypedStorage) -> None:
         """An op of the forward pass has made a value: take hold of what the plan needs of it."""
-        if value in self._table.sources:
+        if value in self.table.sources:
             self.held[value] = storage
-        elif value in self._table.swapped:
+        elif value in self.table.swapped:
             self.records[value].storage = storage
-        if value in self._table.emptied:
+        if value in self.table.emptied:
             self.records[value].home = weakref.ref(storage)
 
     def saved(self, record: Record, tensor: torch.Tensor) -> None:
         """Autograd saves a tensor on a planned value: it may do so again after it let go of an earlier one."""
-        if record.storage is None and record.value in self._table.swapped and not record.copied_out:
+        if record.storage is None and record.value in self.table.swapped and not record.copied_out:
             record.storage = tensor.untyped_storage()
 
     def released(self, record: Record) -> None:
@@ -99,7 +99,7 @@ class StepActions:
         if record.storage is not None:
             self._wait(record)
             return record.storage
-        self._stats.late_swaps += 1
+        self.stats.late_swaps += 1
         if record.copied_out:
             self._start_copy_in(record)
             self._wait(record)
@@ -128,8 +128,8 @@ class StepActions:
         if record.storage is None:
             return  # the program let go of it before anybody saved it
         record.size_bytes = record.storage.nbytes()
-        record.ticket = self._arena.copy_out(record.storage, self._table.offsets[record.value])
-        self._stats.swapped_out_bytes += record.size_bytes
+        record.ticket = self.arena.copy_out(record.storage, self.table.offsets[record.value])
+        self.stats.swapped_out_bytes += record.size_bytes
 
     def _free(self, record: Record) -> None:
         self._end_copy_out(record)
@@ -138,7 +138,7 @@ class StepActions:
 
     def _empty(self, record: Record) -> None:
         self._end_copy_out(record)
-        if record.copied_out or record.value in self._table.recomputed:
+        if record.copied_out or record.value in self.table.recomputed:
             self._wait(record)
             self.emptied.empty(record)
 
@@ -146,7 +146,7 @@ class StepActions:
         """Wait for the copy out, if it is under way; where it failed, the value stays."""
         if record.ticket is None or record.copied_out:
             return
-        self._stats.stall_ms += record.ticket.wait()
+        self.stats.stall_ms += record.ticket.wait()
         if record.ticket.error is None:
             record.copied_out = True
         else:
@@ -154,8 +154,8 @@ class StepActions:
         record.ticket = None
 
     def _warn_kept(self, error: BaseException) -> None:
-        self._stats.kept_after_errors += 1
-        self._warn_once(
+        self.stats.kept_after_errors += 1
+        self.warn_once(
             "copy",
             f"swapping out failed ({error}); the tensor stays on the device, so the peak may pass the budget: "
             "free room in the tier or choose another with spill_directory=",
@@ -166,9 +166,9 @@ class StepActions:
             self._start_copy_in(record)
 
     def _start_copy_in(self, record: Record) -> None:
-        record.storage = torch.UntypedStorage(record.size_bytes, device=self._device)
-        record.ticket = self._arena.copy_in(record.storage, self._table.offsets[record.value])
-        self._stats.swapped_in_bytes += record.size_bytes
+        record.storage = torch.UntypedStorage(record.size_bytes, device=self.device)
+        record.ticket = self.arena.copy_in(record.storage, self.table.offsets[record.value])
+        self.stats.swapped_in_bytes += record.size_bytes
 
     def _is_wanted(self, record: Record) -> bool:
         return record.handles > 0 or record.value in self._to_drop
@@ -176,7 +176,7 @@ class StepActions:
     def _wait(self, record: Record) -> None:
         if record.ticket is None or not record.copied_out:
             return  # nothing is on its way back
-        self._stats.stall_ms += record.ticket.wait()
+        self.stats.stall_ms += record.ticket.wait()
         if record.ticket.error is not None:
             raise TierError(
                 f"a swapped activation cannot be read back ({record.ticket.error}): repeat the step, with another tier "
@@ -189,7 +189,7 @@ class StepActions:
     def _drop(self, action: Action) -> None:
         """End the schedule's hold, unless, in another order, an earlier replay is still to come."""
         value = action.target
-        if value in self._table.held_values and any(slot < action.slot for slot in self._replays_ahead):
+        if value in self.table.held_values and any(slot < action.slot for slot in self._replays_ahead):
             return
         self.held.pop(value, None)
         self._to_drop.discard(value)
@@ -209,8 +209,8 @@ class StepActions:
         if call is None:
             return  # the forward pass left the path before this op
         storages = replay_call(call, lambda value, written: self._resolve(value, written, action.in_place))
-        self._stats.recomputed_ops += 1
-        expected = self._table.expected[action.target - self._table.first_slot]
+        self.stats.recomputed_ops += 1
+        expected = self.table.expected[action.target - self.table.first_slot]
         for value, storage in zip(expected.writes, storages, strict=True):
             if value in action.outputs:
                 self._put(value, storage)
@@ -252,7 +252,7 @@ class StepActions:
         return made[value]
 
     def _reads_of(self, value: int) -> list[int]:
-        call = self.calls[self._table.producer_of[value]]
+        call = self.calls[self.table.producer_of[value]]
         return [a.value for a in find_made(call)]
 
     def _at_hand(self, value: int, made: dict[int, torch.UntypedStorage]) -> bool:
@@ -261,7 +261,7 @@ class StepActions:
         return here or value in made or value in self.held
 
     def _replay_outside(self, value: int, made: dict[int, torch.UntypedStorage]) -> None:
-        slot = self._table.producer_of[value]
+        slot = self.table.producer_of[value]
 
         def resolve(read: int, written: bool) -> torch.UntypedStorage:
             storage = made.get(read)
@@ -270,5 +270,5 @@ class StepActions:
             return storage.clone() if written else storage
 
         storages = replay_call(self.calls[slot], resolve)
-        self._stats.recomputed_ops += 1
-        made.update(zip(self._table.expected[slot - self._table.first_slot].writes, storages, strict=True))
+        self.stats.recomputed_ops += 1
+        made.update(zip(self.table.expected[slot - self.table.first_slot].writes, storages, strict=True))

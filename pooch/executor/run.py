@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from pooch.errors import PlanMismatch, PoochError, UsageError
+from pooch.executor.actions import StepActions
 from pooch.executor.engines import make_engine
 from pooch.executor.engines.protocol import CopyEngine
 from pooch.executor.mode import StepMode, WatchfulMode
@@ -137,7 +138,8 @@ class Run:
     @contextmanager
     def _planned_step(self) -> Iterator[None]:
         arena = self._engine.open_arena(self._table.host_bytes)
-        step = PlannedStep(self._table, arena, self._device, self._stats, self._on_mismatch, self._warn_once)
+        actions = StepActions(self._table, arena, self._device, self._stats, self._warn_once)
+        step = PlannedStep(actions, self._on_mismatch)
         with _watching(step) if self._table.emptied else _recognising(step):
             yield
         step.end_forward()

@@ -12,12 +12,8 @@ import torch
 
 from pooch.errors import PlanMismatch
 from pooch.executor.actions import StepActions
-from pooch.executor.engines.protocol import Arena
 from pooch.executor.records import PackedRecord, changed_in_place, pack_kept
 from pooch.executor.replay import record_call
-from pooch.executor.statistics import RunStats
-from pooch.executor.table import ActionTable
-from pooch.executor.warn_once import WarnOnce
 from pooch.ir import ExpectedOp
 from pooch.torchtools.effects import StorageMap
 from pooch.torchtools.tensors import fingerprint, has_plain_storage
@@ -30,20 +26,11 @@ class PlannedStep:
     their own.
     """
 
-    def __init__(
-        self,
-        table: ActionTable,
-        arena: Arena,
-        device: torch.device,
-        stats: RunStats,
-        on_mismatch: str,
-        warn_once: WarnOnce,
-    ) -> None:
-        self.table, self.arena, self.device, self.stats = table, arena, device, stats
-        self.on_mismatch, self._warn_once = on_mismatch, warn_once
+    def __init__(self, actions: StepActions, on_mismatch: str) -> None:
+        self.actions, self.on_mismatch = actions, on_mismatch
+        self.table, self.arena, self.device, self.stats = actions.table, actions.arena, actions.device, actions.stats
         self.values = StorageMap()
-        self.actions = StepActions(table, arena, device, stats, warn_once)
-        self.records, self.emptied = self.actions.records, self.actions.emptied
+        self.records, self.emptied = actions.records, actions.emptied
         self.on_path = True
         self.begin = time.perf_counter()
         self._next = 0
@@ -150,7 +137,7 @@ class PlannedStep:
         )
         if self.on_mismatch == "error":
             raise PlanMismatch(text)
-        self._warn_once("path", text)
+        self.actions.warn_once("path", text)
 
     # Saving and reading -----------------------------------------------------------------------------------------
 
