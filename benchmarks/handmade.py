@@ -22,7 +22,7 @@ def tiny_profile(forward: Callable[[], torch.Tensor], model: torch.nn.Module, op
     usual = pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES
     pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES = 1
     try:
-        return profile_step(forward, model, optimizer, LINK, ProfileOptions(warmup=0, repeats=1, mode="run"))
+        return profile_step(forward, model, optimizer, LINK, ProfileOptions(warmup=0, repeats=1, mode="run")).profile
     finally:
         pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES = usual
 

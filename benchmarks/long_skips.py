@@ -74,7 +74,9 @@ def measure(volume: int) -> list[Curve]:
     lowest.register_forward_pre_hook(lambda module, inputs: _note("bottom begins"))
     lowest.register_forward_hook(lambda module, inputs, result: _note("bottom ends"))
     link = Link(make_engine(torch.device("cpu")).description, 0.1, 0.1, 1e6, 1e6)  # the tightest schedule asks no rates
-    profile = profile_step(workload.forward, model, workload.optimizer, link, ProfileOptions(warmup=0, repeats=1))
+    profile = profile_step(
+        workload.forward, model, workload.optimizer, link, ProfileOptions(warmup=0, repeats=1)
+    ).profile
     unseen = replace(profile, values=tuple(replace(value, touches=None) for value in profile.values))
 
     def step() -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pooch.ir.files import replace_file
-from pooch.profiler.profiler import describe_device
+from pooch.profiler.hardware import describe_device
 
 Row = Mapping[str, object]
 

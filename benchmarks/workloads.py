@@ -44,7 +44,7 @@ def profile_of(name: str, settings: dict[str, int]) -> Profile:
     """A profile whose bytes count; times come from one step."""
     workload = load_workload(name, settings=settings)
     options = ProfileOptions(warmup=0, repeats=1, mode="run")
-    return profile_step(workload.forward, workload.model, workload.optimizer, SLOW_LINK, options)
+    return profile_step(workload.forward, workload.model, workload.optimizer, SLOW_LINK, options).profile
 
 
 # The table of workloads -----------------------------------------------------------------------------------------

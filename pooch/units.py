@@ -53,6 +53,21 @@ def parse_budget(budget: int | str, peak_bytes: int, *, name: str = "budget") ->
     return parsed
 
 
+def absolute_bytes(text: int | str, name: str) -> int:
+    """As `parse_budget`, where there is no one peak that a percentage could be of.
+
+    Args:
+        text: a number of bytes, or a text with a unit.
+        name: what to call it in an error.
+
+    Raises:
+        UsageError: it is a percentage, does not parse, or is not positive.
+    """
+    if isinstance(text, str) and text.strip().endswith("%"):
+        raise UsageError(f"the {name} {text!r} is a share, but nothing is known yet of what: give bytes, such as 16GiB")
+    return parse_budget(text, 0, name=name)
+
+
 def format_bytes(number: int | float) -> str:
     """Bytes for people, in binary units: 1536 -> "1.50 KiB"."""
     value = float(number)

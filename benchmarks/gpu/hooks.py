@@ -50,7 +50,7 @@ def run(job: Job) -> Verdict:
     def forward() -> torch.Tensor:
         return model().sum()
 
-    profile = profile_step(forward, model, None, LINK, ProfileOptions(warmup=1, repeats=1, mode="run"))
+    profile = profile_step(forward, model, None, LINK, ProfileOptions(warmup=1, repeats=1, mode="run")).profile
     middle = profile.activations[len(profile.activations) // 2].id
     plans = {
         "kept, nothing installed": _plan(profile, {}),

@@ -58,7 +58,19 @@ def _text_and_code(error: BaseException) -> tuple[str, int]:
         return error.format_message(), error.exit_code
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return "interrupted", INTERRUPTED
-    if isinstance(error, MemoryError):
-        return "memory ran out: use a smaller --batch-size, or profile with --mode offload", FAILED
+    if _says_out_of_memory(error):
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return (
+            f"memory ran out ({said}): train it under a plan (`pooch optimize`), or use a smaller --batch-size",
+            FAILED,
+        )
     kind = type(error).__name__
     return f"unexpected {kind}: {error}; add --debug for the traceback, and report it", FAILED
+
+
+def _says_out_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:  # not loaded for this: only its steps run out of memory in other words
+        return isinstance(error, MemoryError)
+    from pooch.torchtools.out_of_memory import is_out_of_memory
+
+    return is_out_of_memory(error)

@@ -13,6 +13,7 @@ from pooch.cli.options import (
     export_option,
     force_option,
     json_option,
+    memory_limit_option,
     mode_option,
     options_of_policy,
     planning_options,
@@ -35,6 +36,7 @@ _PROFILE, _PLAN = "profile.json", "plan.json"
 @workload_options
 @click.option("--budget", required=True, metavar="BYTES", help="16GiB, 800MB, a number of bytes, or 60% of the peak.")
 @mode_option
+@memory_limit_option
 @planning_options
 @ranks_option
 @region_option("step")

@@ -135,7 +135,12 @@ mode_option = click.option(
     type=click.Choice(["auto", "run", "offload", "fake"]),
     default="auto",
     show_default=True,
-    help="How to profile: plainly, with everything swapped, whichever works, or without running the step.",
+    help="How to profile: plainly, with everything swapped, whichever fits, or without running the step.",
+)
+memory_limit_option = click.option(
+    "--memory-limit",
+    metavar="BYTES",
+    help="Most memory to take while profiling (default: what the device has left; ulimit and control groups count).",
 )
 device_model_option = click.option(
     "--device-model",

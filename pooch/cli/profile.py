@@ -11,6 +11,7 @@ from pooch.cli.options import (
     device_model_option,
     force_option,
     json_option,
+    memory_limit_option,
     mode_option,
     output_option,
     refuse_overwriting,
@@ -23,9 +24,10 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @workload_options
 @output_option("Where to write the profile.", required=True)
 @mode_option
+@memory_limit_option
 @device_model_option
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Plain steps before.")
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Timed steps.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Timed steps.")
 @click.option("--accumulate", is_flag=True, help="Gradients live through the step.")
 @json_option
 @force_option
@@ -36,6 +38,7 @@ def command(
     settings: tuple[str, ...],
     output: Path,
     mode: Literal["auto", "run", "offload", "fake"],
+    memory_limit: str | None,
     device_model: str | None,
     warmup: int,
     repeats: int,
@@ -59,6 +62,7 @@ def command(
             warmup=warmup,
             repeats=repeats,
             mode=mode,
+            memory_limit=memory_limit,
             device_model=modelled,
             progress=progress,
         )

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from pooch.executor.geometry import Geometry
 from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
+from pooch.torchtools.geometry import Geometry
 from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
 from pooch.torchtools.tensors import has_plain_storage, map_tensors, result_tensors, storage_key, version_of
 

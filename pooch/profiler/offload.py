@@ -1,7 +1,8 @@
-"""A store that keeps no saved tensor on the device: for profiling models that do not fit.
+"""A store that keeps no saved tensor on the device: for steps that do not fit.
 
 One copy per storage: a storage saved twice moves once. On the CPU the bytes go to an unlinked file, on a
-GPU to host memory.
+GPU to host memory. Nothing is overlapped and nothing is recomputed, so a step under this store computes exactly what
+plain training computes, in the least memory that moving saved tensors alone can reach.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from pooch.torchtools.tensors import storage_key
+from pooch.torchtools.geometry import Geometry
+from pooch.torchtools.tensors import has_plain_storage, storage_key
 
 
 @dataclass
@@ -30,10 +34,7 @@ class _Entry:
 @dataclass(frozen=True)
 class _Handle:
     entry: _Entry
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    geometry: Geometry
 
 
 @dataclass
@@ -50,18 +51,18 @@ class OffloadStore:
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = self._copy_out(tensor.untyped_storage())
+            entry.back = weakref.ref(tensor.untyped_storage())  # as long as the program holds it, it need not come back
             weakref.finalize(tensor.untyped_storage(), self._entries.pop, key, None).atexit = False
-        return _Handle(entry, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        return _Handle(entry, Geometry.of(tensor))
 
     def get(self, handle: object) -> torch.Tensor:
         """The tensor again, with its geometry; its storage is shared by all who read it."""
         assert isinstance(handle, _Handle)
         storage = handle.entry.back() if handle.entry.back is not None else None
-        if storage is None:
+        if storage is None or storage.nbytes() != handle.entry.size_bytes:  # gone, or emptied by the program
             storage = self._copy_in(handle.entry)
             handle.entry.back = weakref.ref(storage)
-        tensor = torch.empty(0, dtype=handle.dtype, device=handle.entry.device)
-        return tensor.set_(storage, handle.offset, handle.size, handle.stride)
+        return handle.geometry.on(storage)
 
     def _copy_out(self, storage: torch.UntypedStorage) -> _Entry:
         entry = _Entry(storage.nbytes(), storage.device, self._end)
@@ -87,3 +88,25 @@ class OffloadStore:
                 raise OSError("the file that holds offloaded tensors ended early")
             view, position = view[count:], position + count
         return raw.untyped_storage()
+
+
+@contextmanager
+def saved_tensors_offloaded(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, autograd's saved tensors leave the device, except for parameters, buffers and their views."""
+    store = OffloadStore()
+    staying = {storage_key(tensor) for tensor in (*model.parameters(), *model.buffers()) if has_plain_storage(tensor)}
+
+    def pack(tensor: torch.Tensor) -> object:
+        if not has_plain_storage(tensor) or storage_key(tensor) in staying or not tensor.untyped_storage().nbytes():
+            return tensor
+        with torch._C._DisableTorchDispatch():
+            return store.put(tensor.detach())
+
+    def unpack(handle: object) -> torch.Tensor:
+        if isinstance(handle, torch.Tensor):
+            return handle
+        with torch._C._DisableTorchDispatch():
+            return store.get(handle)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield

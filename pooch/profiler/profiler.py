@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import gc
-import os
-import platform
-import statistics
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy
-import psutil
 import torch
 
 from pooch.errors import PoochError, ProfileError
-from pooch.ir import Device, Link, Profile
-from pooch.profiler.assembly import StepAssembly, StepFacts, assemble_ops, assemble_values
+from pooch.ir import Link, Profile
+from pooch.profiler.assembly import StepAssembly, assemble_ops, assemble_values
 from pooch.profiler.cuda_times import cuda_slot_times_ms
-from pooch.profiler.offload import OffloadStore
+from pooch.profiler.fitting import expected_peak
+from pooch.profiler.hardware import describe_device
+from pooch.profiler.offload import OffloadStore, saved_tensors_offloaded
+from pooch.profiler.outliers import are_worth_a_run, outliers, sibling_kinds
 from pooch.profiler.persistent import foreseen_state_bytes
+from pooch.profiler.recorder import ForwardRecorder
 from pooch.profiler.release import record_releases
 from pooch.profiler.step import StepRecord, record_step
-from pooch.profiler.timing import median_times_ms, slot_times_ms, time_step
+from pooch.profiler.timing import StepTimes, shortest_ms, slot_times_ms, time_step, typical
 from pooch.progress import Progress
-from pooch.torchtools.memory_trace import live_bytes
-from pooch.torchtools.out_of_memory import is_out_of_memory
+from pooch.torchtools.device_memory import free_bytes, give_memory_back, is_limited, return_large_blocks
+from pooch.torchtools.memory_trace import earlier_objects_exempt, live_bytes
+from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 from pooch.torchtools.signature import model_signature
 from pooch.torchtools.tensors import has_plain_storage, storage_key
 from pooch.torchtools.training_state import model_device, training_state_kept
+from pooch.units import format_bytes
 
 CUDA_GRANULE_BYTES = 512  # the caching allocator hands out multiples of this
+SLACK_BYTES = 32 * 2**20  # of what the device has left: for what recording itself takes
+IN_CORE_MODELLED = "the in-core time is modelled: the sum of op times"
 Mode = Literal["run", "offload", "auto"]
 Forward = Callable[[], torch.Tensor]
 
@@ -43,17 +45,29 @@ class ProfileOptions:
 
     Attributes:
         accumulate: gradients live through the step (else they appear in the backward pass).
-        warmup, repeats: plain steps before, and timed steps of which the median counts.
-        mode: "run" (plain), "offload" (saved tensors leave the device), "auto" (run, offload after an out-of-memory).
-        workload, batch_size: for the profile's reader.
+        warmup: plain steps before anything is measured.
+        repeats: timed plain steps.
+        mode: "run" (plain), "offload" (saved tensors leave the device), "auto" (plain where that is sure to fit).
+        workload: name, for the profile's reader.
+        batch_size: for the profile's reader.
+        memory_limit_bytes: most device bytes that the process may take; None: what the device has left.
     """
 
     accumulate: bool = False
     warmup: int = 1
-    repeats: int = 3
+    repeats: int = 1
     mode: Mode = "auto"
     workload: str = ""
     batch_size: int = 0
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledStep:
+    """A profile, and the plain steps that were timed for it; none where the step may not fit."""
+
+    profile: Profile
+    plain: tuple[StepTimes, ...]
 
 
 def profile_step(
@@ -63,32 +77,50 @@ def profile_step(
     link: Link,
     options: ProfileOptions,
     progress: Progress = lambda text: None,
-) -> Profile:
+) -> ProfiledStep:
     """Profile one training step; parameters, gradients, buffers, optimizer and random state stay as they were.
+
+    In mode "auto" a forward pass in which autograd keeps nothing tells first what a plain step would need. If that may
+    be more than the device has left, no plain step is run: saved tensors leave the device while the step is recorded.
 
     Args:
         forward: () -> loss tensor.
         model: whose `forward` the plan will be applied to.
         optimizer: its state counts as persistent bytes, also what it will only create at its first step.
         link: cost of transfers, measured beforehand.
+        options: how to profile.
         progress: called with what is being done.
 
     Raises:
         ProfileError: the forward raises, the loss cannot be differentiated, or the step changes from run to run.
+        torch.OutOfMemoryError, RuntimeError, MemoryError: not even a step with its saved tensors away fits.
     """
     if options.mode not in ("run", "offload", "auto"):
         raise ProfileError(f"unknown profiling mode {options.mode!r}: choose run, offload or auto")
-    device = model_device(model)
-    session = _Profiling(forward, model, optimizer, device, options, progress)
-    if options.mode == "offload":
-        return session.profile(link, "offload")
-    try:
-        return session.profile(link, "run")
-    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-        if options.mode != "auto" or not is_out_of_memory(error):
-            raise
-    progress("out of memory in-core: profiling with saved tensors offloaded")
-    return session.profile(link, "offload")
+    return _Profiling(forward, model, optimizer, model_device(model), options, link, progress).profile()
+
+
+@dataclass(frozen=True, slots=True)
+class Persistent:
+    """Bytes that live before the step: what does now, and the optimizer's state that its first step will create."""
+
+    live_bytes: int
+    to_come_bytes: int
+    notes: tuple[str, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Both."""
+        return self.live_bytes + self.to_come_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One step on the axis of slots, and the time of each slot in ms."""
+
+    assembly: StepAssembly
+    times_ms: tuple[float, ...]
+    notes: tuple[str, ...]
 
 
 @contextmanager
@@ -114,7 +146,102 @@ class _Profiling:
     optimizer: torch.optim.Optimizer | None
     device: torch.device
     options: ProfileOptions
+    link: Link
     progress: Progress
+
+    def profile(self) -> ProfiledStep:
+        """Plainly, or with saved tensors away from the device."""
+        if is_limited():
+            return_large_blocks()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._arrange_wrappers()
+        released = self._pass(
+            "forward pass without autograd's memory", lambda: record_releases(self.forward, self.model)
+        )
+        persistent = self._persistent_bytes()
+        with earlier_objects_exempt():
+            return self._profile(released, persistent)
+
+    def _profile(self, released: ForwardRecorder, persistent: Persistent) -> ProfiledStep:
+        if self._runs_plainly(released, persistent):
+            try:
+                return self._profile_plainly(released, persistent)
+            except (RuntimeError, MemoryError) as error:
+                if self.options.mode == "run" or not is_out_of_memory(error):
+                    raise
+                forgotten(error)
+            give_memory_back(self.device)
+        return self._profile_offloaded(released, persistent)
+
+    def _arrange_wrappers(self) -> None:
+        """Wrappers such as DDP arrange their buckets in the first whole step that they see."""
+        with saved_tensors_offloaded(self.model):
+            self._pass("first step of a wrapped model", lambda: time_step(self.forward, self.model, self.device))
+
+    def _runs_plainly(self, released: ForwardRecorder, persistent: Persistent) -> bool:
+        if self.options.mode != "auto":
+            return self.options.mode == "run"
+        expected = expected_peak(released, self.model, persistent.live_bytes, self.options.accumulate)
+        return expected.most_bytes <= self._room_bytes(persistent)
+
+    def _room_bytes(self, persistent: Persistent) -> int:
+        """Device bytes that the process's tensors may take during a step."""
+        room_bytes = persistent.live_bytes + free_bytes(self.device) - SLACK_BYTES
+        limit_bytes = self.options.memory_limit_bytes
+        return room_bytes if limit_bytes is None else min(room_bytes, limit_bytes)
+
+    def _profile_plainly(self, released: ForwardRecorder, persistent: Persistent) -> ProfiledStep:
+        for number in range(self.options.warmup):
+            self._time_plain_step(f"warm-up {number + 1}")
+        recorded = self._recorded("run", released)
+        plain = tuple(self._time_plain_step(f"timed step {n + 1}") for n in range(max(1, self.options.repeats)))
+        return ProfiledStep(self._make("run", recorded, persistent, typical(plain).step_ms, ()), plain)
+
+    def _profile_offloaded(self, released: ForwardRecorder, persistent: Persistent) -> ProfiledStep:
+        recorded = self._recorded("offload", released)
+        step_ms = sum(recorded.times_ms)  # the plain step is not run, so nothing says how far recording slows ops down
+        profile = self._make("offload", recorded, persistent, step_ms, ())
+        left = format_bytes(max(0, self._room_bytes(persistent)))
+        asked = "saved tensors were kept off the device"
+        if self.options.mode == "auto":
+            asked = f"the step may not fit in-core ({format_bytes(profile.peak_bytes)} in {left}), so {asked}"
+        return ProfiledStep(replace(profile, notes=(*profile.notes, f"{asked}; {IN_CORE_MODELLED}")), ())
+
+    def _time_plain_step(self, text: str) -> StepTimes:
+        times: StepTimes = self._pass(text, lambda: time_step(self.forward, self.model, self.device))
+        return times
+
+    def _recorded(self, mode: str, released: ForwardRecorder) -> RecordedStep:
+        """The step with the time of each op; recorded once more where some ops were disturbed."""
+        if self.device.type == "cuda":  # the reserved peak is to be that of the recorded steps alone
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        assembly = self._record(mode, "recorded step", released)
+        times_ms, notes = self._op_times(mode, assembly)
+        disturbed = outliers(sibling_kinds(assembly), times_ms)
+        if are_worth_a_run(disturbed, times_ms):
+            again = self._record(mode, f"recorded step again, for {len(disturbed)} op times out of line", released)
+            times_ms = shortest_ms(times_ms, self._op_times(mode, again)[0])
+        return RecordedStep(assembly, tuple(times_ms), notes)
+
+    def _record(self, mode: str, text: str, released: ForwardRecorder) -> StepAssembly:
+        store = OffloadStore() if mode == "offload" else None
+        record: StepRecord = self._pass(text, lambda: record_step(self.forward, self.model, self.device, store))
+        assembly = StepAssembly(record, released)
+        check_same_forward(released, [assembly])
+        return assembly
+
+    def _op_times(self, mode: str, assembly: StepAssembly) -> tuple[list[float], tuple[str, ...]]:
+        """Time of each slot in ms, and what a reader should know of it."""
+        if self.device.type == "cuda":
+            saving = saved_tensors_offloaded(self.model) if mode == "offload" else nullcontext()
+            with saving:
+                times = self._pass("timing kernels", lambda: cuda_slot_times_ms(self.forward, self.model, assembly))
+            if times is not None:
+                return list(times), ()
+            told = "kernels could not be timed on the device: op times are those of launching them"
+            return slot_times_ms(assembly), (told,)
+        return slot_times_ms(assembly), ()
 
     def _pass(self, text: str, run: Callable[[], Any]) -> Any:
         """One pass over the step, from the same training state each time."""
@@ -126,43 +253,12 @@ class _Profiling:
                         parameter.grad = torch.zeros_like(parameter)
             return run()
 
-    def profile(self, link: Link, mode: Literal["run", "offload"]) -> Profile:
-        """All passes, then the assembly."""
-        # Warm-up comes first: wrappers such as DDP arrange their buckets in the first steps that they see.
-        plain_ms = self._time_plain_steps() if mode == "run" else []
-        released = self._pass(
-            "forward pass without autograd's memory", lambda: record_releases(self.forward, self.model)
-        )
-        persistent, notes = self._persistent_bytes()
-        if self.device.type == "cuda":  # the reserved peak is to be that of the recorded steps alone
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
-        records = [self._record(mode, number) for number in range(max(1, min(2, self.options.repeats)))]
-        assemblies = [StepAssembly(record, released) for record in records]
-        check_same_forward(released, assemblies)
-        facts = assemble_values(assemblies[0])
-        times = self._op_times(assemblies, notes)
-        step_ms = statistics.median(plain_ms) if plain_ms else sum(times)
-        factor = step_ms / sum(times)
-        points = facts.in_core_points + persistent
-        return self._make(
-            link, mode, assemblies[0], facts, points, [t * factor for t in times], persistent, step_ms, factor, notes
-        )
-
-    def _time_plain_steps(self) -> list[float]:
-        for number in range(self.options.warmup):
-            self._pass(f"warm-up {number + 1}", lambda: time_step(self.forward, self.model, self.device))
-        return [
-            self._pass(f"timed step {number + 1}", lambda: time_step(self.forward, self.model, self.device))
-            for number in range(max(1, self.options.repeats))
-        ]
-
-    def _persistent_bytes(self) -> tuple[int, list[str]]:
+    def _persistent_bytes(self) -> Persistent:
         gc.collect()  # as before every recorded step: garbage is not persistent
         aside = self._gradient_bytes()  # put aside for the while: the step makes its own
         live = self._pass("counting persistent bytes", lambda: live_bytes(self.device)) - aside
         to_come, notes = foreseen_state_bytes(self.optimizer, self.model)
-        return live + to_come, notes
+        return Persistent(live, to_come, tuple(notes))
 
     def _gradient_bytes(self) -> int:
         """Device bytes of the gradients that the user's model holds now."""
@@ -171,55 +267,37 @@ class _Profiling:
         granule = CUDA_GRANULE_BYTES if self.device.type == "cuda" else 1
         return sum(-(-size // granule) * granule for size in sizes.values())
 
-    def _record(self, mode: str, number: int) -> StepRecord:
-        store = OffloadStore() if mode == "offload" else None
-        record: StepRecord = self._pass(
-            f"recorded step {number + 1}", lambda: record_step(self.forward, self.model, self.device, store)
-        )
-        return record
-
-    def _op_times(self, assemblies: list[StepAssembly], notes: list[str]) -> list[float]:
-        if self.device.type == "cuda":
-            times = self._pass("timing kernels", lambda: cuda_slot_times_ms(self.forward, self.model, assemblies[0]))
-            if times is not None:
-                return list(times)
-            notes.append("kernels could not be timed on the device: op times are those of launching them")
-        return median_times_ms([slot_times_ms(assembly) for assembly in assemblies])
-
     def _make(
         self,
-        link: Link,
         mode: Literal["run", "offload"],
-        assembly: StepAssembly,
-        facts: StepFacts,
-        points: numpy.ndarray,
-        times: list[float],
-        persistent: int,
+        recorded: RecordedStep,
+        persistent: Persistent,
         step_ms: float,
-        factor: float,
-        notes: list[str],
+        notes: tuple[str, ...],
     ) -> Profile:
-        recorder = assembly.recorder
-        begin = max(0, recorder.model_begin)
+        assembly, recorder = recorded.assembly, recorded.assembly.recorder
+        facts = assemble_values(assembly)
+        points = facts.in_core_points + persistent.total_bytes
+        factor = step_ms / sum(recorded.times_ms)
         return Profile(
             workload=self.options.workload or type(self.model).__name__,
             mode=mode,
             device=describe_device(self.device),
-            link=link,
-            ops=assemble_ops(assembly, points.tolist(), times),
+            link=self.link,
+            ops=assemble_ops(assembly, points.tolist(), [time_ms * factor for time_ms in recorded.times_ms]),
             values=facts.values,
             anchors=facts.anchors,
             forward_ops=assembly.forward_ops,
-            model_begin=begin,
+            model_begin=max(0, recorder.model_begin),
             model_end=recorder.model_end if recorder.model_end >= 0 else assembly.forward_ops,
-            persistent_bytes=persistent,
+            persistent_bytes=persistent.total_bytes,
             step_ms=step_ms,
             peak_bytes=int(points.max()),
             reserved_bytes=torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else 0,
             time_factor=factor,
             model_signature=model_signature(self.model),
             batch_size=self.options.batch_size,
-            notes=tuple(notes),
+            notes=(*persistent.notes, *recorded.notes, *notes),
         )
 
 
@@ -240,23 +318,3 @@ def check_same_forward(released: Any, assemblies: list[StepAssembly]) -> None:
                 f"the forward pass changes from run to run (first at op {where}): profile a step that does the same "
                 f"each time"
             )
-
-
-def describe_device(device: torch.device) -> Device:
-    """Name, memory and software versions of a device."""
-    software = {"torch": torch.__version__, "python": platform.python_version()}
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        software["cuda"] = str(torch.version.cuda)
-        return Device("cuda", properties.name, properties.total_memory, False, software)
-    software["threads"] = str(torch.get_num_threads())
-    return Device("cpu", _processor_name(), psutil.virtual_memory().total, False, software)
-
-
-def _processor_name() -> str:
-    try:
-        with Path("/proc/cpuinfo").open() as lines:
-            name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    except OSError:
-        name = ""
-    return f"{name or platform.processor() or platform.machine()} ({os.cpu_count()} cores)"

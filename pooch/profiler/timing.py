@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,15 +13,53 @@ from pooch.profiler.step import check_loss
 from pooch.torchtools.training_state import synchronize
 
 
-def time_step(forward: Callable[[], torch.Tensor], model: torch.nn.Module, device: torch.device) -> float:
-    """One plain step, forward and backward, in ms; gradients are dropped before it."""
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Duration of one step's passes, in ms."""
+
+    forward_ms: float
+    backward_ms: float
+
+    @property
+    def step_ms(self) -> float:
+        """Both passes."""
+        return self.forward_ms + self.backward_ms
+
+
+def time_step(
+    forward: Callable[[], torch.Tensor],
+    model: torch.nn.Module,
+    device: torch.device,
+    between: Callable[[], None] = lambda: None,
+) -> StepTimes:
+    """Time one step, forward and backward, without recording anything; gradients are dropped before it.
+
+    Args:
+        forward: () -> loss tensor.
+        model: whose gradients are dropped.
+        device: waited for before each reading of the clock.
+        between: called after the forward pass.
+    """
     model.zero_grad(set_to_none=True)
     synchronize(device)
-    start = time.perf_counter()
+    begin_s = time.perf_counter()
     loss = check_loss(forward())
+    synchronize(device)
+    middle_s = time.perf_counter()
+    between()
     loss.backward()
     synchronize(device)
-    return (time.perf_counter() - start) * 1000
+    return StepTimes((middle_s - begin_s) * 1000, (time.perf_counter() - middle_s) * 1000)
+
+
+def typical(samples: Sequence[StepTimes]) -> StepTimes:
+    """The median of three or more steps; of fewer, the fastest, since disturbances only make a step slower."""
+    ordered = sorted(samples, key=_step_ms_of)
+    return ordered[(len(ordered) - 1) // 2] if len(ordered) > 2 else ordered[0]
+
+
+def _step_ms_of(times: StepTimes) -> float:
+    return times.step_ms
 
 
 def slot_times_ms(assembly: StepAssembly) -> list[float]:
@@ -31,7 +69,8 @@ def slot_times_ms(assembly: StepAssembly) -> list[float]:
     return [*forward, *backward, 0.0]
 
 
-def median_times_ms(runs: Sequence[Sequence[float]]) -> list[float]:
-    """Median over the runs that have as many slots as the first one."""
-    same = [run for run in runs if len(run) == len(runs[0])]
-    return [statistics.median(samples) for samples in zip(*same, strict=True)]
+def shortest_ms(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """The shorter time of each slot; the first run's where the second one has other slots."""
+    if len(first) != len(second):
+        return list(first)
+    return [min(pair) for pair in zip(first, second, strict=True)]

@@ -162,7 +162,7 @@ def comparison_csv(rows: Iterable[ComparisonRow]) -> str:
     return text.getvalue()
 
 
-def _ratio(step_ms: float, of_ms: float) -> float | None:
+def _ratio(step_ms: float, of_ms: float | None) -> float | None:
     return step_ms / of_ms if of_ms else None
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from pooch.ir import Device, HookCosts, Link, Plan, Profile, Timeline
 from pooch.report.layers import choice_frame, layer_frame
@@ -27,7 +28,7 @@ def facts_table(title: str, facts: Mapping[str, str]) -> Table:
         title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2, 0, 0)
     )
     for name, text in facts.items():
-        table.add_row(name, text)
+        table.add_row(name, Text(text))  # as it is: a message in brackets is no markup
     return table
 
 
@@ -191,10 +192,14 @@ def _measured_cells(record: Record) -> list[str]:
         format_bytes(_float(record["measured_peak_bytes"])),
         format_bytes(_float(record["predicted_peak_bytes"])),
         format_ms(_float(record["measured_step_ms"])),
-        format_ms(_float(record["measured_plain_step_ms"])),
+        _plain_step(record["measured_plain_step_ms"]),
         _factor(record["measured_slowdown"]),
         _factor(record["slowdown"]),
     ]
+
+
+def _plain_step(milliseconds: object) -> str:
+    return "does not fit" if milliseconds is None else format_ms(_float(milliseconds))
 
 
 def _factor(number: object) -> str:

@@ -67,6 +67,7 @@ def _measured_table(report: TrainingReport) -> Table:
 
 def _facts(report: TrainingReport) -> dict[str, str]:
     facts = {
+        "in-core": _in_core(report),
         "same numbers": _same_numbers(report),
         "within budget": _yes_or_no(report.within_budget),
         "peak error": f"{report.peak_error:+.2%}" if report.peak_error is not None else None,
@@ -87,7 +88,17 @@ def _facts(report: TrainingReport) -> dict[str, str]:
 def _same_numbers(report: TrainingReport) -> str:
     if report.bitwise_equal is None:
         return "not checked (--check)"
-    return "yes, bitwise" if report.bitwise_equal else f"NO: {report.first_difference}"
+    than = " (compared with training whose saved tensors were all moved away: plain training does not fit)"
+    against = than if report.compared_with == "offloaded" else ""
+    return ("yes, bitwise" if report.bitwise_equal else f"NO: {report.first_difference}") + against
+
+
+def _in_core(report: TrainingReport) -> str | None:
+    """That plain steps were not run, and what is only modelled for that reason."""
+    if report.fits_in_core is not False:
+        return None
+    peak, step = _bytes(report.in_core_peak_bytes), _ms(report.in_core_step_ms)
+    return f"does not fit in-core (it takes {peak}); in-core time modelled: {step}"
 
 
 def _swapped(report: TrainingReport) -> str | None:

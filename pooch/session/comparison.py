@@ -19,11 +19,13 @@ from pooch.workloads.loading import WorkloadFactory
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A plan as it was trained: highest peak, and medians of plain and planned steps that took turns, in ms."""
+    """A plan as it was trained: highest peak, and medians of plain and planned steps that took turns, in ms; no plain
+    ones where they do not fit in-core.
+    """
 
     peak_bytes: int
     step_ms: float
-    plain_step_ms: float
+    plain_step_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = l
     Args:
         name: what to call it in a catalogue.
     """
-    from pooch.profiler.profiler import describe_device
+    from pooch.profiler.hardware import describe_device
     from pooch.profiler.rates import measure_rates
     from pooch.session.profiling import measure_device_link
 

@@ -75,7 +75,7 @@ def _priced(
 ) -> tuple[Device, Link, OpCosts]:
     """What the profile is taken for: this device, measured, or one that is modelled."""
     from pooch.profiler.fake import MeasuredCosts, ModelledCosts
-    from pooch.profiler.profiler import describe_device
+    from pooch.profiler.hardware import describe_device
     from pooch.session.profiling import measure_device_link
 
     here = describe_device(device)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pooch.errors import InfeasibleBudget, UsageError
+from pooch.errors import InfeasibleBudget
 from pooch.ir import Profile, Region
 from pooch.progress import Progress, silent
 from pooch.session.bracketing import largest_within
 from pooch.session.planning import checked_region, smallest_budget
 from pooch.session.planning import plan as make_plan
 from pooch.session.sizes import MaxBatch, SizePoint, Sizes
-from pooch.units import parse_budget
+from pooch.units import absolute_bytes
 
 CURVE_POINTS = 5
 REFINEMENTS = 2  # more sizes around the one with the best throughput
@@ -52,10 +52,10 @@ def largest_size(
         InfeasibleBudget: not even the smallest size fits.
     """
     planning = _Planning(
-        _absolute(budget, "budget"),
+        absolute_bytes(budget, "budget"),
         policy,
         dict(policy_options or {}),
-        None if host_budget is None else _absolute(host_budget, "host budget"),
+        None if host_budget is None else absolute_bytes(host_budget, "host budget"),
         time_limit_s,
         checked_region(region),
     )
@@ -217,19 +217,6 @@ class _Growing:
             profiles=len(self._profiles),
             plans=len(self._points),
         )
-
-
-def _absolute(budget: int | str, name: str) -> int:
-    """Bytes; there is no one peak that a percentage could be of.
-
-    Raises:
-        UsageError: it is a percentage, or does not parse.
-    """
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        raise UsageError(
-            f"the {name} {budget!r} is a share, but every size has its own peak: give bytes, such as 16GiB"
-        )
-    return parse_budget(budget, 0, name=name)
 
 
 def _spread(sizes: Sizes, first: int, last: int, points: int) -> Sequence[int]:

@@ -109,7 +109,7 @@ def limit_gpu(device: torch.device, budget_bytes: int) -> int:
 
 def _read_outcome(child: subprocess.CompletedProcess[str]) -> LimitedOutcome:
     events = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
-    if not any("limit_bytes" in event for event in events):
+    if not any("limit_bytes" in event or "died" in event for event in events):
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         raise PoochError(f"the limited process failed before its limit was set: {last}")
     losses = tuple(event["loss"] for event in events if "loss" in event)

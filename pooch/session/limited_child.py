@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import resource
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 from pooch.session.hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
-
-_M_MMAP_THRESHOLD = -3  # of glibc's mallopt
-_LARGE_BYTES = 256 * 1024
+from pooch.torchtools.device_memory import return_large_blocks
 
 
 def main() -> None:
     """Build, settle with one step, set the limit, train."""
     job = LimitedJob(**json.loads(sys.stdin.read()))
-    _give_large_blocks_back_at_once()
+    return_large_blocks()  # so that address space means live memory
     training = _Training(job)
-    training.step()  # threads start, code is generated, optimizer state appears: all before the limit
-    _tell(limit_bytes=_set_limit(training, job.budget_bytes))
     try:
+        training.settle()
+        _tell(limit_bytes=_set_limit(training, job.budget_bytes))
         for _ in range(job.steps):
             _tell(loss=training.step())
         _tell(done=True)
     except (RuntimeError, MemoryError) as error:
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
         lines = str(error).strip().splitlines() or [type(error).__name__]
         _tell(died=f"{type(error).__name__}: {lines[0]}"[:300])
-
-
-def _give_large_blocks_back_at_once() -> None:
-    """Large blocks get their own mapping and give it back when freed, so address space means live memory."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 class _Training:
@@ -51,6 +43,16 @@ class _Training:
         self.workload = load_workload(job.workload, batch_size=job.batch_size, device=job.device, settings=settings)
         self.device = model_device(self.workload.model)
         self.run = apply_plan(Plan.load(job.plan_path), self.workload.model) if job.plan_path else None
+
+    def settle(self) -> None:
+        """One step before the limit: threads start, code is generated, optimizer state appears. Where the process has a
+        limit already that plain training does not keep, saved tensors are away meanwhile.
+        """
+        from pooch.profiler.offload import saved_tensors_offloaded
+        from pooch.torchtools.device_memory import is_limited
+
+        with saved_tensors_offloaded(self.workload.model) if is_limited() and self.run is None else nullcontext():
+            self.step()
 
     def step(self) -> float:
         """One step with its optimizer; returns the loss."""
@@ -72,7 +74,8 @@ def _set_limit(training: _Training, budget_bytes: int) -> int:
         return limit_gpu(training.device, budget_bytes)
     room = budget_bytes - live_bytes(training.device) + SLACK_BYTES
     limit = _address_space_bytes() + max(0, room)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit if most < 0 else min(limit, most), most))
     return limit
 
 

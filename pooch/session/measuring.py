@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pooch.ir import Plan, Profile, Region
 from pooch.progress import Progress, silent
 from pooch.session.hard_limit import LimitedOutcome, train_limited
+from pooch.session.in_core import fits_in_core, unless_out_of_memory
 from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import Mode, profile_workload
-from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_steps
+from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_offloaded, train_steps
 from pooch.units import parse_budget
 from pooch.workloads import Workload
 from pooch.workloads.loading import WorkloadFactory
@@ -37,6 +39,10 @@ class TrainingReport:
         measured_reserved_bytes, plain_reserved_bytes: highest bytes that the GPU's caching allocator had taken, kept
             and split blocks included.
         repairs: how often the plan was made again, because the measured peak passed the budget or memory ran out.
+        compared_with: what `bitwise_equal` is about: plain training, or where that does not fit, training with all of
+            its saved tensors moved away.
+        fits_in_core: whether plain steps were run beside the planned ones.
+        in_core_peak_bytes, in_core_step_ms: of the profile; modelled where plain steps do not fit.
     """
 
     workload: str
@@ -66,6 +72,10 @@ class TrainingReport:
     repairs: int = 0
     measured_reserved_bytes: int | None = None
     plain_reserved_bytes: int | None = None
+    compared_with: Literal["plain", "offloaded"] | None = None
+    fits_in_core: bool | None = None
+    in_core_peak_bytes: int | None = None
+    in_core_step_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +135,7 @@ def _measure_plan(
 ) -> tuple[Plan, TrainingReport]:
     """The report, and the plan that it is about: another one than was given if memory ran out and `replan` helped."""
     steps, progress = how.steps, how.progress
-    plain = train_steps(factory(), None, steps, progress) if how.check else None
+    reference = _train_reference(factory, plan, steps, progress) if how.check else None
     workload = factory()
     planned = train_steps(workload, plan, steps, progress, replan)
     _tell_trained(how.when_trained, workload)
@@ -138,7 +148,23 @@ def _measure_plan(
         limit = plan.budget_bytes or plan.predicted_peak_bytes
         outcomes["plain"] = train_limited(factory, None, limit, steps, progress)
         outcomes["planned"] = train_limited(factory, plan, limit, steps, progress)
-    return plan, report_of(plan, planned, timing, plain, outcomes)
+    return plan, report_of(plan, planned, timing, reference, outcomes)
+
+
+def _train_reference(factory: WorkloadFactory, plan: Plan, steps: int, progress: Progress) -> Trained:
+    """The training whose numbers a plan has to repeat: plain, or where that does not fit, with its saved tensors moved
+    away, which computes the same with less memory.
+    """
+    from pooch.torchtools.training_state import model_device
+
+    workload = factory()
+    device = model_device(workload.model)
+    if fits_in_core(plan, workload):
+        plain = unless_out_of_memory(lambda: train_steps(workload, None, steps, progress), device)
+        if plain is not None:
+            return plain
+        workload = factory()
+    return train_offloaded(workload, steps, progress)
 
 
 def _tell_trained(when_trained: WhenTrained | None, workload: Workload) -> None:
@@ -147,17 +173,30 @@ def _tell_trained(when_trained: WhenTrained | None, workload: Workload) -> None:
 
 
 def report_of(
-    plan: Plan, planned: Trained, timing: Timing, plain: Trained | None, outcomes: Mapping[str, LimitedOutcome]
+    plan: Plan, planned: Trained, timing: Timing, reference: Trained | None, outcomes: Mapping[str, LimitedOutcome]
 ) -> TrainingReport:
-    """What was promised beside what was measured. `outcomes`: of "plain" and "planned" training under a hard limit."""
-    difference = first_difference(plain, planned) if plain else None
+    """What was promised beside what was measured.
+
+    Args:
+        plan: that was in force at the end.
+        planned: the training under it.
+        timing: steps that took turns, the plain ones only where they fit.
+        reference: training whose numbers it has to repeat; None: not compared.
+        outcomes: of "plain" and "planned" training under a hard limit.
+    """
+    difference = first_difference(reference, planned) if reference else None
+    plain = reference if reference is not None and not reference.offloaded else None
     stats, peak = planned.stats, planned.peak_bytes
     assert stats is not None
     return TrainingReport(
         workload=plan.workload,
         policy=plan.policy,
         steps=len(planned.steps),
-        bitwise_equal=None if plain is None else difference is None,
+        bitwise_equal=None if reference is None else difference is None,
+        compared_with=None if reference is None else ("plain" if plain else "offloaded"),
+        fits_in_core=timing.plain_ms is not None,
+        in_core_peak_bytes=plan.in_core_peak_bytes,
+        in_core_step_ms=plan.in_core_step_ms,
         first_difference=difference,
         budget_bytes=plan.budget_bytes or None,
         predicted_peak_bytes=plan.predicted_peak_bytes,
@@ -168,7 +207,7 @@ def report_of(
         predicted_step_ms=plan.predicted_step_ms,
         measured_step_ms=timing.planned_ms,
         plain_step_ms=timing.plain_ms,
-        slowdown=timing.planned_ms / timing.plain_ms,
+        slowdown=None if timing.plain_ms is None else timing.planned_ms / timing.plain_ms,
         predicted_slowdown=plan.predicted_step_ms / plan.in_core_step_ms,
         swapped_out_bytes=stats.swapped_out_bytes,
         swapped_in_bytes=stats.swapped_in_bytes,
@@ -216,6 +255,7 @@ def optimize(
     time_limit_s: float = 30.0,
     region: Region = "step",
     mode: Mode = "auto",
+    memory_limit: int | str | None = None,
     steps: int = 3,
     check: bool = False,
     hard_limit: bool = False,
@@ -231,7 +271,7 @@ def optimize(
     Raises:
         InfeasibleBudget: no plan fits.
     """
-    profile = profile_workload(factory(), mode=mode, progress=progress)
+    profile = profile_workload(factory(), mode=mode, memory_limit=memory_limit, progress=progress)
     budget_bytes = parse_budget(budget, profile.peak_bytes)
 
     def planned_within(target_bytes: int) -> Plan:

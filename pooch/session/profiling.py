@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pooch.errors import UsageError
+from pooch.errors import ProfileError, UsageError
 from pooch.ir import Device, Link, Profile
 from pooch.progress import Progress, silent
 from pooch.session.fake_profiling import fake_profile, fake_profile_of
 from pooch.session.hook_costs import with_hook_costs
+from pooch.units import absolute_bytes
 
 if TYPE_CHECKING:
     import torch
 
     from pooch.devices import DeviceModel
+    from pooch.profiler import ProfileOptions
     from pooch.workloads import Workload
 
 Mode = Literal["auto", "run", "offload", "fake"]
@@ -28,8 +30,9 @@ def profile(
     *,
     accumulate: bool = False,
     warmup: int = 1,
-    repeats: int = 3,
+    repeats: int = 1,
     mode: Mode = "auto",
+    memory_limit: int | str | None = None,
     device_model: DeviceModel | None = None,
     workload: str = "",
     batch_size: int = 0,
@@ -37,18 +40,25 @@ def profile(
 ) -> Profile:
     """Measure one training step. Parameters, gradients, buffers, optimizer and random state stay as they were.
 
+    A step that may not fit into what the device has left is never run plainly: its saved tensors leave the device
+    while it is recorded, and where not even that fits, it is traced with fake tensors. The profile's notes say so.
+
     Args:
         forward: () -> loss tensor (a scalar). It is run several times, forward and backward.
         model: whose `forward` the plan will be applied to.
         optimizer: its state counts as persistent bytes, also what it will only create at its first step.
         accumulate: gradients live through the step (else they appear in the backward pass and are freed after it).
-        warmup, repeats: plain steps before, and timed steps of which the median counts.
-        mode: "run" (plain), "offload" (saved tensors leave the device, for models that do not fit), "auto"
-            (run, and offload after an out-of-memory), "fake" (nothing is run: sizes and lifetimes from fake tensors,
-            op times from measuring each distinct op once by itself, or from `device_model`).
+        warmup: plain steps before anything is measured.
+        repeats: timed plain steps, and as many with copies beside them. From three on their median counts.
+        mode: "run" (plain), "offload" (saved tensors leave the device), "fake" (nothing is run: sizes and lifetimes
+            from fake tensors, op times from measuring each distinct op once by itself, or from `device_model`), "auto"
+            (the first of them that fits).
+        memory_limit: most device bytes that the process may take while it is profiled, such as "16GiB"; None: what
+            the device has left.
         device_model: of a device that need not be here (`pooch.devices.find_device`); implies "fake". The profile is
             marked as modelled.
-        workload, batch_size: for the profile's reader.
+        workload: name, for the profile's reader.
+        batch_size: for the profile's reader.
         progress: called with what is being done.
 
     Raises:
@@ -57,11 +67,10 @@ def profile(
     """
     import torch
 
-    from pooch.executor.engines import make_engine
-    from pooch.executor.engines.measurement import measure_link, with_step_shares
-    from pooch.profiler import ProfileOptions, profile_step
-    from pooch.profiler.timing import time_step
-    from pooch.torchtools.training_state import model_device, training_state_kept
+    from pooch.profiler import ProfileOptions
+    from pooch.torchtools.device_memory import give_memory_back
+    from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
+    from pooch.torchtools.training_state import model_device
 
     if not callable(forward):
         raise UsageError(
@@ -71,26 +80,60 @@ def profile(
         raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
     if warmup < 0 or repeats < 1:
         raise UsageError(f"warmup={warmup}, repeats={repeats}: give at least 0 and 1")
-    if _is_fake(mode, device_model):
-        options = ProfileOptions(accumulate, workload=workload, batch_size=batch_size)
-        return with_hook_costs(fake_profile(forward, model, optimizer, options, device_model, progress), progress)
-    options = ProfileOptions(accumulate, warmup, repeats, mode, workload, batch_size)  # type: ignore[arg-type]
+    most_bytes = None if memory_limit is None else absolute_bytes(memory_limit, "memory limit")
+    real_mode: Any = "auto" if mode == "fake" else mode
+    options = ProfileOptions(accumulate, warmup, repeats, real_mode, workload, batch_size, most_bytes)
+    if not _is_fake(mode, device_model):
+        try:
+            return with_hook_costs(_measured(forward, model, optimizer, options, progress), progress)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            forgotten(error)
+            if mode != "auto":
+                raise ProfileError(_too_large(mode, error)) from None
+        progress("out of memory with saved tensors offloaded: tracing with fake tensors")
+        give_memory_back(model_device(model))
+    return with_hook_costs(fake_profile(forward, model, optimizer, options, device_model, progress), progress)
+
+
+def _too_large(mode: str, error: BaseException) -> str:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    other = "offload, or fake" if mode == "run" else "fake"
+    return f"memory ran out while the step was profiled in mode {mode!r} ({said}): profile it in mode {other}"
+
+
+def _measured(
+    forward: Callable[[], torch.Tensor],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    options: ProfileOptions,
+    progress: Progress,
+) -> Profile:
+    """Run the step on its device, whose link is measured before, and once more with copies beside it."""
+    from pooch.executor.engines import make_engine
+    from pooch.executor.engines.measurement import measure_link, with_step_shares
+    from pooch.profiler import profile_step
+    from pooch.profiler.timing import time_step
+    from pooch.torchtools.training_state import model_device, training_state_kept
+
     device = model_device(model)
     engine = make_engine(device)
     try:
         progress("measuring the link to the swap tier")
-        measured = profile_step(forward, model, optimizer, measure_link(engine, device), options, progress)
-        measured = with_hook_costs(measured, progress)
-        if measured.mode != "run":
-            return measured  # the plain step does not fit, so copies cannot be timed beside it
-        progress("timing steps with copies beside them")
+        done = profile_step(forward, model, optimizer, measure_link(engine, device), options, progress)
+        if not done.plain:  # the plain step may not fit, so copies cannot be timed beside it
+            progress("timing copies beside compute")
+            return replace(done.profile, link=measure_link(engine, device, shares=True))
 
-        def time_plain_step() -> float:
+        def time_plain_step(between: Callable[[], None]) -> tuple[float, float]:
+            progress("timing a step with copies beside it")
             with training_state_kept(model, device):
-                return time_step(forward, model, device)
+                times = time_step(forward, model, device, between)
+            return times.forward_ms, times.backward_ms
 
-        link = with_step_shares(measured.link, engine, device, time_plain_step)
-        return replace(measured, link=link)
+        alone = [(times.forward_ms, times.backward_ms) for times in done.plain]
+        return replace(done.profile, link=with_step_shares(done.profile.link, engine, device, alone, time_plain_step))
     finally:
         engine.close()
 
@@ -106,8 +149,9 @@ def profile_workload(
     *,
     accumulate: bool = False,
     warmup: int = 1,
-    repeats: int = 3,
+    repeats: int = 1,
     mode: Mode = "auto",
+    memory_limit: int | str | None = None,
     device_model: DeviceModel | None = None,
     link: Link | None = None,
     progress: Progress = silent,
@@ -117,7 +161,7 @@ def profile_workload(
     Args:
         workload: a workload, or what builds one (a `WorkloadFactory`). In mode "fake" a factory builds it out of fake
             tensors, so that a model bigger than this machine needs no memory.
-        accumulate, warmup, repeats, mode, device_model, progress: as `profile` takes them.
+        accumulate, warmup, repeats, mode, memory_limit, device_model, progress: as `profile` takes them.
         link: of this device, where it was measured before; for a factory in mode "fake" alone, which runs no step
             that copies could be timed beside.
 
@@ -141,6 +185,7 @@ def profile_workload(
         warmup=warmup,
         repeats=repeats,
         mode=mode,
+        memory_limit=memory_limit,
         device_model=device_model,
         workload=workload.name,
         batch_size=workload.batch_size,
@@ -155,7 +200,7 @@ def measure_device_link(device: torch.device) -> Link:
 
     engine = make_engine(device)
     try:
-        return measure_link(engine, device)
+        return measure_link(engine, device, shares=True)
     finally:
         engine.close()
 
@@ -164,7 +209,7 @@ def measure_devices(progress: Progress = silent) -> list[tuple[Device, Link]]:
     """Every device here, with its measured link."""
     import torch
 
-    from pooch.profiler.profiler import describe_device
+    from pooch.profiler.hardware import describe_device
 
     devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] + [torch.device("cpu")]
     found: list[tuple[Device, Link]] = []

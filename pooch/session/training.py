@@ -7,11 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pooch.ir import Plan
 from pooch.progress import Progress
+from pooch.session.in_core import fits_in_core, unless_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,8 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class Trained:
     """A few steps, measured. `final`: digests of parameters, buffers and random state at the end; `plan`: the one in
-    force at the end; `repairs`: how often it was made again because memory ran out.
+    force at the end; `repairs`: how often it was made again because memory ran out; `offloaded`: all saved tensors were
+    moved away.
     """
 
     steps: tuple[StepResult, ...]
@@ -45,6 +47,7 @@ class Trained:
     stats: RunStats | None
     plan: Plan | None = None
     repairs: int = 0
+    offloaded: bool = False
 
     @property
     def peak_bytes(self) -> int:
@@ -91,6 +94,16 @@ def train_under(workload: Workload, run: Run | None, steps: int, progress: Progr
         results.append(_measured_step(workload, run))
     stats, plan = (run.stats, run.plan) if run is not None else (None, None)
     return Trained(tuple(results), _final_digests(workload), stats, plan)
+
+
+def train_offloaded(workload: Workload, steps: int, progress: Progress) -> Trained:
+    """Plain training for some steps, except that saved tensors leave the device until they are read: the same numbers
+    in less memory, without a plan.
+    """
+    from pooch.profiler.offload import saved_tensors_offloaded
+
+    with saved_tensors_offloaded(workload.model):
+        return replace(train_under(workload, None, steps, progress), offloaded=True)
 
 
 def _begin() -> None:
@@ -194,15 +207,17 @@ def first_difference(plain: Trained, planned: Trained) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Steps that took turns, so that both kinds saw the same machine. In ms, in the order in which they ran."""
+    """Steps that took turns, so that both kinds saw the same machine. In ms, in the order in which they ran; plain ones
+    only where they fit in-core.
+    """
 
     plain_samples_ms: tuple[float, ...]
     planned_samples_ms: tuple[float, ...]
 
     @property
-    def plain_ms(self) -> float:
+    def plain_ms(self) -> float | None:
         """Median of the plain steps."""
-        return statistics.median(self.plain_samples_ms)
+        return statistics.median(self.plain_samples_ms) if self.plain_samples_ms else None
 
     @property
     def planned_ms(self) -> float:
@@ -214,11 +229,19 @@ def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress
     """Time plain and planned steps in turns on one model; nothing is measured but time.
 
     Which of the two goes first changes with every turn: a machine that gets slower or faster while this lasts, and
-    what one step leaves behind in the allocator for the next, then touch both alike.
+    what one step leaves behind in the allocator for the next, then touch both alike. Plain steps that do not fit
+    in-core are left out.
     """
+    from pooch.torchtools.training_state import model_device
+
     with applied(plan, workload) as run:
         assert run is not None
-        return time_under(workload, run, steps, progress)
+        if fits_in_core(plan, workload):
+            device = model_device(workload.model)
+            timing = unless_out_of_memory(lambda: time_under(workload, run, steps, progress), device)
+            if timing is not None:
+                return timing
+        return time_planned(workload, run, steps, progress)
 
 
 def time_under(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
@@ -230,15 +253,25 @@ def time_under(workload: Workload, run: Run, steps: int, progress: Progress) -> 
         with run.paused():
             plain.append(timed_step(workload, None))
 
-    def time_planned() -> None:
+    def time_with_plan() -> None:
         planned.append(timed_step(workload, run))
 
     for number in range(steps + 1):
         progress(f"timing step {number} of {steps}" if number else "warming up")
-        turn = (time_plain, time_planned) if number % 2 == 0 else (time_planned, time_plain)
+        turn = (time_plain, time_with_plan) if number % 2 == 0 else (time_with_plan, time_plain)
         for timed in turn:
             timed()
     return Timing(tuple(plain[1:]), tuple(planned[1:]))
+
+
+def time_planned(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
+    """Time planned steps alone, after one to warm up."""
+    timed_step(workload, run)
+    samples_ms = []
+    for number in range(steps):
+        progress(f"timing planned step {number + 1} of {steps}")
+        samples_ms.append(timed_step(workload, run))
+    return Timing((), tuple(samples_ms))
 
 
 def timed_step(workload: Workload, run: Run | None) -> float:

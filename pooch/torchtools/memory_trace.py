@@ -109,6 +109,22 @@ def quiet_collector() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def earlier_objects_exempt() -> Iterator[None]:
+    """Inside, collections look only at objects that were made inside.
+
+    A full collection walks every object of the process; with large libraries loaded this takes longer than many a step.
+    """
+    if gc.get_freeze_count():  # the program has exempted objects by itself, and they must stay so
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
     from torch._C._profiler import _EventType
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 import torch
@@ -11,13 +12,35 @@ from pooch.units import parse_budget
 _CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+ [KMG]i?B)")
 _CUDA_FREE = re.compile(r"of which ([\d.]+ [KMG]i?B) is free")
+# PyTorch's CPU allocator, oneDNN, MKL, the C++ library and CUDA's libraries have no error type of their own for it.
+_SAID = re.compile(
+    r"DefaultCPUAllocator"
+    r"|could not (create a primitive(?! descriptor)|create a memory object|initialize a memory object)"
+    r"|std::bad_alloc|bad allocation"
+    r"|(out of|not enough|insufficient|allocate|allocating) (\w+ )?memory|memory allocation|can't start new thread"
+    r"|STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that device memory ran out (the CPU allocator has no error type of its own)."""
+    """Whether the error says that memory ran out, in any of the forms in which PyTorch and its libraries say it."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and _SAID.search(str(error)) is not None
+
+
+def forgotten(error: BaseException) -> BaseException:
+    """The error, and those that it came from, without the frames that hold what the failed attempt had allocated."""
+    following: BaseException | None = error
+    seen: set[int] = set()
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        following.__traceback__ = None
+        following = following.__cause__ or following.__context__
+    return error
 
 
 def missing_bytes(error: BaseException) -> int | None:

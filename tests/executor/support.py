@@ -24,7 +24,7 @@ def quick_profile(
     forward: Callable[[], Tensor], model: torch.nn.Module, optimizer: Any = None, mode: Any = "run"
 ) -> Profile:
     """A profile without measuring a link, from as few runs as possible."""
-    return profile_step(forward, model, optimizer, LINK, ProfileOptions(warmup=0, repeats=1, mode=mode))
+    return profile_step(forward, model, optimizer, LINK, ProfileOptions(warmup=0, repeats=1, mode=mode)).profile
 
 
 def profile_job(job: Job, mode: Any = "run") -> Profile:

@@ -15,7 +15,7 @@ from pooch.ir import Profile
 from pooch.ir.consistency import check_profile
 from pooch.profiler import ProfileOptions
 from pooch.profiler.fake import FakeSetting, FakeWorld, MeasuredCosts, profile_fake_step
-from pooch.profiler.profiler import describe_device
+from pooch.profiler.hardware import describe_device
 from pooch.workloads import Workload, workload_factory
 from tests.executor.nets import KINDS, Job, make_job
 from tests.executor.support import (

@@ -149,7 +149,7 @@ def test_gradients_that_accumulate_count_from_the_start() -> None:
     job = make_job("conv", 2)
     plain = profile_job(job)
     options = ProfileOptions(accumulate=True, warmup=0, repeats=1)
-    accumulating = profile_step(job.forward, job.model, job.optimizer, LINK, options)
+    accumulating = profile_step(job.forward, job.model, job.optimizer, LINK, options).profile
     gradient_bytes = sum(p.numel() * 4 for p in job.model.parameters())
     assert accumulating.persistent_bytes - plain.persistent_bytes == pytest.approx(gradient_bytes, rel=0.05)
 

@@ -372,7 +372,7 @@ class Waves(torch.nn.Module):
 
 model = Waves()
 link = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)
-profile = profile_step(model, model, None, link, ProfileOptions(warmup=0, repeats=1, mode="run"))
+profile = profile_step(model, model, None, link, ProfileOptions(warmup=0, repeats=1, mode="run")).profile
 loose = pooch.plan(profile, "95%", region="step", time_limit_s=3)
 tight = pooch.plan(profile, "60%", region="step", time_limit_s=3)  # whatever planning loads is loaded before the limit
 

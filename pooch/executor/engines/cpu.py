@@ -171,6 +171,11 @@ class CpuEngine:
         """What the tier is, for people."""
         return f"spill file in {self._directory}"
 
+    @property
+    def has_two_lanes(self) -> bool:
+        """One thread does all copies."""
+        return False
+
     def open_arena(self, size_bytes: int) -> CpuArena:
         """A file with room for `size_bytes`: one that is free, or a new one."""
         if os.getpid() != self._process:  # a fork must not write into the files of its parent

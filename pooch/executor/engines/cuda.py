@@ -142,6 +142,11 @@ class CudaEngine:
         """What the tier is, for people."""
         return "pinned host memory"
 
+    @property
+    def has_two_lanes(self) -> bool:
+        """There is a stream for each direction."""
+        return True
+
     def current_stream(self) -> torch.cuda.Stream:
         """The calling thread's stream on the engine's device, which need not be the thread's current device."""
         return torch.cuda.current_stream(self._device)

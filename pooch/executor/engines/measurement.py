@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -15,9 +16,10 @@ from pooch.ir import Link
 from pooch.torchtools.training_state import synchronize
 
 SMALL_BYTES = 4096
-LARGE_BYTES = 64 * 2**20
-REPEATS = 5
-STEP_TURNS = 2
+LARGE_BYTES = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}  # long enough that the latency does not count
+REPEATS = 3
+_ENOUGH_BYTES = 64 * 2**20  # copied beside a step, so that the rate is taken from there
+_MOST_SHARE = 2.0  # one copy thread takes at most its own core, and makes the others wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +28,19 @@ class _Direction:
     bytes_per_ms: float
 
 
-def measure_link(engine: CopyEngine, device: torch.device) -> Link:
-    """Latency and rate of copies each way, both ways at once, and how much copying slows compute down.
+def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = False) -> Link:
+    """Latency and rate of copies each way, and whether both ways at once are as fast.
 
     Args:
         engine: whose copies are measured.
-        device: where the storages live. Takes about three seconds and 256 MiB of the tier.
+        device: where the storages live. Takes some tenths of a second, and 48 MiB of a CPU or 192 MiB of a GPU.
+        shares: also measure how much copying slows compute down, with matrix products, in about a second;
+            `with_step_shares` measures it on the step itself.
     """
-    arena = engine.open_arena(4 * LARGE_BYTES)
+    large_bytes = LARGE_BYTES[device.type]
+    arena = engine.open_arena(4 * large_bytes)
     try:
-        storages = [_noise(LARGE_BYTES, device).untyped_storage() for _ in range(2)]
+        storages = [_noise(large_bytes, device).untyped_storage() for _ in range(2)]
         small = _noise(SMALL_BYTES, device).untyped_storage()
 
         def fill_fresh(like: torch.UntypedStorage, offset_bytes: int) -> Ticket:
@@ -44,14 +49,18 @@ def measure_link(engine: CopyEngine, device: torch.device) -> Link:
 
         out = _direction(arena.copy_out, storages[0], small, device)
         back = _direction(fill_fresh, storages[0], small, device)
-        duplex = _is_full_duplex(arena, storages, out, back, device)
-        return Link(
+        link = Link(
             tier=engine.description,
             out_latency_ms=out.latency_ms,
             in_latency_ms=back.latency_ms,
             out_bytes_per_ms=out.bytes_per_ms,
             in_bytes_per_ms=back.bytes_per_ms,
-            full_duplex=duplex,
+            full_duplex=engine.has_two_lanes and _is_full_duplex(arena, storages, out, back, device),
+        )
+        if not shares:
+            return link
+        return replace(
+            link,
             out_compute_share=_compute_share(lambda: arena.copy_out(storages[0], 0), out, device),
             in_compute_share=_compute_share(lambda: arena.copy_in(storages[0], 0), back, device),
         )
@@ -59,76 +68,107 @@ def measure_link(engine: CopyEngine, device: torch.device) -> Link:
         arena.close()
 
 
-def with_step_shares(link: Link, engine: CopyEngine, device: torch.device, time_step: Callable[[], float]) -> Link:
-    """The link with its compute shares measured on the step itself: plain steps with copies running all the while.
+class TimesStep(Protocol):
+    """Runs one plain step."""
+
+    def __call__(self, between: Callable[[], None]) -> tuple[float, float]:
+        """Call `between` after the forward pass; returns the ms of the forward and of the backward pass."""
+
+
+def with_step_shares(
+    link: Link,
+    engine: CopyEngine,
+    device: torch.device,
+    alone: Sequence[tuple[float, float]],
+    time_step: TimesStep,
+) -> Link:
+    """The link as the step itself sees it: plain steps with copies out beside their forward pass and copies in beside
+    their backward pass, which is where plans have them.
 
     How much a copy slows compute down depends on what computes: operators bound by memory, or split over all cores
     with a barrier at the end, suffer more than the matrix products that `measure_link` has to do with.
 
     Args:
-        time_step: runs one plain step and returns its ms. It is called six times: alone, beside copies out and beside
-            copies in, in turns, so that all three see the same machine; the fastest of each counts.
+        link: as measured without a step.
+        engine: whose copies run beside the step.
+        device: where the storages live.
+        alone: (forward, backward) ms of plain steps without copies.
+        time_step: runs one plain step; called as often as there are steps in `alone`, and the fastest pass counts.
     """
-    arena = engine.open_arena(2 * LARGE_BYTES)
+    large_bytes = LARGE_BYTES[device.type]
+    arena = engine.open_arena(2 * large_bytes)
     try:
-        source = _noise(LARGE_BYTES, device).untyped_storage()
-        arena.copy_out(source, LARGE_BYTES).wait()
+        source = _noise(large_bytes, device).untyped_storage()
+        arena.copy_out(source, large_bytes).wait()
 
         def copy_out() -> Ticket:
             return arena.copy_out(source, 0)
 
         def copy_in() -> Ticket:
-            return arena.copy_in(torch.UntypedStorage(LARGE_BYTES, device=device), LARGE_BYTES)
+            return arena.copy_in(torch.UntypedStorage(large_bytes, device=device), large_bytes)
 
-        turns = [
-            (time_step(), _step_beside(engine, copy_out, time_step), _step_beside(engine, copy_in, time_step))
-            for _ in range(STEP_TURNS)
-        ]
+        beside = [_step_beside(engine, copy_out, copy_in, time_step) for _ in alone]
     finally:
         arena.close()
-    alone_ms = min(alone for alone, _, _ in turns)
-    out = min((beside for _, beside, _ in turns), key=_step_ms_of)
-    back = min((beside for _, _, beside in turns), key=_step_ms_of)
-    return replace(link, out_compute_share=out.share(alone_ms), in_compute_share=back.share(alone_ms))
+    out = min((forward for forward, _ in beside), key=_pass_ms_of)
+    back = min((backward for _, backward in beside), key=_pass_ms_of)
+    return replace(
+        link,
+        out_compute_share=out.share(min(forward_ms for forward_ms, _ in alone)),
+        in_compute_share=back.share(min(backward_ms for _, backward_ms in alone)),
+        out_bytes_per_ms=out.rate(large_bytes, link.out_bytes_per_ms),
+        in_bytes_per_ms=back.rate(large_bytes, link.in_bytes_per_ms),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _StepBeside:
-    """A step with copies beside it: how long it took, and for how much of that a copy was under way, in ms."""
+@dataclass
+class _PassBeside:
+    """A pass with copies beside it: how long it took, and each copy that ended meanwhile, in ms."""
 
-    step_ms: float
-    busy_ms: float
+    pass_ms: float = 0.0
+    copies_ms: list[float] = field(default_factory=list)
 
     def share(self, alone_ms: float) -> float:
         """Work that one ms of copying displaces."""
-        return max(0.0, self.step_ms - alone_ms) / max(min(self.step_ms, self.busy_ms), 1e-6)
+        busy_ms = min(self.pass_ms, sum(self.copies_ms))
+        displaced_ms = max(0.0, self.pass_ms - alone_ms)
+        return min(_MOST_SHARE, displaced_ms / busy_ms) if busy_ms > 0 else 0.0
+
+    def rate(self, copy_bytes: int, otherwise: float) -> float:
+        """Bytes per ms of the copies; what is known otherwise where they were too few."""
+        if copy_bytes * len(self.copies_ms) < _ENOUGH_BYTES:
+            return otherwise
+        return copy_bytes / statistics.median(self.copies_ms)
 
 
-def _step_ms_of(beside: _StepBeside) -> float:
-    return beside.step_ms
+def _pass_ms_of(beside: _PassBeside) -> float:
+    return beside.pass_ms
 
 
-def _step_beside(engine: CopyEngine, copy: Callable[[], Ticket], time_step: Callable[[], float]) -> _StepBeside:
+def _step_beside(
+    engine: CopyEngine, copy_out: Callable[[], Ticket], copy_in: Callable[[], Ticket], time_step: TimesStep
+) -> tuple[_PassBeside, _PassBeside]:
     """One step, beside a thread that starts a copy whenever the last one is done."""
-    ended = threading.Event()
-    busy_ms: list[float] = []
+    forward, backward = _PassBeside(), _PassBeside()
+    turned, ended = threading.Event(), threading.Event()
 
     def keep_copying() -> None:
         with engine.aside() as completed:
             while not ended.is_set():
-                start = time.perf_counter()
-                copy().wait()
+                is_backward = turned.is_set()
+                start_s = time.perf_counter()
+                (copy_in if is_backward else copy_out)().wait()
                 completed()
-                busy_ms.append((time.perf_counter() - start) * 1000)
+                (backward if is_backward else forward).copies_ms.append((time.perf_counter() - start_s) * 1000)
 
     copier = threading.Thread(target=keep_copying, name="pooch-measure")
     copier.start()
     try:
-        step_ms = time_step()
+        forward.pass_ms, backward.pass_ms = time_step(turned.set)
     finally:
         ended.set()
         copier.join()
-    return _StepBeside(step_ms, sum(busy_ms))
+    return forward, backward
 
 
 def _noise(size_bytes: int, device: torch.device) -> torch.Tensor:
@@ -154,11 +194,11 @@ def _direction(
     def once(storage: torch.UntypedStorage, offset_bytes: int) -> float:
         return _timed_ms(lambda: copy(storage, offset_bytes).wait(), device)  # type: ignore[attr-defined]
 
-    once(small, 3 * LARGE_BYTES)
-    latency = statistics.median(once(small, 3 * LARGE_BYTES) for _ in range(REPEATS))
+    once(small, 3 * large.nbytes())
+    latency = statistics.median(once(small, 3 * large.nbytes()) for _ in range(REPEATS))
     once(large, 0)
     duration = statistics.median(once(large, 0) for _ in range(REPEATS))
-    return _Direction(latency, LARGE_BYTES / max(duration - latency, 1e-6))
+    return _Direction(latency, large.nbytes() / max(duration - latency, 1e-6))
 
 
 def _is_full_duplex(
@@ -167,13 +207,13 @@ def _is_full_duplex(
     """Whether both directions at once take clearly less than one after the other."""
 
     def both() -> None:
-        tickets = [arena.copy_out(storages[1], 2 * LARGE_BYTES), arena.copy_in(storages[0], 0)]
+        tickets = [arena.copy_out(storages[1], 2 * storages[1].nbytes()), arena.copy_in(storages[0], 0)]
         for ticket in tickets:
             ticket.wait()
 
     both()
     together = statistics.median(_timed_ms(both, device) for _ in range(REPEATS))
-    alone = LARGE_BYTES / out.bytes_per_ms + LARGE_BYTES / back.bytes_per_ms
+    alone = storages[0].nbytes() * (1 / out.bytes_per_ms + 1 / back.bytes_per_ms)
     return together < 0.75 * alone
 
 
@@ -181,7 +221,7 @@ def _compute_share(copy: Callable[[], object], direction: _Direction, device: to
     """Compute work that one ms of copying displaces: the same products with and without copies beside them."""
     size = 4096 if device.type == "cuda" else 1024
     left, right = (_noise(4 * size * size, device).view(size, size) for _ in range(2))
-    copy_ms = LARGE_BYTES / direction.bytes_per_ms
+    copy_ms = LARGE_BYTES[device.type] / direction.bytes_per_ms
 
     def product_ms() -> float:
         return _timed_ms(lambda: left @ right, device)

@@ -54,6 +54,10 @@ class CopyEngine(Protocol):
     def description(self) -> str:
         """What the tier is, for people."""
 
+    @property
+    def has_two_lanes(self) -> bool:
+        """Whether a copy out and a copy in can be under way at the same time."""
+
     def open_arena(self, size_bytes: int) -> Arena:
         """Take room for one step.
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pooch.profiler.fake.costs import OpCost, signature
 from pooch.torchtools.memory_trace import MemoryTracer
 from pooch.torchtools.operators import operator_facts
-from pooch.torchtools.out_of_memory import is_out_of_memory
+from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors
 from pooch.torchtools.training_state import synchronize
 
@@ -50,7 +50,7 @@ class MeasuredCosts:
         self._refused: dict[str, str] = {}
 
     def cost(self, func: Any, args: Any, kwargs: Any, result: Any) -> OpCost:
-        """As measured; nothing for an operator that refuses made-up contents (`notes` names it)."""
+        """As measured; nothing for an operator that refuses made-up contents or does not fit (`notes` names it)."""
         measured = self._measured(func, args, kwargs)
         return OpCost(0.0, 0) if measured is None else measured.cost
 
@@ -78,11 +78,11 @@ class MeasuredCosts:
             with _disable_current_modes(), torch.random.fork_rng(devices=self._generators()):
                 try:
                     self._known[key] = self._measure(func, args, kwargs)
-                except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
-                    if is_out_of_memory(error):
-                        raise  # not even one operator fits: the caller says so
+                except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
+                    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     self._known[key] = None
-                    self._refused[str(func)] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                    self._refused[str(func)] = "memory ran out" if is_out_of_memory(error) else said
+                    forgotten(error)
         return self._known[key]
 
     def _generators(self) -> list[torch.device]:

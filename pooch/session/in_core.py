@@ -1,0 +1,43 @@
+"""Whether plain training fits into what the device has left: asked before any plain step is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from pooch.ir import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from pooch.workloads import Workload
+
+SLACK_BYTES = 32 * 2**20  # of what the device has left: for what measuring itself takes
+Result = TypeVar("Result")
+
+
+def fits_in_core(plan: Plan, workload: Workload) -> bool:
+    """Whether the plain step that a plan was made from has room on the device, beside what lives there now."""
+    from pooch.torchtools.device_memory import free_bytes, is_limited, return_large_blocks
+    from pooch.torchtools.memory_trace import live_bytes
+    from pooch.torchtools.training_state import model_device
+
+    if is_limited():
+        return_large_blocks()
+    device = model_device(workload.model)
+    return plan.in_core_peak_bytes + SLACK_BYTES <= live_bytes(device) + free_bytes(device)
+
+
+def unless_out_of_memory(run: Callable[[], Result], device: torch.device) -> Result | None:
+    """The result, or None where memory ran out; what the attempt held is gone then."""
+    from pooch.torchtools.device_memory import give_memory_back
+    from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
+
+    try:
+        return run()
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        forgotten(error)
+    give_memory_back(device)
+    return None
