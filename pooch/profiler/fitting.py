@@ -17,9 +17,9 @@ class ExpectedPeak:
 
     Attributes:
         least_bytes: what is live when the forward pass ends, with everything that autograd saves.
-        most_bytes: that with a quarter more for activations, every gradient of a parameter, and room for the op with the
-            largest result. A backward pass frees activations while gradients appear, so it stays below in practice; an
-            op with an unusual workspace may pass it, so memory can still run out where this fits.
+        most_bytes: that with a quarter more for activations, every gradient of a parameter, and room for the op with
+            the largest result. A backward pass frees activations while gradients appear, so it stays below in
+            practice; an op with an unusual workspace may pass it, so memory can still run out where this fits.
     """
 
     least_bytes: int

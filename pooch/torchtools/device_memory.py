@@ -26,7 +26,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + cached)
-    left = [psutil.virtual_memory().available, *_left_by_limits(), *_left_by_control_group()]
+    left = [int(psutil.virtual_memory().available), *_left_by_limits(), *_left_by_control_group()]
     return max(0, min(left))
 
 

@@ -114,7 +114,7 @@ def test_where_not_even_the_smallest_size_fits_the_need_is_named() -> None:
 
 
 def test_a_share_is_no_budget_here() -> None:
-    with pytest.raises(UsageError, match="every size has its own peak"):
+    with pytest.raises(UsageError, match="nothing is known yet of what"):
         largest_size(Growing(blocks(2)), Sizes(), "60%")
 
 
