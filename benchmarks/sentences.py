@@ -148,11 +148,11 @@ def growth(stored: Stored) -> str:
         f"{first_number(row['memory_mib']):.0f} MiB"
         for row in large
     )
-    return (
-        f"{sizes}. Gaps of all sizes are {min(gaps):.2%} to {max(gaps):.2%}. The sizes up to a thousand take "
-        f"{min(small):.0f} to {max(small):.0f} s: there blocks are no classes yet, and all published methods and "
-        "restricted programs are tried besides."
+    told_small = small and (
+        f" The sizes up to a thousand take {min(small):.0f} to {max(small):.0f} s: there blocks are no classes yet, "
+        "and all published methods and restricted programs are tried besides."
     )
+    return f"{sizes}. Gaps of all sizes are {min(gaps):.2%} to {max(gaps):.2%}.{told_small or ''}"
 
 
 def time_limits(stored: Stored) -> str:
@@ -163,7 +163,7 @@ def time_limits(stored: Stored) -> str:
     kept = [share for row, share in zip(rows, shares, strict=True) if row["kept"] == "yes"]
     over = [
         f"{row['profile']} ({row['activations']:,} activations) took {first_number(row['taken, s']):.1f} s under a "
-        f"limit of {row['limit, s']}"
+        f"limit of {row['limit, s']} s"
         for row in rows
         if row["kept"] != "yes"
     ]
