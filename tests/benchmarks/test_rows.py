@@ -19,6 +19,7 @@ def stored(name: str) -> dict[str, Any]:
 
 def test_stored_tables_of_bytes_and_decisions_are_what_their_samples_say() -> None:
     assert soak.rows_of(stored("soak-cpu")["results"]) == stored("soak-cpu")["rows"]
+    assert workloads.workload_rows(stored("workloads")["results"]) == stored("workloads")["rows"]
     assert workloads.attention_rows(stored("attention")["results"]) == stored("attention")["rows"]
     assert (RESULTS / "long-skips.md").read_text() == long_skips.table(stored("long-skips")["curves"])
 
