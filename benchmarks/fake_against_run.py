@@ -1,21 +1,26 @@
 """Profiles from fake tensors beside profiles of runs, for workloads that fit here.
 
-    python -m benchmarks.fake_against_run [--workload NAME ...] [--small] [--device cpu] [--modelled V100-PCIe ...]
+    python -m benchmarks.fake_against_run [--workload NAME ...] [--small] [--turns 3] [--device cpu]
+                                          [--modelled V100-PCIe ...]
 
 One row per workload: in-core peak and its error, whether the activations are the same (ids, sizes, labels), the step
-and its error, how long each kind of profile takes. Alone on the machine, or times say nothing. With `--modelled` also
-the big published sizes on devices that are not here, with the time that modelling them takes.
+and its error, how long each kind of profile takes. Both kinds are made in turns; times are medians, with the middle
+half of the turns in brackets. Alone on the machine, or times say nothing. With `--modelled` also the big published
+sizes on devices that are not here, with the time that modelling them takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmarks.samples import told
 from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.devices import find_device
 from pooch.ir import Profile
@@ -58,36 +63,83 @@ def _named(profile: Profile) -> list[tuple[object, ...]]:
     return [(v.id, v.size_bytes, v.allocated_bytes, v.label, v.shape, v.dtype) for v in profile.activations]
 
 
-def row_of(name: str, fake: Profile, run: Profile, fake_s: float, run_s: float) -> Row:
-    """One line of the table."""
+def compared(name: str, factory: WorkloadFactory, turns: int) -> dict[str, Any]:
+    """Both kinds of profile of one workload, made in turns."""
+    taken: dict[str, list[dict[str, float]]] = {"fake": [], "run": []}
+    profiles: dict[str, Profile] = {}
+    for turn in range(turns):
+        for mode in ("fake", "run"):
+            tell(f"{name}: {mode}, {turn + 1} of {turns}")
+            profiles[mode], seconds = _timed(lambda mode=mode: profile_workload(factory, mode=mode))  # type: ignore[misc]
+            taken[mode].append({"seconds": seconds, "step_ms": profiles[mode].step_ms})
+    fake, run = profiles["fake"], profiles["run"]
     forward = run.forward_ops
-    same_ops = [op.fingerprint for op in fake.ops[:forward]] == [op.fingerprint for op in run.ops[:forward]]
     return {
-        "workload": f"{name}, batch {run.batch_size}",
-        "peak of the run": format_bytes(run.peak_bytes),
-        "fake": f"{fake.peak_bytes / run.peak_bytes - 1:+.3%}",
+        "workload": name,
+        "batch_size": run.batch_size,
+        "fake_peak_bytes": fake.peak_bytes,
+        "run_peak_bytes": run.peak_bytes,
         "activations": len(run.activations),
-        "the same": "yes" if same_activations(fake, run) else "NO",
-        "forward ops the same": "yes" if same_ops else "NO",
-        "step of the run": format_ms(run.step_ms),
-        "fake step": f"{fake.step_ms / run.step_ms - 1:+.1%}",
-        "profiled by running in": f"{run_s:.1f} s",
-        "fake in": f"{fake_s:.1f} s",
+        "same_activations": same_activations(fake, run),
+        "same_ops": [op.fingerprint for op in fake.ops[:forward]] == [op.fingerprint for op in run.ops[:forward]],
+        **taken,
     }
 
 
-def modelled_row(name: str, sizes: dict[str, int], device: str) -> Row:
-    """One line of what is modelled."""
-    profile, seconds = _timed(lambda: profile_workload(_factory(name, sizes), device_model=find_device(device)))
+def rows_of(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The table."""
+    return [_row(result) for result in results]
+
+
+def _row(result: Mapping[str, Any]) -> Row:
+    fake_ms, run_ms, fake_s, run_s = (
+        [turn[what] for turn in result[mode]] for what in ("step_ms", "seconds") for mode in ("fake", "run")
+    )
+    return {
+        "workload": f"{result['workload']}, batch {result['batch_size']}",
+        "peak of the run": format_bytes(result["run_peak_bytes"]),
+        "fake": f"{result['fake_peak_bytes'] / result['run_peak_bytes'] - 1:+.3%}",
+        "activations": result["activations"],
+        "the same": "yes" if result["same_activations"] else "NO",
+        "forward ops the same": "yes" if result["same_ops"] else "NO",
+        "step of the run": told(run_ms, ".1f", unit=" ms"),
+        "fake step": f"{statistics.median(fake_ms) / statistics.median(run_ms) - 1:+.1%}",
+        "profiled by running in": told(run_s, ".1f", unit=" s"),
+        "fake in": told(fake_s, ".1f", unit=" s"),
+    }
+
+
+def modelled(name: str, sizes: dict[str, int], device: str, turns: int) -> dict[str, Any]:
+    """A published size on a device that is not here."""
+    seconds: list[float] = []
+    for _ in range(turns):
+        profile, taken_s = _timed(lambda: profile_workload(_factory(name, sizes), device_model=find_device(device)))
+        seconds.append(taken_s)
     return {
         "workload": f"{name} {', '.join(f'{key} {value}' for key, value in sizes.items())}",
-        "device": f"{device} (modelled)",
-        "peak": format_bytes(profile.peak_bytes),
+        "device": device,
+        "peak_bytes": profile.peak_bytes,
         "activations": len(profile.activations),
-        "step": format_ms(profile.step_ms),
-        "items/s": f"{1000 * profile.batch_size / profile.step_ms:.1f}",
-        "modelled in": f"{seconds:.1f} s",
+        "step_ms": profile.step_ms,
+        "batch_size": profile.batch_size,
+        "seconds": seconds,
     }
+
+
+def modelled_rows_of(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The table of what is modelled."""
+    return [
+        {
+            "workload": result["workload"],
+            "device": f"{result['device']} (modelled)",
+            "peak": format_bytes(result["peak_bytes"]),
+            "activations": result["activations"],
+            "step": format_ms(result["step_ms"]),
+            "items/s": f"{1000 * result['batch_size'] / result['step_ms']:.1f}",
+            "modelled in": told(result["seconds"], ".1f", unit=" s"),
+        }
+        for result in results
+    ]
 
 
 def main() -> None:
@@ -97,33 +149,25 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the small sizes alone")
     parser.add_argument("--device", help="where (default: the workload's own)")
     parser.add_argument("--modelled", action="append", default=[], help="devices to model the published sizes on")
+    parser.add_argument("--turns", type=int, default=3, help="profiles of each kind")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
+    turns, output = arguments.turns, arguments.output
     sizes_of = {name: ([SMALL[name]] if arguments.small else [SMALL[name], {}]) for name in WORKLOADS}
-    rows: list[Row] = []
-    raw: list[object] = []
+    results: list[dict[str, Any]] = []
     for name in arguments.workload or WORKLOADS:
         for sizes in sizes_of[name]:
-            factory = _factory(name, sizes, arguments.device)
-            tell(f"{name} {sizes or '(default size)'}: fake")
-            fake, fake_s = _timed(lambda factory=factory: profile_workload(factory, mode="fake"))  # type: ignore[misc]
-            tell("the same by running")
-            run, run_s = _timed(lambda factory=factory: profile_workload(factory, mode="run"))  # type: ignore[misc]
-            rows.append(row_of(name, fake, run, fake_s, run_s))
-            raw.append({**rows[-1], "fake_peak_bytes": fake.peak_bytes, "run_peak_bytes": run.peak_bytes})
-            tell(str(rows[-1]))
-            del run
+            results.append(compared(name, _factory(name, sizes, arguments.device), turns))
+            tell(str(rows_of(results[-1:])))
     kind = (arguments.device or "cpu").partition(":")[0]
-    write_results(
-        f"fake-against-run-{kind}", "Profiles from fake tensors beside those of runs", rows, raw, arguments.output
-    )
-    sys.stdout.write(markdown_table(rows) + "\n")
-    modelled = [modelled_row(*published, device) for device in arguments.modelled for published in PUBLISHED]
-    if modelled:
-        write_results(
-            "modelled-steps", "Steps modelled for devices that are not here", modelled, modelled, arguments.output
-        )
-        sys.stdout.write("\n" + markdown_table(modelled) + "\n")
+    title = "Profiles from fake tensors beside those of runs"
+    write_results(f"fake-against-run-{kind}", title, rows_of(results), results, output)
+    sys.stdout.write(markdown_table(rows_of(results)) + "\n")
+    if arguments.modelled:
+        published = [modelled(*size, device, turns) for device in arguments.modelled for size in PUBLISHED]
+        rows = modelled_rows_of(published)
+        write_results("modelled-steps", "Steps modelled for devices that are not here", rows, published, output)
+        sys.stdout.write("\n" + markdown_table(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.handmade import tight_plan, tiny_profile
+from benchmarks.samples import spread
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.executor import Run, apply_plan
 from pooch.executor.actions import StepActions
@@ -39,6 +40,11 @@ from pooch.session import plan as make_plan
 
 MODE_TARGET_US, HOOKS_TARGET_US, IN_CORE_TARGET = 15.0, 2.0, 0.01
 STEPS_A_TURN = 5
+PLAIN = "plain"
+TARGETS_US = {
+    "hooks without the mode": HOOKS_TARGET_US,
+    "mode and hooks, all but one tensor kept": MODE_TARGET_US,
+}
 IN_CORE_TURNS_FACTOR = 4  # a difference of less than a percent wants more turns
 
 Way = Callable[[], AbstractContextManager[object]]
@@ -96,8 +102,12 @@ def _timed_us(chain: Chain, way: Way) -> float:
     return (time.thread_time() - start) * 1e6 / STEPS_A_TURN
 
 
-def per_op_rows(ops: int, turns: int) -> list[Row]:
-    """Cost per op of each way to train the chain, above plain training in the same turn."""
+def per_op_costs(ops: int, turns: int) -> list[dict[str, Any]]:
+    """What each way to train the chain takes, per op, in turns.
+
+    Returns:
+        {"what", "us_an_op"} for each way; the samples in the order of the turns, plain training in them too.
+    """
     chain = Chain(ops)
     with ExitStack() as attached, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the chain runs outside of the plans in between is meant
@@ -106,7 +116,7 @@ def per_op_rows(ops: int, turns: int) -> list[Row]:
             for name, choice, most in (("kept", "swap", 1), ("swapped", "swap", ops), ("replayed", "recompute", ops))
         }
         ways: dict[str, Way] = {
-            "plain": nullcontext,
+            PLAIN: nullcontext,
             "floor: PyTorch's hooks, doing nothing": lambda: saved_tensors_hooks(_same, _same),
             "floor: PyTorch's mode, doing nothing": _EmptyMode,
             "hooks without the mode": lambda: _hooks_alone(runs["kept"]),
@@ -116,33 +126,39 @@ def per_op_rows(ops: int, turns: int) -> list[Row]:
         }
         for way in ways.values():
             _timed_us(chain, way)
-        taken = [{name: _timed_us(chain, way) for name, way in ways.items()} for _ in range(turns)]
+        taken = [{name: _timed_us(chain, way) / ops for name, way in ways.items()} for _ in range(turns)]
         assert runs["swapped"].stats.swapped_in_bytes > 0
         assert runs["replayed"].stats.recomputed_ops > ops / 2
         assert all(run.stats.late_swaps == run.stats.mismatches == 0 for run in runs.values())
-    targets = {
-        "hooks without the mode": HOOKS_TARGET_US,
-        "mode and hooks, all but one tensor kept": MODE_TARGET_US,
-    }
-    rows: list[Row] = []
-    for name in ways:
-        costs = [(one[name] - (one["plain"] if name != "plain" else 0.0)) / ops for one in taken]
-        rows.append(_row(name, statistics.median(costs), costs, targets.get(name)))
+    return [{"what": name, "us_an_op": [one[name] for one in taken]} for name in ways]
+
+
+def per_op_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Cost per op of each way, above plain training in the same turn."""
+    plain_us = next(result["us_an_op"] for result in results if result["what"] == PLAIN)
+    rows = []
+    for result in results:
+        above = [0.0] * len(plain_us) if result["what"] == PLAIN else plain_us
+        costs_us = [us - base_us for us, base_us in zip(result["us_an_op"], above, strict=True)]
+        rows.append(_row(result["what"], costs_us, TARGETS_US.get(result["what"])))
     return rows
 
 
-def _row(name: str, cost_us: float, costs: list[float], target_us: float | None) -> Row:
+def _row(name: str, costs_us: list[float], target_us: float | None) -> Row:
+    found = spread(costs_us)
+    assert found is not None
     return {
         "what": name,
-        "us an op": f"{cost_us:.2f}",
-        "spread": f"{min(costs):.2f} to {max(costs):.2f}",
+        "us an op": f"{found.median:.2f}",
+        "middle half of the turns": f"{found.lower:.2f} to {found.upper:.2f}",
+        "least to most": found.extremes(".2f"),
         "target": "" if target_us is None else f"at most {target_us:g}",
-        "kept": "" if target_us is None else "yes" if cost_us <= target_us else "NO",
+        "kept": "" if target_us is None else "yes" if found.median <= target_us else "NO",
     }
 
 
-def in_core_rows(turns: int) -> list[Row]:
-    """A network under a plan for all of its memory, and plainly, in turns: the ratio of their times."""
+def in_core_times(turns: int) -> list[dict[str, Any]]:
+    """A network under a plan for all of its memory, and plainly, in turns: both times of every turn."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.LayerNorm(128)) for _ in range(12)])
     data = torch.rand(256, 128)
@@ -164,20 +180,26 @@ def in_core_rows(turns: int) -> list[Row]:
 
         timed_ms(True), timed_ms(False)
         # Each turn goes plain, planned, planned, plain, so that a machine that drifts favours neither.
-        pairs = []
+        taken = []
         for _ in range(turns * IN_CORE_TURNS_FACTOR):
             first, second, third, fourth = timed_ms(False), timed_ms(True), timed_ms(True), timed_ms(False)
-            pairs.append((first + fourth, second + third))
-    ratios = [planned / plain for plain, planned in pairs]
-    overhead = statistics.median(ratios) - 1
-    quartiles = statistics.quantiles(ratios, n=4)
+            taken.append({"plain_ms": [first, fourth], "planned_ms": [second, third]})
+    return taken
+
+
+def in_core_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The ratio of both times."""
+    found = spread(sum(turn["planned_ms"]) / sum(turn["plain_ms"]) - 1 for turn in results)
+    assert found is not None
+    plain_ms = statistics.median(statistics.mean(turn["plain_ms"]) for turn in results)
     return [
         {
-            "what": f"plan for 100%, step of {statistics.median(plain for plain, _ in pairs) / 2:.2f} ms",
-            "overhead": f"{overhead:+.2%}",
-            "middle half of the turns": f"{quartiles[0] - 1:+.2%} to {quartiles[2] - 1:+.2%}",
+            "what": f"plan for 100%, step of {plain_ms:.2f} ms",
+            "overhead": f"{found.median:+.2%}",
+            "middle half of the turns": f"{found.lower:+.2%} to {found.upper:+.2%}",
+            "least to most": found.extremes("+.2%"),
             "target": f"at most {IN_CORE_TARGET:.0%}",
-            "kept": "yes" if overhead <= IN_CORE_TARGET else "NO",
+            "kept": "yes" if found.median <= IN_CORE_TARGET else "NO",
         }
     ]
 
@@ -192,9 +214,10 @@ def main() -> int:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
-    per_op, in_core = per_op_rows(arguments.ops, arguments.turns), in_core_rows(arguments.turns)
-    write_results("hook-cost-cpu", "What attaching a plan costs per op", per_op, [], arguments.output)
-    write_results("in-core-overhead-cpu", "A plan that moves nothing", in_core, [], arguments.output)
+    costs, times = per_op_costs(arguments.ops, arguments.turns), in_core_times(arguments.turns)
+    per_op, in_core = per_op_rows(costs), in_core_rows(times)
+    write_results("hook-cost-cpu", "What attaching a plan costs per op", per_op, costs, arguments.output)
+    write_results("in-core-overhead-cpu", "A plan that moves nothing", in_core, times, arguments.output)
     sys.stdout.write(f"{markdown_table(per_op)}\n\n{markdown_table(in_core)}\n")
     return int(any(row["kept"] == "NO" for row in (*per_op, *in_core)))
 

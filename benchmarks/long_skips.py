@@ -1,7 +1,8 @@
 """Memory over one step of the 3D U-Net: in-core, all swapped but what the program holds, and all swapped.
 
-`python -m benchmarks.long_skips` writes a picture and the figures under `benchmarks/results/`. Every curve is measured
-at the allocator. Both plans let everything leave as soon and come back as late as it can, so that the curves show what
+`python -m benchmarks.long_skips` writes the figures, every point of the curves, and a picture of these under
+`benchmarks/results/`; `--page-only` makes table and picture again of what is stored. Every curve is measured at the
+allocator. Both plans let everything leave as soon and come back as late as it can, so that the curves show what
 is possible, not what is fast.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pooch.executor import apply_plan
 from pooch.executor.engines import make_engine
 from pooch.ir import Choice, Link, Plan, Profile
 from pooch.ir.dataflow import Dataflow
+from pooch.ir.files import replace_file
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.session.evaluation import StageEvaluator, verified_timeline
 from pooch.session.packing import PlanOutcome, pack_plan
@@ -54,14 +56,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--volume", type=int, default=96, help="edge of the cubes that are segmented, in voxels")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page-only", action="store_true", help="measure nothing: draw what is stored")
     options = parser.parse_args()
-    curves = measure(options.volume)
-    options.results.mkdir(parents=True, exist_ok=True)
-    figures = [{key: value for key, value in asdict(curve).items() if key != "points"} for curve in curves]
-    (options.results / "long-skips.json").write_text(
-        json.dumps({"volume": options.volume, "curves": figures}, indent=1)
-    )
-    (options.results / "long-skips.md").write_text(table(curves))
+    path = options.results / "long-skips.json"
+    if not options.page_only:
+        options.results.mkdir(parents=True, exist_ok=True)
+        document = {"volume": options.volume, "curves": [asdict(curve) for curve in measure(options.volume)]}
+        replace_file(path, json.dumps(document).encode())
+    curves = json.loads(path.read_text())["curves"]
+    replace_file(options.results / "long-skips.md", table(curves).encode())
     draw(curves, options.results / "long-skips.png")
     print(table(curves))
 
@@ -132,7 +135,7 @@ def _points(trace: MemoryTrace, start_bytes: int) -> tuple[tuple[tuple[float, in
     points, live, bottom, forward = [], start_bytes, 0, 0
     for event in trace.events:
         live += event.size_bytes
-        points.append(((event.time_ns - first_ns) / 1e6, live))
+        points.append((round((event.time_ns - first_ns) / 1e6, 3), live))
         if at["bottom begins"] <= event.time_ns <= at["bottom ends"]:
             bottom = max(bottom, live)
         if event.time_ns <= at["backward"]:
@@ -140,16 +143,16 @@ def _points(trace: MemoryTrace, start_bytes: int) -> tuple[tuple[tuple[float, in
     return tuple(points), bottom, forward
 
 
-def table(curves: list[Curve]) -> str:
+def table(curves: Sequence[Mapping[str, Any]]) -> str:
     """The figures in Markdown."""
     rows = ["| step | peak | forward pass | lowest level | left while held |", "| --- | --- | --- | --- | --- |"]
     for curve in curves:
-        sizes = (curve.peak_bytes, curve.forward_peak_bytes, curve.bottom_bytes, curve.emptied_bytes)
-        rows.append(f"| {curve.name} | " + " | ".join(format_bytes(size) for size in sizes) + " |")
+        sizes = [curve[what] for what in ("peak_bytes", "forward_peak_bytes", "bottom_bytes", "emptied_bytes")]
+        rows.append(f"| {curve['name']} | " + " | ".join(format_bytes(size) for size in sizes) + " |")
     return "\n".join(rows) + "\n"
 
 
-def draw(curves: list[Curve], path: Path) -> None:
+def draw(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Live bytes over the share of the step that is done, as steps take different times."""
     import matplotlib
 
@@ -158,8 +161,8 @@ def draw(curves: list[Curve], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(9, 4))
     for curve in curves:
-        end_ms = curve.points[-1][0]
-        axes.step([ms / end_ms for ms, _ in curve.points], [live / 2**20 for _, live in curve.points], label=curve.name)
+        points, end_ms = curve["points"], curve["points"][-1][0]
+        axes.step([ms / end_ms for ms, _ in points], [live / 2**20 for _, live in points], label=curve["name"])
     axes.set_xlabel("share of the step")
     axes.set_ylabel("live bytes, MiB")
     axes.legend()

@@ -1,12 +1,12 @@
 """The promise, measured: every workload at several budgets, trained plainly and under the plan.
 
-    python -m benchmarks.main_job [--workload NAME ...] [--budget 80% ...] [--steps 3] [--turns 3]
-                                  [--keep-profiles profiles]
+    python -m benchmarks.main_job [--workload NAME ...] [--budget 80% ...] [--steps 3] [--turns 10]
+                                  [--turns-at 100%=4 ...] [--keep-profiles profiles]
 
 Prints and writes one row per workload and budget: same numbers or not, peaks, times, what moved. Plain and planned
-steps take turns, so a ratio compares like with like. A budget that no plan can keep is replaced by the smallest one
-that can be kept. Rows of workloads that are not measured this time stay if they come from the same machine and
-versions.
+steps take turns, so a ratio compares like with like; the results keep wall time, processor time and page faults of
+each of them. A budget that no plan can keep is replaced by the smallest one that can be kept. Rows of workloads that
+are not measured this time stay if they come from the same machine and versions.
 """
 
 from __future__ import annotations
@@ -14,33 +14,66 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from benchmarks.samples import (
+    FEWEST_TURNS,
+    StepCost,
+    of_kind,
+    ratios,
+    step_cost,
+    step_rows,
+    take_turns,
+    timing_of,
+    told,
+)
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
 from pooch.session import plan, profile_workload
-from pooch.session.measuring import TrainingReport, report_of
-from pooch.session.training import Timing, Trained, time_in_turns, train_steps
+from pooch.session.measuring import report_of
+from pooch.session.training import Trained, applied, train_steps
 from pooch.units import format_bytes
-from pooch.workloads import workload_factory
+from pooch.workloads import Workload, workload_factory
 from pooch.workloads.loading import WorkloadFactory
 
+NAME, TITLE = "main-job-cpu", "The main job on the CPU"
 WORKLOADS = ("resnet50", "gpt2", "unet3d", "lstm")
 BUDGETS = ("100%", "80%", "60%", "45%")
+CHOICES = ("keep", "swap", "recompute")
+Result = Mapping[str, Any]
 
 
-def measure_budget(
-    factory: WorkloadFactory, plain: Trained, chosen: Plan, steps: int, turns: int
-) -> tuple[TrainingReport, Timing]:
+def measure_budget(factory: WorkloadFactory, plain: Trained, chosen: Plan, steps: int, turns: int) -> dict[str, Any]:
     """Train under one plan; compare with the plain training and with plain steps taken in turns."""
     workload = factory()
     planned = train_steps(workload, chosen, steps, tell)
-    timing = time_in_turns(workload, chosen, turns, tell)
+    samples = samples_under(workload, chosen, turns)
     del workload
     gc.collect()
-    return report_of(chosen, planned, timing, plain, {}), timing
+    decided = list(chosen.decisions.values())
+    return {
+        **asdict(report_of(chosen, planned, timing_of(samples), plain, {})),
+        "status": chosen.status,
+        "gap": chosen.gap,
+        "decisions": {choice: decided.count(choice) for choice in CHOICES},
+        "samples": samples,
+    }
+
+
+def samples_under(workload: Workload, chosen: Plan, turns: int) -> list[dict[str, Any]]:
+    """Plain and planned steps in turns, on one model."""
+    with applied(chosen, workload) as run:
+        assert run is not None
+
+        def plain_cost() -> StepCost:
+            with run.paused():
+                return step_cost(workload, None)
+
+        return take_turns({"plain": plain_cost, "planned": lambda: step_cost(workload, run)}, turns)
 
 
 def plan_or_smallest(profile: Profile, budget: str) -> tuple[str, Plan]:
@@ -53,34 +86,49 @@ def plan_or_smallest(profile: Profile, budget: str) -> tuple[str, Plan]:
         return f"{budget} infeasible, smallest {share:.1f}%", plan(profile, smallest, region="step")
 
 
-def row_of(name: str, budget: str, chosen: Plan, report: TrainingReport) -> Row:
-    """One line of the table."""
-    counts = {kind: list(chosen.decisions.values()).count(kind) for kind in ("keep", "swap", "recompute")}
+def rows_of(results: Sequence[Result]) -> list[Row]:
+    """The table; its times are medians, with the middle half of the turns in brackets."""
+    return [_row(result) for result in results]
+
+
+def _row(result: Result) -> Row:
+    samples = result["samples"]
     return {
-        "workload": name,
-        "budget": f"{budget} = {format_bytes(chosen.budget_bytes)}",
-        "same bits": "yes" if report.bitwise_equal else f"NO: {report.first_difference}",
-        "in-core peak": format_bytes(report.plain_peak_bytes or 0),
-        "predicted peak": format_bytes(chosen.predicted_peak_bytes),
-        "measured peak": format_bytes(report.measured_peak_bytes),
-        "within": "yes" if report.within_budget else "NO",
-        "peak error": _told(report.peak_error, "+.2%"),
-        "plain step": _seconds(report.plain_step_ms),
-        "planned step": _seconds(report.measured_step_ms),
-        "slowdown": _told(report.slowdown, ".3f"),
-        "predicted": _told(report.predicted_slowdown, ".3f"),
-        "keep/swap/recompute": "/".join(str(counts[kind]) for kind in ("keep", "swap", "recompute")),
-        "swapped": format_bytes(report.swapped_out_bytes or 0),
-        "replayed ops": report.recomputed_ops,
+        "workload": result["workload"],
+        "budget": f"{result['budget']} = {format_bytes(result['budget_bytes'])}",
+        "same bits": "yes" if result["bitwise_equal"] else f"NO: {result['first_difference']}",
+        "in-core peak": format_bytes(result["plain_peak_bytes"] or 0),
+        "predicted peak": format_bytes(result["predicted_peak_bytes"]),
+        "measured peak": format_bytes(result["measured_peak_bytes"]),
+        "within": "yes" if result["within_budget"] else "NO",
+        "peak error": f"{result['peak_error']:+.2%}",
+        "plain step": told(of_kind(samples, "plain"), ".2f", 1e-3, " s"),
+        "planned step": told(of_kind(samples, "planned"), ".2f", 1e-3, " s"),
+        "slowdown": told(ratios(samples, "planned"), ".3f", half_form=".2f"),
+        "predicted": f"{result['predicted_slowdown']:.3f}",
+        "keep/swap/recompute": "/".join(str(result["decisions"][choice]) for choice in CHOICES),
+        "swapped": format_bytes(result["swapped_out_bytes"] or 0),
+        "replayed ops": result["recomputed_ops"],
     }
 
 
-def _told(number: float | None, form: str) -> str:
-    return "" if number is None else format(number, form)
+def more_of(results: Sequence[Result]) -> dict[str, list[Row]]:
+    """The table of the timed steps."""
+    labels = [{key: result[key] for key in ("workload", "budget")} for result in results]
+    rows = [row for label, result in zip(labels, results, strict=True) for row in step_rows(label, result["samples"])]
+    return {"The timed steps: medians, and the middle half of the turns in brackets": rows}
 
 
-def _seconds(milliseconds: float | None) -> str:
-    return "" if milliseconds is None else f"{milliseconds / 1000:.2f} s"
+def turns_at(text: str) -> tuple[str, int]:
+    """ "100%=4" as an argument.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    budget, _, turns = text.rpartition("=")
+    if not budget or int(turns) < 1:
+        raise ValueError(text)
+    return budget, int(turns)
 
 
 def main() -> None:
@@ -89,14 +137,17 @@ def main() -> None:
     parser.add_argument("--workload", action="append", help=f"default: {', '.join(WORKLOADS)}")
     parser.add_argument("--budget", action="append", help=f"default: {', '.join(BUDGETS)}".replace("%", "%%"))
     parser.add_argument("--steps", type=int, default=3, help="compared bitwise, with the optimizer's step after each")
-    parser.add_argument("--turns", type=int, default=4, help="timed pairs of a plain and a planned step")
+    parser.add_argument("--turns", type=int, default=FEWEST_TURNS, help="timed pairs of a plain and a planned step")
+    parser.add_argument(
+        "--turns-at", type=turns_at, action="append", default=[], metavar="BUDGET=TURNS", help="other turns for one"
+    )
     parser.add_argument(
         "--keep-profiles", type=Path, help="save the profiles in this folder, named by batch and device"
     )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
     names = arguments.workload or WORKLOADS
-    rows, raw = earlier_results("main-job-cpu", arguments.output, names)
+    results = earlier_results(NAME, arguments.output, names)
     for name in names:
         factory = workload_factory(name)
         tell(f"{name}: profiling")
@@ -107,14 +158,12 @@ def main() -> None:
         plain = train_steps(factory(), None, arguments.steps, tell)
         for budget in arguments.budget or BUDGETS:
             called, chosen = plan_or_smallest(profile, budget)
-            report, timing = measure_budget(factory, plain, chosen, arguments.steps, arguments.turns)
-            rows.append(row_of(name, called, chosen, report))
-            raw.append(
-                {"budget": called, "status": chosen.status, "gap": chosen.gap, **asdict(report), **asdict(timing)}
-            )
-            tell(str(rows[-1]))
-        write_results("main-job-cpu", "The main job on the CPU", rows, raw, arguments.output)
-    sys.stdout.write(markdown_table(rows) + "\n")
+            turns = dict(arguments.turns_at).get(budget, arguments.turns)
+            measured = measure_budget(factory, plain, chosen, arguments.steps, turns)
+            results.append({**measured, "workload": name, "budget": called})
+            tell(str(rows_of(results[-1:])))
+        write_results(NAME, TITLE, rows_of(results), results, arguments.output, more_of(results))
+    sys.stdout.write(markdown_table(rows_of(results)) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,25 @@
 """Plans and bounds of the integer program against every decision there is, on many small random steps: docs/oracle.md.
 
-    python -m benchmarks.oracle_sweep [--steps 12] [--activations 9] [--first-seed 0] [--processes 2]
+    python -m benchmarks.oracle_sweep [--steps 12] [--activations 9] [--first-seed 0] [--processes 2] [--page-only]
 
 So many steps of each shape (`tests/planner/shapes.py`): chains, skips, shared inputs, in-place ops, and all mixed,
-with unequal sizes and links of all kinds. Each of the 3^n decisions is lowered and simulated. Exit code 1 where a plan
-is over 1% slower than the best, or a bound above it.
+with unequal sizes and links of all kinds. Each of the 3^n decisions is lowered and simulated. Writes every step to
+benchmarks/results/oracle.json and makes the page of that file alone; `--page-only` makes the page again. Exit code 1
+where a plan is over 1% slower than the best, or a bound above it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from benchmarks.tables import markdown_table
 from pooch.errors import InfeasibleBudget
@@ -25,6 +28,7 @@ from pooch.planner import make_plan
 from tests.planner.shapes import SHAPES
 from tests.planner.support import all_decisions, case, oracle_ms
 
+RESULTS, PAGE = Path("benchmarks/results/oracle.json"), Path("docs/oracle.md")
 MOST_SLOWER = 0.01
 NOISE_MS = 1e-6
 SHARES = (0.0, 0.25, 0.5, 0.75)
@@ -116,6 +120,16 @@ def table(found: Sequence[Checked]) -> str:
     return markdown_table(rows)
 
 
+def page(document: Mapping[str, Any]) -> str:
+    """The whole page, of what was stored."""
+    return HEAD.format(command=document["command"]) + table(checked_of(document)) + "\n"
+
+
+def checked_of(document: Mapping[str, Any]) -> list[Checked]:
+    """The steps that were stored."""
+    return [Checked(**each) for each in document["results"]]
+
+
 def main() -> int:
     """Check so many steps of each shape, write the page, and say whether all went well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -123,14 +137,20 @@ def main() -> int:
     parser.add_argument("--activations", type=int, default=9, help="at most")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=Path("docs/oracle.md"))
+    parser.add_argument("--page-only", action="store_true", help="check nothing: make the page of the stored steps")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=PAGE)
     arguments = parser.parse_args()
-    jobs = [(shape, arguments.steps, arguments.activations, arguments.first_seed) for shape in SHAPES]
-    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        found = [checked for part in pool.starmap(sweep, jobs, chunksize=1) for checked in part]
-    asked = f"--steps {arguments.steps} --activations {arguments.activations} --first-seed {arguments.first_seed}"
-    text = HEAD.format(command=f"python -m benchmarks.oracle_sweep {asked}") + table(found) + "\n"
-    replace_file(arguments.output, text.encode())
+    if not arguments.page_only:
+        jobs = [(shape, arguments.steps, arguments.activations, arguments.first_seed) for shape in SHAPES]
+        with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+            swept = [asdict(checked) for part in pool.starmap(sweep, jobs, chunksize=1) for checked in part]
+        asked = f"--steps {arguments.steps} --activations {arguments.activations} --first-seed {arguments.first_seed}"
+        made = {"command": f"python -m benchmarks.oracle_sweep {asked}", "results": swept}
+        replace_file(arguments.results, json.dumps(made, indent=1).encode())
+    document = json.loads(arguments.results.read_text())
+    found = checked_of(document)
+    replace_file(arguments.output, page(document).encode())
     sys.stdout.write(table(found) + "\n")
     return 0 if all(checked.is_good for checked in found) else 1
 

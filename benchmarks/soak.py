@@ -14,8 +14,10 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -133,16 +135,19 @@ def growth(samples: list[Sample]) -> list[str]:
     return found
 
 
-def row_of(sample: Sample) -> Row:
-    """One line of the table."""
-    return {
-        "steps": sample.steps,
-        "live tensors": f"{sample.live_bytes} B",
-        "process": f"{sample.process_bytes / 2**20:.1f} MiB",
-        "threads": sample.threads,
-        "file descriptors": sample.descriptors,
-        "spill files": f"{sample.tier_bytes} B",
-    }
+def rows_of(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The table: every fifth sample of fifty."""
+    return [
+        {
+            "steps": result["steps"],
+            "live tensors": f"{result['live_bytes']} B",
+            "process": f"{result['process_bytes'] / 2**20:.1f} MiB",
+            "threads": result["threads"],
+            "file descriptors": result["descriptors"],
+            "spill files": f"{result['tier_bytes']} B",
+        }
+        for result in results[:: max(1, len(results) // 10)]
+    ]
 
 
 def draw(samples: list[Sample], path: Path) -> None:
@@ -176,11 +181,12 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     samples = soak(arguments.steps, max(1, arguments.steps // 50))
-    rows = [row_of(sample) for sample in samples[:: max(1, len(samples) // 10)]]
+    results = [asdict(sample) for sample in samples]
+    rows = rows_of(results)
     grown = growth(samples[len(samples) // 10 :])  # the C library's allocator and the interpreter settle at first
     verdict = "; ".join(grown) if grown else "nothing grew"
     title = f"{arguments.steps} planned steps that swap and recompute: {verdict}"
-    write_results("soak-cpu", title, rows, [asdict(sample) for sample in samples], arguments.output)
+    write_results("soak-cpu", title, rows, results, arguments.output)
     draw(samples, arguments.output / "soak-cpu.png")
     sys.stdout.write(f"{markdown_table(rows)}\n\n{verdict}\n")
     return int(bool(grown))

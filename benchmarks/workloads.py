@@ -13,15 +13,17 @@ import argparse
 import gc
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch._subclasses import FakeTensorMode
 
-from benchmarks.readme import filled
-from benchmarks.tables import Row, markdown_table, tell, write_results
+from benchmarks.pages import fill
+from benchmarks.tables import Row, tell, write_results
 from pooch.ir import Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.report.figures import save_figure
@@ -57,26 +59,44 @@ def parameters_of(name: str) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def sizes_of(entry: BuiltIn) -> str:
+def sizes_of(entry: BuiltIn) -> list[str]:
     """Its named sizes, the small ones left out."""
-    return ", ".join(preset.name for preset in entry.presets if not preset.name.startswith(SMALL))
+    return [preset.name for preset in entry.presets if not preset.name.startswith(SMALL)]
 
 
-def workload_row(entry: BuiltIn) -> Row:
+def described(entry: BuiltIn) -> dict[str, Any]:
+    """What the table says of a workload."""
     tell(entry.name)
     profile = profile_of(f"{entry.name}@{SMALL}", {})
     gc.collect()
-    activations = profile.activations
     return {
         "workload": entry.name,
         "source": entry.source,
-        "grows by": ", ".join(growth.setting for growth in entry.growths),
-        "named sizes": sizes_of(entry),
-        "parameters": f"{parameters_of(entry.name):,}",
-        "small: forward ops": profile.forward_ops,
-        "small: activations": f"{len(activations)}, {format_bytes(sum(v.size_bytes for v in activations))}",
-        "small: in-core peak": format_bytes(profile.peak_bytes),
+        "growths": [growth.setting for growth in entry.growths],
+        "sizes": sizes_of(entry),
+        "parameters": parameters_of(entry.name),
+        "forward_ops": profile.forward_ops,
+        "activations": len(profile.activations),
+        "activation_bytes": sum(value.size_bytes for value in profile.activations),
+        "peak_bytes": profile.peak_bytes,
     }
+
+
+def workload_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The table."""
+    return [
+        {
+            "workload": result["workload"],
+            "source": result["source"],
+            "grows by": ", ".join(result["growths"]),
+            "named sizes": ", ".join(result["sizes"]),
+            "parameters": f"{result['parameters']:,}",
+            "small: forward ops": result["forward_ops"],
+            "small: activations": f"{result['activations']}, {format_bytes(result['activation_bytes'])}",
+            "small: in-core peak": format_bytes(result["peak_bytes"]),
+        }
+        for result in results
+    ]
 
 
 # Attention and LSTM ---------------------------------------------------------------------------------------------
@@ -149,7 +169,12 @@ def _bytes_by_choice(profile: Profile, chosen: Plan) -> dict[str, dict[str, int]
     return {kind: dict(counts) for kind, counts in found.items()}
 
 
-def finding_row(found: Finding) -> Row:
+def attention_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The table of attention and LSTM."""
+    return [_finding_row(Finding(**result)) for result in results]
+
+
+def _finding_row(found: Finding) -> Row:
     saved = sum(sum(choices.values()) for kind, choices in found.kinds.items() if kind in (SUMMED, GATES))
     return {
         "network": found.name,
@@ -188,11 +213,6 @@ def draw(findings: list[Finding]) -> Figure:
 # Output ---------------------------------------------------------------------------------------------------------
 
 
-def fill(page: Path, part: str, rows: list[Row]) -> None:
-    """Put the table between its marks in a page."""
-    page.write_text(filled(page.read_text(), part, markdown_table(rows)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, default=Path("docs"))
@@ -201,16 +221,16 @@ def main() -> None:
     options = parser.parse_args()
     page = options.docs / "workloads.md"
     if options.only in (None, "table"):
-        rows = [workload_row(entry) for entry in BUILT_IN.values()]
-        write_results("workloads", "Built-in workloads", rows, [], options.results)
-        fill(page, "workloads", rows)
+        results = [described(entry) for entry in BUILT_IN.values()]
+        write_results("workloads", "Built-in workloads", workload_rows(results), results, options.results)
+        fill("docs/workloads.md", page, options.results, "workloads")
     if options.only in (None, "attention"):
         network = {"batch_size": 32}
         findings = [finding("nmt@small", length, share, network, SUMMED) for length, share in SHARES.items()]
         findings.append(finding("lstm@small", LSTM_LENGTH, LSTM_SHARE, {"layers": 1, "dropout": 0}, GATES))
-        rows = [finding_row(found) for found in findings]
-        write_results("attention", "Attention and LSTM", rows, [asdict(found) for found in findings], options.results)
-        fill(page, "attention", rows)
+        results = [asdict(found) for found in findings]
+        write_results("attention", "Attention and LSTM", attention_rows(results), results, options.results)
+        fill("docs/workloads.md", page, options.results, "attention")
     if options.only != "table":
         raw = json.loads((options.results / "attention.json").read_text())["results"]
         findings = [Finding(**found) for found in raw]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.policies import beaten, measure_profile, section
+from benchmarks.policies import beaten, measure_profile, page, section, stored
 from pooch.ir import Profile
 from pooch.planner import policies
 from tests.toys import FAST_LINK, blocks, chain, ladder
@@ -20,9 +21,9 @@ TOYS = [blocks(4, link=FAST_LINK), blocks(3), chain(8, size_bytes=1 << 20), ladd
 def test_nothing_beats_the_integer_program_on_toys(profile: Profile) -> None:
     cells = measure_profile(profile, ["80%", "60%", "45%", "35%"], 60)
     assert not beaten(cells)
-    page = section(cells)
-    assert all(f"| {policy} |" in page for policy in policies if policy != "in_core")
-    assert "**" in page
+    made = section(cells)
+    assert all(f"| {policy} |" in made for policy in policies if policy != "in_core")
+    assert "**" in made
 
 
 @pytest.mark.slow
@@ -34,7 +35,18 @@ def test_nothing_beats_the_integer_program_on_recorded_profiles(path: Path) -> N
 def test_a_beaten_integer_program_is_noticed() -> None:
     cells = measure_profile(blocks(3), ["60%"], 60)
     slow = cells.cell("ilp", cells.columns[0][1])
-    assert slow.plan is not None
-    worse = replace(slow, plan=replace(slow.plan, predicted_step_ms=2 * slow.plan.predicted_step_ms))
-    rows = tuple(worse if row is slow else row for row in cells.rows)
-    assert "pooch_2018" in {row.policy for row in beaten(replace(cells, rows=rows))}
+    assert slow.step_ms is not None
+    worse = replace(slow, step_ms=2 * slow.step_ms)
+    changed = tuple(worse if cell is slow else cell for cell in cells.cells)
+    assert "pooch_2018" in {cell.policy for cell in beaten(replace(cells, cells=changed))}
+
+
+def test_the_page_is_made_of_the_stored_cells_alone(tmp_path: Path) -> None:
+    measured = [measure_profile(toy, ["60%", "45%"], 60, "a digest") for toy in TOYS[:2]]
+    path = tmp_path / "policies.json"
+    path.write_text(json.dumps({"results": [asdict(cells) for cells in measured]}))
+    assert stored(path) == measured
+    made = page(stored(path))
+    assert made == page(measured)
+    assert "**1.0" in made
+    assert "needs 100.0%" in made

@@ -1,0 +1,131 @@
+"""Fill the tables and figures of README.md and docs/ from the stored results.
+
+    python -m benchmarks.pages
+
+Between `<!-- NAME: begin -->` and `<!-- NAME: end -->` goes what the results of that name say: a table with the columns
+that a reader needs (the files under benchmarks/results have all of them), a paragraph, or a few words within one.
+Nothing is measured here. A test holds the pages to what this makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from benchmarks import sentences
+from benchmarks.sentences import Document, Stored
+from benchmarks.tables import markdown_table
+from pooch.ir.files import replace_file
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path("benchmarks/results")
+WIDTH = 118
+
+Part = Callable[[Stored], str]
+
+
+def table(results: str, *left_out: str) -> Part:
+    """The table of results of that name, without some of its columns."""
+
+    def made(stored: Stored) -> str:
+        rows = stored(results)["rows"]
+        kept = [{key: cell for key, cell in row.items() if key not in left_out} for row in rows]
+        return f"\n{markdown_table(kept)}\n"
+
+    return made
+
+
+def paragraph(sentence: Part) -> Part:
+    """A sentence or several on lines of their own."""
+
+    def made(stored: Stored) -> str:
+        return f"\n{textwrap.fill(sentence(stored), WIDTH, break_long_words=False, break_on_hyphens=False)}\n"
+
+    return made
+
+
+PAGES: Mapping[str, Mapping[str, Part]] = {
+    "README.md": {
+        "main job times": paragraph(sentences.main_job_times),
+        "main job": table("main-job-cpu", "within", "peak error", "keep/swap/recompute"),
+        "checkpoint peaks": paragraph(sentences.checkpoint_peaks),
+        "checkpoint": table("against-checkpoint-cpu"),
+        "hook costs": sentences.hook_costs,
+        "character RNN": sentences.character_rnn,
+    },
+    "docs/modelling.md": {
+        "fake against run": table("fake-against-run-cpu"),
+        "fake step error": sentences.fake_step_error,
+        "modelling time": sentences.modelling_time,
+    },
+    "docs/planner.md": {
+        "planner growth": paragraph(sentences.growth),
+        "time limits": paragraph(sentences.time_limits),
+    },
+    "docs/runtime.md": {
+        "plain op": sentences.plain_op,
+        "hook cost": table("hook-cost-cpu"),
+        "in-core overhead": table("in-core-overhead-cpu"),
+        "long skips": sentences.long_skips,
+    },
+    "docs/workloads.md": {
+        "workloads": table("workloads"),
+        "attention": table("attention"),
+    },
+}
+"""By page and name of the part: what makes it."""
+
+
+def stored_in(folder: Path) -> Stored:
+    """What reads results by name, "main-job-cpu"."""
+
+    def stored(name: str) -> Document:
+        document: Document = json.loads((folder / f"{name}.json").read_text())
+        return document
+
+    return stored
+
+
+def filled(text: str, name: str, content: str) -> str:
+    """The text with the content between the marks of that name.
+
+    Raises:
+        ValueError: the text does not have these marks once.
+    """
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"the page has no place for {name!r}: write {begin} and {end} once")
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    return pattern.sub(lambda _: f"{begin}{content}{end}", text)
+
+
+def up_to_date(text: str, page: str, stored: Stored, only: str | None = None) -> str:
+    """The page with all of its parts as the results say, or with one of them."""
+    for name, part in PAGES[page].items():
+        if only in (None, name):
+            text = filled(text, name, part(stored))
+    return text
+
+
+def fill(page: str, path: Path, results: Path, only: str | None = None) -> None:
+    """Write a page anew.
+
+    Args:
+        page: its name in `PAGES`. path: where it lies. results: folder of the stored results. only: one of its parts.
+    """
+    replace_file(path, up_to_date(path.read_text(), page, stored_in(results), only).encode())
+
+
+def main() -> None:
+    """Fill all pages."""
+    for page in PAGES:
+        fill(page, ROOT / page, ROOT / RESULTS)
+        sys.stdout.write(f"{page} has the figures of {RESULTS}\n")
+
+
+if __name__ == "__main__":
+    main()
