@@ -15,7 +15,7 @@ from hypothesis import given, settings
 import pooch
 from pooch.errors import FileFormatError
 from pooch.ir import Plan, Profile
-from pooch.ir.files import VERSION, load_any, replace_file
+from pooch.ir.files import VERSIONS, load_any, replace_file
 from tests.toys import blocks, chain, profiles
 
 
@@ -174,7 +174,7 @@ def test_a_plan_where_a_profile_is_wanted_and_the_other_way_round(profile: Profi
 
 def test_newer_version(profile: Profile, tmp_path: Path) -> None:
     profile.save(tmp_path / "p.json")
-    path = changed(tmp_path / "p.json", lambda content: content.update(version=VERSION + 1))
+    path = changed(tmp_path / "p.json", lambda content: content.update(version=VERSIONS[Profile] + 1))
     message = failure(Profile, path)
     assert "newer Pooch" in message
     assert "upgrade" in message
@@ -237,7 +237,8 @@ def test_inconsistent_profiles(
         (lambda c: c["schedule"]["actions"].reverse(), "ascending order of slots"),
         (lambda c: c["schedule"]["actions"][0].update(target=-4), "negative target"),
         (lambda c: c["schedule"].update(host_offsets=[]), "tier's layout"),
-        (lambda c: c["schedule"].update(host_bytes=-1), "outside of the tier"),
+        (lambda c: c["schedule"].update(host_bytes=-1), "room in the tier is negative"),
+        (lambda c: c["schedule"].update(host_bytes=0), "outside of the tier"),
         (lambda c: c["anchors"].reverse(), "anchors"),
     ],
 )
