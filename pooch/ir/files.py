@@ -4,8 +4,8 @@ A document is one JSON object: `format` and `version` first, then the fields of 
 with a file is told in one line that names the file and the remedy; callers never see a decoder's own error.
 
 A plan is executed as it stands, and some changes to it (two ops' values exchanged, say) cannot be told from a correct
-plan without the profile. So its header holds a checksum of its fields besides: a plan that was changed since it was made
-is refused. Layout does not count: the same JSON with other spaces or another order of keys is the same plan.
+plan without the profile. So its header holds a checksum of its fields besides: a plan that was changed since it was
+made is refused. Layout does not count: the same JSON with other spaces or another order of keys is the same plan.
 """
 
 from __future__ import annotations

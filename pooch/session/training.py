@@ -26,8 +26,8 @@ SEED = 1234
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """One measured step. `digests`: {what: digest of its bytes} of loss and gradients; peaks in bytes, `reserved_bytes`
-    that of what the caching allocator took (None on the CPU). `left_plan`: the step was not the one that was planned, so
-    from there on it kept its activations.
+    that of what the caching allocator took (None on the CPU). `left_plan`: the step was not the one that was planned,
+    so from there on it kept its activations.
     """
 
     loss: float

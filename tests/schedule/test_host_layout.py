@@ -9,9 +9,8 @@ import pytest
 from pooch.errors import InvalidSchedule
 from pooch.ir import Action, Schedule
 from pooch.ir.dataflow import Dataflow
-from pooch.ir.schedule import ActionKind
+from pooch.ir.schedule import TIER_ALIGNMENT_BYTES, ActionKind
 from pooch.schedule import lower, verify
-from pooch.ir.schedule import TIER_ALIGNMENT_BYTES
 from pooch.schedule.host_layout import NEVER, lay_out, tier_stays
 from pooch.schedule.wellformed import check_form
 from tests.toys import chain, random_decisions, random_profile

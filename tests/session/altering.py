@@ -9,7 +9,22 @@ from typing import Any
 
 from pooch.ir.files import checksum
 
-ODD_NUMBERS = (0, -1, 1, 7, 0.5, 2**31, 2**62, 10**18, 10**30, -(10**30), 1e308, float("nan"), float("inf"), -float("inf"))
+ODD_NUMBERS = (
+    0,
+    -1,
+    1,
+    7,
+    0.5,
+    2**31,
+    2**62,
+    10**18,
+    10**30,
+    -(10**30),
+    1e308,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+)
 WORDS = (
     "copy_out", "free", "empty", "refill", "copy_in", "wait", "replay", "drop", "keep", "swap", "recompute", "model",
     "step", "forward", "backward", "made", "parameter", "transient", "cuda", "", "nan", "\u0000", "x" * 10_000,
@@ -64,7 +79,9 @@ def _descend(random: Random, holder: Any, key: Any) -> None:
     elif isinstance(here, list) and here and random.random() < 0.75:
         _descend(random, here, random.randrange(len(here)))
     elif isinstance(here, dict):
-        holder[key] = random.choice([None, 3, "text", []]) if random.random() < 0.5 or not here else _without(random, here)
+        holder[key] = (
+            random.choice([None, 3, "text", []]) if random.random() < 0.5 or not here else _without(random, here)
+        )
     elif isinstance(here, list):
         _alter_list(random, holder, key)
     else:

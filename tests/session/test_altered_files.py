@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,13 +23,13 @@ from pooch.ir import Plan, Profile, Region
 from pooch.ir.dataflow import Dataflow
 from pooch.session import plan as make_plan
 from pooch.session import plan_from_decisions, simulate
-from tests.executor.conftest import decide_on_everything, one_thread
-from tests.executor.nets import Job, make_job
-from tests.executor.support import assert_same, mixed, profile_job, region_of, tight_plan, train
+from tests.executor.conftest import decide_on_everything, frozen_heap, one_thread
+from tests.executor.nets import make_job
+from tests.executor.support import assert_same, mixed, profile_job, tight_plan, train
 from tests.session.altering import altered_text
 from tests.toys import random_decisions
 
-__all__ = ["decide_on_everything", "one_thread"]
+__all__ = ["decide_on_everything", "frozen_heap", "one_thread"]
 
 MOST_SECONDS = 20  # for one file; a hang, not a slow machine
 PLAN_SEEDS = range(240)
@@ -140,16 +141,81 @@ def some_plan(profile: Profile, random: Random) -> Plan:
     return plan_from_decisions(profile, random_decisions(random, Dataflow(profile, region)), region=region)
 
 
-def run_over(seeds: range, sealed: bool, folder: Path, spill: Path) -> Counter[str]:
+def over(seeds: range, outcome: Callable[[Random, Saved, Path], str], folder: Path) -> Counter[str]:
+    """Outcomes of one altered file for each seed; whatever is no outcome names its seed."""
     outcomes: Counter[str] = Counter()
     for seed in seeds:
         random = Random(seed)
         expected = saved(random.choice(KINDS), folder)
-        path = folder / "altered.json"
-        path.write_text(altered_text(random, random.choice(list(expected.plans.values())), sealed=sealed))
-        with not_for_ever(f"plan {seed}"):
+        with not_for_ever(f"seed {seed} of {expected.kind}"):
             try:
-                outcomes[outcome_of_plan(path, expected, spill)] += 1
+                outcomes[outcome(random, expected, folder / "altered.json")] += 1
             except Exception as error:
-                raise AssertionError(f"plan {seed} of {expected.kind}: {type(error).__name__}: {error}") from error
+                raise AssertionError(f"seed {seed} of {expected.kind}: {type(error).__name__}: {error}") from error
     return outcomes
+
+
+def nothing_is_left(folder: Path, spill: Path) -> None:
+    assert not list(spill.iterdir())
+    assert {path.name for path in folder.iterdir()} <= {"profile.json", "plan.json", "altered.json"}
+
+
+@pytest.mark.slow
+def test_altered_plans_train_right_or_are_told_in_one_line(folder: Path, spill: Path) -> None:
+    def outcome(random: Random, expected: Saved, path: Path) -> str:
+        path.write_text(altered_text(random, random.choice(list(expected.plans.values())), sealed=True))
+        return outcome_of_plan(path, expected, spill)
+
+    outcomes = over(PLAN_SEEDS, outcome, folder)
+    assert outcomes["refused on load"] > len(PLAN_SEEDS) / 3
+    assert outcomes["right"] > len(PLAN_SEEDS) / 20
+    nothing_is_left(folder, spill)
+
+
+@pytest.mark.slow
+def test_altered_profiles_plan_and_train_right_or_are_told_in_one_line(folder: Path, spill: Path) -> None:
+    def outcome(random: Random, expected: Saved, path: Path) -> str:
+        path.write_text(altered_text(random, expected.profile, sealed=False))
+        return outcome_of_profile(path, expected, random, spill)
+
+    outcomes = over(PROFILE_SEEDS, outcome, folder)
+    assert outcomes["refused on load"] > len(PROFILE_SEEDS) / 3
+    assert outcomes["right"] > len(PROFILE_SEEDS) / 20
+    nothing_is_left(folder, spill)
+
+
+def test_a_plan_changed_by_hand_is_told_from_the_one_that_was_saved(folder: Path, spill: Path) -> None:
+    def outcome(random: Random, expected: Saved, path: Path) -> str:
+        text = random.choice(list(expected.plans.values()))
+        altered = altered_text(random, text, sealed=False)
+        path.write_text(altered)
+        same = is_same_json(text, altered)
+        found = outcome_of_plan(path, expected, spill)
+        assert found == ("right" if same else "refused on load")
+        return found
+
+    outcomes = over(UNSEALED_SEEDS, outcome, folder)
+    assert outcomes["refused on load"] > len(UNSEALED_SEEDS) / 2
+
+
+def test_the_files_as_they_were_train_right_with_every_mechanism_at_work(folder: Path, spill: Path) -> None:
+    for kind in KINDS:
+        expected = saved(kind, folder)
+        for text in expected.plans.values():
+            (folder / "altered.json").write_text(text)
+            plan = Plan.load(folder / "altered.json")
+            assert {action.kind for action in plan.schedule.actions} >= {
+                "copy_out",
+                "free",
+                "copy_in",
+                "replay",
+                "drop",
+            }
+            assert trained(plan, expected, spill) == "right"
+
+
+def is_same_json(one: str, other: str) -> bool:
+    try:
+        return one == other or bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False

@@ -30,7 +30,9 @@ def _upsample(op: Operation, x: Tensor, scales: HostNumbers) -> Tensor:
     return _interpolated(op, x, "asymmetric", scales, None)
 
 
-def _interpolated(op: Operation, x: Tensor, coordinates: str, scales: HostNumbers | None, sizes: HostNumbers | None) -> Tensor:
+def _interpolated(
+    op: Operation, x: Tensor, coordinates: str, scales: HostNumbers | None, sizes: HostNumbers | None
+) -> Tensor:
     if op.get("axes") is not None or op.get("antialias", 0) or op.get("exclude_outside", 0):
         raise UnsupportedVariant("axes, antialias or exclude_outside")
     if op.get("keep_aspect_ratio_policy", "stretch") != "stretch":

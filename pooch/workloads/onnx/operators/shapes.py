@@ -157,7 +157,11 @@ _PADDING = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 @operator("Pad", host=(1, 2, 3))
 def _pad(
-    op: Operation, x: Tensor, pads: HostNumbers | None = None, value: HostNumbers | None = None, axes: HostNumbers | None = None
+    op: Operation,
+    x: Tensor,
+    pads: HostNumbers | None = None,
+    value: HostNumbers | None = None,
+    axes: HostNumbers | None = None,
 ) -> Tensor:
     widths = integers(op.get("pads") if pads is None else pads)
     along = list(range(x.dim())) if axes is None else op.axes(x.dim(), axes) or []
