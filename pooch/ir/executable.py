@@ -219,9 +219,10 @@ class _Walk:
             yield f"slot {action.slot}: {action.kind} of value {action.target}, which is not swapped"
 
     def _move(self, action: Action) -> Iterator[str]:
-        value, before = action.target, self._state[action.target]
+        value = action.target
+        before = self._state[value] if self._made_at[value] < action.slot else "not made"
         after = _MOVES[action.kind].get(before)
-        if after is None or self._made_at[value] >= action.slot:
+        if after is None:
             yield f"slot {action.slot}: {action.kind} of value {value}, which is {before} by then"
             return
         if action.kind == "free" and 0 <= self._unpacked_at.get(value, -1) < action.slot:

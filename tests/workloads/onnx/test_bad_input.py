@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ HUGE = 2**40
 
 
 def whole(*numbers: int) -> numpy.ndarray[Any, Any]:
-    return numpy.array(numpy.squeeze(numbers) if len(numbers) == 1 else numbers, dtype="int64").reshape(-1)
+    return numpy.array(numbers, dtype="int64")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_constants_beyond_all_measure_are_not_made(
 
 def test_constants_that_double_in_each_node_are_not_made(tmp_path: Path) -> None:
     names = ["c", *(f"c{level}" for level in range(40))]
-    tower = [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in zip(names, names[1:], strict=False)]
+    tower = [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in pairwise(names)]
     total = helper.make_node("ReduceMax", [names[-1]], ["one"], keepdims=0)
     constants = WEIGHT | {"c": numpy.ones(1, "float32")}
     path = matmul(
