@@ -25,6 +25,7 @@ from pooch.ir.files import replace_file
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.session.evaluation import StageEvaluator, verified_timeline
 from pooch.session.packing import PlanOutcome, pack_plan
+from pooch.session.planning import manual_rows
 from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, live_bytes, marker, quiet_collector
 from pooch.units import format_bytes
 from pooch.workloads import load_workload
@@ -110,7 +111,7 @@ def _tightest(profile: Profile) -> Plan:
     decisions: dict[int, Choice] = {value.id: "swap" for value in dataflow.activations}
     evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
     timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
-    outcome = PlanOutcome("manual", 0, 0.0, "manual", (), (), 0.0)
+    outcome = PlanOutcome("manual", 0, 0.0, "manual", (), manual_rows(dataflow, decisions), 0.0)
     return pack_plan(dataflow, evaluation.schedule, timeline, outcome)
 
 

@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from pooch.errors import TierError
+from pooch.errors import PlanMismatch, TierError
 from pooch.executor.emptied import EmptiedStorages
 from pooch.executor.engines.protocol import Arena
 from pooch.executor.records import Record
@@ -65,12 +65,21 @@ class StepActions:
             self._do(action)
 
     def protect(self, value: int | None) -> None:
-        """An op is about to write over a value: let a copy of it end first, and remember that it changed."""
-        record = self.records.get(value) if value is not None else None
+        """An op is about to write over a value: let a copy of it end first, and remember that it changed.
+
+        What a replay would read from here on is another value, so nothing holds this one any more.
+        """
+        if value is None:
+            return
+        self.held.pop(value, None)
+        record = self.records.get(value)
         if record is not None:
             record.changed = record.handles > 0
             if record.ticket is not None:
                 self.stats.stall_ms += record.ticket.wait()
+            if not record.handles:
+                self._end_copy_out(record)
+                self._let_go(record)
 
     def made(self, value: int, storage: torch.UntypedStorage) -> None:
         """An op of the forward pass has made a value: take hold of what the plan needs of it."""
@@ -128,6 +137,11 @@ class StepActions:
         if record.storage is None:
             return  # the program let go of it before anybody saved it
         record.size_bytes = record.storage.nbytes()
+        if record.size_bytes > self.table.room_bytes[record.value]:
+            raise PlanMismatch(
+                f"value {record.value} has {record.size_bytes} bytes, and the plan has room for "
+                f"{self.table.room_bytes[record.value]} of them in the tier: profile and plan this step again"
+            )
         record.ticket = self.arena.copy_out(record.storage, self.table.offsets[record.value])
         self.stats.swapped_out_bytes += record.size_bytes
 
@@ -226,13 +240,15 @@ class StepActions:
         """The storage of a made value for a replay: a fresh copy where the op writes into a value that is still
         needed.
         """
-        if written and value in in_place:
+        if written and value in in_place and value in self.held:
             return self.held.pop(value)
-        storage = self.held.get(value)
-        if storage is not None and self.emptied.away and value in self.records:
-            self.emptied.bring_back(self.records[value])
+        storage, record = self.held.get(value), self.records.get(value)
+        if storage is not None and self.emptied.away and record is not None:
+            self.emptied.bring_back(record)
         if storage is None:
-            storage = self.ensure(self.records[value])
+            if record is None:
+                raise _lost(value)
+            storage = self.ensure(record)
         return storage.clone() if written else storage
 
     # Outside of the schedule ------------------------------------------------------------------------------------------
@@ -252,7 +268,9 @@ class StepActions:
         return made[value]
 
     def _reads_of(self, value: int) -> list[int]:
-        call = self.calls[self.table.producer_of[value]]
+        call = self.calls.get(self.table.producer_of[value])
+        if call is None:
+            raise _lost(value)
         return [a.value for a in find_made(call)]
 
     def _at_hand(self, value: int, made: dict[int, torch.UntypedStorage]) -> bool:
@@ -272,3 +290,10 @@ class StepActions:
         storages = replay_call(self.calls[slot], resolve)
         self.stats.recomputed_ops += 1
         made.update(zip(self.table.expected[slot - self.table.first_slot].writes, storages, strict=True))
+
+
+def _lost(value: int) -> PlanMismatch:
+    return PlanMismatch(
+        f"the backward pass needs value {value} again, and the plan neither holds it nor replays the op that makes it: "
+        "profile and plan this step again"
+    )

@@ -23,6 +23,7 @@ from pooch.executor.step import PlannedStep
 from pooch.executor.table import ActionTable
 from pooch.executor.warn_once import WarnOnce
 from pooch.ir import Plan
+from pooch.ir.executable import check_executable
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.signature import model_signature
@@ -240,6 +241,7 @@ def apply_plan(
 
     Raises:
         PlanMismatch: the plan was made for another model or device, or replays what cuDNN may not repeat.
+        InvalidSchedule: the plan was changed so that it cannot be executed.
         TierError: the swap tier cannot be set up.
     """
     if on_mismatch not in ("warn", "error"):
@@ -255,6 +257,7 @@ def apply_plan(
         )
     if plan.device_kind != device.type:
         raise PlanMismatch(f"the plan was made for {plan.device_kind}, the model is on {device.type}: profile it there")
+    check_executable(plan)
     _refuse_chosen_algorithms(plan, device)
     engine = make_engine(device, spill_directory, check_copies=check_copies)
     try:

@@ -24,7 +24,8 @@ class ActionTable:
         replay_slots: slots at whose entry something is replayed.
         replayed: slots of ops whose calls have to be remembered.
         producer_of: {value id: slot of the op that makes it}.
-        offsets: {value id: offset in the tier}. host_bytes: size of the tier.
+        offsets, room_bytes: {value id: offset in the tier, and how many bytes it was planned with}. host_bytes: size of
+            the tier.
         recogniser: tells whether an op is the expected one.
     """
 
@@ -42,6 +43,7 @@ class ActionTable:
     replayed: frozenset[int]
     producer_of: dict[int, int]
     offsets: dict[int, int]
+    room_bytes: dict[int, int]
     host_bytes: int
     recogniser: OpRecogniser
 
@@ -72,6 +74,7 @@ class ActionTable:
             replayed=frozenset(a.target for a in schedule.actions if a.kind == "replay"),
             producer_of={v: plan.first_slot + i for i, op in enumerate(plan.expected) for v in op.writes},
             offsets=dict(schedule.host_offsets),
+            room_bytes={decision.value: decision.size_bytes for decision in plan.choices},
             host_bytes=schedule.host_bytes,
             recogniser=OpRecogniser(plan.expected),
         )

@@ -1,6 +1,7 @@
-"""What types cannot say about a profile or a plan: ids are positions, references lead somewhere, rows are sorted.
+"""What types cannot say about a profile: ids are positions, references lead somewhere and back, numbers are sane.
 
-Each check gives the first fault as text, or None. Whoever reads the data after these checks need not guard indexes.
+Gives the first fault as text, or None. Whoever reads the data after these checks need not guard indexes, and no chain
+of references runs in a circle. What can be said of a plan stands in `executable.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from pooch.ir.plan import Plan
 from pooch.ir.profile import Op, Profile, Value
+
+# Beyond these, sums of bytes and of times leave what 64 bits hold; no machine comes near them.
+MOST_BYTES = 1 << 60
+MOST_MS = 1e12
+MOST_SUM_BYTES = 1 << 62
 
 
 def check_profile(profile: Profile) -> str | None:
@@ -18,43 +23,77 @@ def check_profile(profile: Profile) -> str | None:
     return next(_profile_faults(profile), None)
 
 
-def check_plan(plan: Plan) -> str | None:
-    """The first inconsistency of a plan, or None."""
-    return next(_plan_faults(plan), None)
+def is_time(time_ms: float) -> bool:
+    """Whether a number can be a duration in ms."""
+    return math.isfinite(time_ms) and 0 <= time_ms <= MOST_MS
+
+
+def are_bytes(*numbers: int) -> bool:
+    """Whether all of these can be numbers of bytes."""
+    return all(0 <= number < MOST_BYTES for number in numbers)
+
+
+def anchor_faults(anchors: Iterable[tuple[int, tuple[int, ...]]], first: int, last: int) -> Iterator[str]:
+    """Anchors ascend, lie between two slots (the last one excluded), and bring each value once."""
+    slots = [slot for slot, _ in anchors]
+    if any(later <= earlier for earlier, later in pairwise(slots)):
+        yield "its anchors are not in ascending order"
+    if any(not first <= slot < last for slot in slots):
+        yield "an anchor stands outside of the backward pass"
+    unpacked = [value for _, ids in anchors for value in ids]
+    if len(set(unpacked)) != len(unpacked):
+        yield "a value is first unpacked at two anchors"
 
 
 def _profile_faults(profile: Profile) -> Iterator[str]:
     yield from _frame_faults(profile)
+    yield from _cost_faults(profile)
     for position, op in enumerate(profile.ops):
         yield from _op_faults(profile, position, op)
     for position, value in enumerate(profile.values):
         yield from _value_faults(profile, position, value)
-    first, last = profile.forward_ops, len(profile.ops)
-    yield from _anchor_faults(profile.anchors, first, last)
-    named = [value for _, ids in profile.anchors for value in ids]
-    if any(not 0 <= value < len(profile.values) for value in named):
-        yield "an anchor names a value that does not exist"
+    for op in profile.ops:
+        yield from _flow_faults(profile, op)
+    for value in profile.values:
+        yield from _history_faults(profile, value)
+    yield from _sum_faults(profile)
+    yield from anchor_faults(profile.anchors, profile.forward_ops, len(profile.ops))
+    yield from _unpack_faults(profile)
 
 
 def _frame_faults(profile: Profile) -> Iterator[str]:
     if not profile.ops:
         yield "it has no ops"
-    if not 0 <= profile.forward_ops <= len(profile.ops):
+    if not 0 <= profile.forward_ops < len(profile.ops):
         yield f"forward_ops is {profile.forward_ops} of {len(profile.ops)} ops"
     if not 0 <= profile.model_begin <= profile.model_end <= profile.forward_ops:
         yield f"the model's ops {profile.model_begin} to {profile.model_end} are not within the forward pass"
-    link = profile.link
-    if not (link.out_bytes_per_ms > 0 and link.in_bytes_per_ms > 0):
-        yield "a transfer rate of the link is not positive"
-    if link.ranks < 1:
+    sizes = (profile.peak_bytes, profile.persistent_bytes, profile.reserved_bytes, profile.device.memory_bytes)
+    if not are_bytes(*sizes):
+        yield "peak_bytes, persistent_bytes, reserved_bytes or memory_bytes is negative or beyond all measure"
+    if not 0 <= profile.batch_size < MOST_BYTES:
+        yield f"the batch size is {profile.batch_size}"
+
+
+def _cost_faults(profile: Profile) -> Iterator[str]:
+    link, hooks = profile.link, profile.hooks
+    rates = (link.out_bytes_per_ms, link.in_bytes_per_ms)
+    if not all(math.isfinite(rate) and rate > 0 for rate in rates):
+        yield f"a transfer rate of the link is not positive and finite: {rates}"
+    if not (is_time(link.out_latency_ms) and is_time(link.in_latency_ms)):
+        yield f"the link's latencies are {link.out_latency_ms} and {link.in_latency_ms} ms"
+    shares = (link.out_compute_share, link.in_compute_share)
+    if not all(is_time(share) for share in shares):
+        yield f"copies take the shares {shares} of compute"
+    if not 1 <= link.ranks <= 1 << 20:
         yield f"{link.ranks} ranks share the link"
-    costs_ms = (profile.hooks.op_ms, profile.hooks.replay_ms, profile.hooks.copy_ms)
-    if not all(math.isfinite(cost_ms) and cost_ms >= 0 for cost_ms in costs_ms):
+    costs_ms = (hooks.op_ms, hooks.replay_ms, hooks.copy_ms)
+    if not all(map(is_time, costs_ms)):
         yield f"the hooks cost {costs_ms}"
-    if not (math.isfinite(profile.step_ms) and profile.step_ms >= 0):
+    if not is_time(profile.step_ms):
         yield f"step_ms is {profile.step_ms}"
-    if profile.peak_bytes < 0 or profile.persistent_bytes < 0:
-        yield "peak_bytes or persistent_bytes is negative"
+    if not (math.isfinite(profile.time_factor) and profile.time_factor >= 0):
+        yield f"time_factor is {profile.time_factor}"
 
 
 def _op_faults(profile: Profile, position: int, op: Op) -> Iterator[str]:
@@ -62,12 +101,14 @@ def _op_faults(profile: Profile, position: int, op: Op) -> Iterator[str]:
         yield f"op {position} has index {op.index}"
     if (op.phase == "forward") != (position < profile.forward_ops):
         yield f"op {position} is marked {op.phase}, but the backward pass begins at {profile.forward_ops}"
-    if not (math.isfinite(op.time_ms) and op.time_ms >= 0):
+    if not is_time(op.time_ms):
         yield f"op {position} has the time {op.time_ms}"
-    if not 0 <= op.entry_bytes <= op.peak_bytes:
+    if not (are_bytes(op.entry_bytes, op.peak_bytes) and op.entry_bytes <= op.peak_bytes):
         yield f"op {position} has {op.entry_bytes} bytes at its entry and a peak of {op.peak_bytes}"
     if any(not 0 <= value < len(profile.values) for value in (*op.reads, *op.writes)):
         yield f"op {position} names a value that does not exist"
+    if op.phase == "backward" and (op.reads or op.writes):
+        yield f"op {position} of the backward pass lists what it reads or writes"
 
 
 def _value_faults(profile: Profile, position: int, value: Value) -> Iterator[str]:
@@ -76,44 +117,70 @@ def _value_faults(profile: Profile, position: int, value: Value) -> Iterator[str
         yield f"value {position} has id {value.id}"
     if value.size_bytes < 0 or value.allocated_bytes < 0:
         yield f"value {position} has a negative size"
+    if not are_bytes(value.size_bytes, value.allocated_bytes):
+        yield f"value {position} has a size beyond all measure: {max(value.size_bytes, value.allocated_bytes)} bytes"
     if not -1 <= value.producer < profile.forward_ops or not -1 <= value.overwritten_at < end:
         yield f"value {position} names an op that does not exist"
-    if not -1 <= value.overwrites < len(profile.values):
-        yield f"value {position} overwrites a value that does not exist"
+    if not -1 <= value.overwrites < position:
+        yield f"value {position} overwrites value {value.overwrites}, which was not there before it"
     if max(value.release, value.first_unpack, value.death) > end:
         yield f"value {position} lives beyond the end of the step"
     if any(not 0 <= slot < profile.forward_ops for slot in value.touches or ()):
         yield f"value {position} is touched outside of the forward pass"
     if value.fixed is None and not 0 <= value.producer <= value.death:
         yield f"activation {position} dies before it is made"
+    if min(value.release, value.death) < value.producer:
+        yield f"value {position} is let go of before it is made"
 
 
-def _anchor_faults(anchors: Iterable[tuple[int, tuple[int, ...]]], first: int, last: int) -> Iterator[str]:
-    slots = [slot for slot, _ in anchors]
-    if any(later <= earlier for earlier, later in pairwise(slots)):
-        yield "its anchors are not in ascending order"
-    if any(not first <= slot < last for slot in slots):
-        yield "an anchor stands outside of the backward pass"
+def _flow_faults(profile: Profile, op: Op) -> Iterator[str]:
+    """What an op says that it reads and writes is what its values say."""
+    values = profile.values
+    for read in op.reads:
+        if values[read].producer >= op.index:
+            yield f"op {op.index} reads value {read} before it is made"
+        if 0 <= values[read].overwritten_at < op.index:
+            yield f"op {op.index} reads value {read} after it was written over"
+    if len(set(op.writes)) != len(op.writes):
+        yield f"op {op.index} writes a value twice"
+    for written in op.writes:
+        if values[written].producer != op.index:
+            yield f"op {op.index} writes value {written}, whose producer is op {values[written].producer}"
 
 
-def _plan_faults(plan: Plan) -> Iterator[str]:
-    values = [decision.value for decision in plan.choices]
-    if len(set(values)) != len(values):
-        yield "an activation is decided on twice"
-    if any(value < 0 for value in values):
-        yield "a decision names a negative value"
-    slots = [action.slot for action in plan.schedule.actions]
-    if any(later < earlier for earlier, later in pairwise(slots)):
-        yield "its actions are not in ascending order of slots"
-    if any(action.target < 0 for action in plan.schedule.actions):
-        yield "an action names a negative target"
-    yield from _anchor_faults(plan.anchors, 0, 2**63)
-    yield from _tier_faults(plan)
+def _history_faults(profile: Profile, value: Value) -> Iterator[str]:
+    """A value is written by its producer, and over what lay there before; what a plan decides on was saved."""
+    if value.producer >= 0 and value.id not in profile.ops[value.producer].writes:
+        yield f"value {value.id} is not written by its producer, op {value.producer}"
+    if value.role == "made" and value.producer < 0:
+        yield f"value {value.id} is made by no op"
+    if value.overwrites >= 0 and profile.values[value.overwrites].overwritten_at != value.producer:
+        yield f"value {value.id} overwrites value {value.overwrites}, which op {value.producer} does not write over"
+    if 0 <= value.overwritten_at <= value.producer:
+        yield f"value {value.id} is written over before it is made"
+    if any(slot < value.producer for slot in value.touches or ()):
+        yield f"value {value.id} is touched before it is made"
+    if value.fixed is None and not (value.role == "made" and value.saved):
+        yield f"value {value.id} is an activation that no op made or that autograd does not save"
 
 
-def _tier_faults(plan: Plan) -> Iterator[str]:
-    swapped = set(plan.schedule.swapped)
-    if {value for value, _ in plan.schedule.host_offsets} != swapped:
-        yield "the tier's layout is not that of the swapped values"
-    if any(not 0 <= offset <= plan.schedule.host_bytes for _, offset in plan.schedule.host_offsets):
-        yield "a swapped value lies outside of the tier"
+def _sum_faults(profile: Profile) -> Iterator[str]:
+    peak = max(op.peak_bytes for op in profile.ops)
+    if profile.peak_bytes != peak:
+        yield f"peak_bytes is {profile.peak_bytes}, and the highest peak of an op {peak}"
+    if sum(value.size_bytes + value.allocated_bytes for value in profile.values) >= MOST_SUM_BYTES:
+        yield "its values are beyond all measure together"
+
+
+def _unpack_faults(profile: Profile) -> Iterator[str]:
+    """Anchors and first unpacks say the same."""
+    values = profile.values
+    slots = {value: slot for slot, ids in profile.anchors for value in ids}
+    if any(not 0 <= value < len(values) for value in slots):
+        yield "an anchor names a value that does not exist"
+    for value in values:
+        expected = value.first_unpack if value.role == "made" else -1
+        if slots.get(value.id, -1) != max(-1, expected):
+            yield f"value {value.id} is first unpacked in slot {expected}, and its anchor is {slots.get(value.id, -1)}"
+        if value.first_unpack > value.death:
+            yield f"value {value.id} is unpacked in slot {value.first_unpack}, after its death"

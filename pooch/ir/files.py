@@ -2,11 +2,16 @@
 
 A document is one JSON object: `format` and `version` first, then the fields of the data class. Whatever is wrong
 with a file is told in one line that names the file and the remedy; callers never see a decoder's own error.
+
+A plan is executed as it stands, and some changes to it (two ops' values exchanged, say) cannot be told from a correct
+plan without the profile. So its header holds a checksum of its fields besides: a plan that was changed since it was
+made is refused. Layout does not count: the same JSON with other spaces or another order of keys is the same plan.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -17,13 +22,15 @@ import pydantic
 import pydantic_core
 
 from pooch.errors import FileFormatError
-from pooch.ir.consistency import check_plan, check_profile
+from pooch.ir.consistency import check_profile
+from pooch.ir.executable import check_plan
 from pooch.ir.plan import Plan
 from pooch.ir.profile import Profile
 
-VERSION = 1
+VERSIONS: dict[type[Profile] | type[Plan], int] = {Profile: 1, Plan: 2}
 FORMATS: dict[type[Profile] | type[Plan], str] = {Profile: "pooch-profile", Plan: "pooch-plan"}
 _PART_OF_WORD = re.compile(r"[\\\w.+-]{0,9}")  # of a number, an escape, a literal: nothing else follows the error
+_HEADER = ("format", "version", "checksum")
 _MAKE_AGAIN = {Profile: "record it again with `pooch profile`", Plan: "make it again with `pooch plan`"}
 
 Document = TypeVar("Document", Profile, Plan)
@@ -90,11 +97,19 @@ def replace_file(path: str | Path, content: bytes) -> None:
 
 def _to_text(document: Profile | Plan) -> str:
     """One line per field and per list element: small enough, and differences between versions can be read."""
-    header = {"format": FORMATS[type(document)], "version": VERSION}
+    header: dict[str, Any] = {"format": FORMATS[type(document)], "version": VERSIONS[type(document)]}
     # Numbers that JSON does not know (nan for "cannot be replayed") are written as strings, which the reader accepts.
     fields = json.loads(pydantic_core.to_json(document, inf_nan_mode="strings"))
+    if isinstance(document, Plan):
+        header["checksum"] = checksum(fields)
     lines = [f"{json.dumps(key)}: {_field_text(value)}" for key, value in {**header, **fields}.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def checksum(fields: dict[str, Any]) -> str:
+    """Digest of a document's fields, whatever their order and layout in the file."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _field_text(value: Any) -> str:
@@ -117,14 +132,30 @@ def _read_object(path: str | Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path} is a binary file, not a Pooch profile or plan: check the path") from error
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise FileFormatError(_not_json(path, text, error)) from error
+    except _DuplicateKeyError as error:
+        raise FileFormatError(f"{path} is damaged (it has the key {error} twice): make it again") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise FileFormatError(f"{path} is damaged (it holds a number beyond all measure): make it again") from error
     except RecursionError as error:
         raise FileFormatError(f"{path} is nested too deeply for a Pooch profile or plan: check the path") from error
     if not isinstance(content, dict):
         raise FileFormatError(f"{path} holds JSON, but not a Pooch profile or plan: check the path")
     return content
+
+
+class _DuplicateKeyError(Exception):
+    """An object of a file has a key twice, so that readers would disagree on what it says."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _DuplicateKeyError(repr(next(key for key in keys if keys.count(key) > 1))[:80])
+    return found
 
 
 def _not_json(path: str | Path, text: str, error: json.JSONDecodeError) -> str:
@@ -145,15 +176,18 @@ def _format_of(content: dict[str, Any], path: str | Path) -> type[Profile] | typ
     version = content.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise FileFormatError(f"{path} has the unreadable version {version!r}: {_MAKE_AGAIN[kinds[kind]]}")
-    if version > VERSION:
+    newest = VERSIONS[kinds[kind]]
+    if version > newest:
         raise FileFormatError(
-            f"{path} has version {version}, written by a newer Pooch (this one reads up to {VERSION}): upgrade Pooch"
+            f"{path} has version {version}, written by a newer Pooch (this one reads up to {newest}): upgrade Pooch"
         )
     return kinds[kind]
 
 
 def _validated(cls: type[Document], content: dict[str, Any], path: str | Path) -> Document:
-    fields = {key: value for key, value in content.items() if key not in ("format", "version")}
+    fields = {key: value for key, value in content.items() if key not in _HEADER}
+    if cls is Plan and content["version"] < VERSIONS[Plan]:
+        raise FileFormatError(f"{path} was written by an older Pooch, without a checksum: {_MAKE_AGAIN[cls]}")
     try:
         document: Document = pydantic.TypeAdapter(cls).validate_json(json.dumps(fields))
     except pydantic.ValidationError as error:
@@ -164,4 +198,9 @@ def _validated(cls: type[Document], content: dict[str, Any], path: str | Path) -
     fault = check_profile(document) if isinstance(document, Profile) else check_plan(document)
     if fault is not None:
         raise FileFormatError(f"{path} is inconsistent ({fault}): {_MAKE_AGAIN[cls]}")
+    if cls is Plan and content.get("checksum") != checksum(fields):
+        raise FileFormatError(
+            f"{path} was changed since it was made: {_MAKE_AGAIN[cls]}, or of your own decisions with "
+            "`Plan.from_decisions`"
+        )
     return document

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ActionKind = Literal["copy_out", "free", "empty", "refill", "copy_in", "wait", "replay", "drop"]
+TIER_ALIGNMENT_BYTES = 4096  # of a value's room: what direct I/O asks for
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,11 @@ def broken_promise(report: TrainingReport) -> str | None:
     """What was promised and not kept, in one line; None where all that was measured was kept."""
     if report.bitwise_equal is False:
         return f"the numbers are not those of plain training: first difference at {report.first_difference}"
+    if report.steps_off_plan:
+        return (
+            f"{report.steps_off_plan} of {report.steps} steps were not the planned step, so nothing that the plan "
+            "promises holds: train with the batch size and the settings that were profiled, or profile and plan again"
+        )
     if report.within_budget is False and report.budget_bytes is not None:
         peak, budget = format_bytes(report.measured_peak_bytes), format_bytes(report.budget_bytes)
         return f"the measured peak {peak} is over the budget {budget}: profile again, or plan with a smaller budget"
@@ -69,7 +74,9 @@ def _facts(report: TrainingReport) -> dict[str, str]:
     facts = {
         "in-core": _in_core(report),
         "same numbers": _same_numbers(report),
-        "within budget": _yes_or_no(report.within_budget),
+        "within budget": "cannot be said, steps left the plan"
+        if report.steps_off_plan
+        else _yes_or_no(report.within_budget),
         "peak error": f"{report.peak_error:+.2%}" if report.peak_error is not None else None,
         "predicted slowdown": f"{report.predicted_slowdown:.3f}x" if report.predicted_slowdown is not None else None,
         "swapped": _swapped(report),
@@ -77,7 +84,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "stalled": _ms(report.stall_ms) if report.stall_ms is not None else None,
         "reserved by the allocator": _reserved(report),
         "late swaps": _count(report.late_swaps),
-        "left the plan": _count(report.mismatches),
+        "left the plan": None if report.mismatches is None else f"{report.steps_off_plan} of {report.steps} steps",
         "planned again": str(report.repairs) if report.repairs else None,
         "hard limit, plain": report.hard_limit_plain,
         "hard limit, planned": report.hard_limit_planned,

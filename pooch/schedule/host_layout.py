@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pooch.ir import Action
+from pooch.ir.schedule import TIER_ALIGNMENT_BYTES
 
-ALIGNMENT_BYTES = 4096
 NEVER = 1 << 60
 
 
@@ -50,7 +50,7 @@ def tier_stays(actions: Iterable[Action], swapped: Sequence[int]) -> list[TierSt
 
 
 def lay_out(actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[int]) -> HostLayout:
-    """Give each swapped value room, at multiples of `ALIGNMENT_BYTES`.
+    """Give each swapped value room, at multiples of `TIER_ALIGNMENT_BYTES`.
 
     A room is used again by a copy out in a later slot than the wait that brought the last value back: compute has
     waited for the copy in by then, and copies out come after compute, so on no engine can the two meet. Of the rooms
@@ -68,7 +68,7 @@ def lay_out(actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[i
         while ending[ended].last_slot < stay.first_slot:
             insort(free, rooms[ending[ended].value])
             ended += 1
-        size_bytes = -(-sizes[stay.value] // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        size_bytes = -(-sizes[stay.value] // TIER_ALIGNMENT_BYTES) * TIER_ALIGNMENT_BYTES
         place = bisect_left(free, (size_bytes, -1))
         if place < len(free):
             room_bytes, offset = free.pop(place)

@@ -33,6 +33,7 @@ def apply(
 
     Raises:
         PlanMismatch: the plan was made for another model or device.
+        InvalidSchedule: the plan was changed so that it cannot be executed.
         TierError: the swap tier cannot be set up.
     """
     from pooch.executor import apply_plan

@@ -30,7 +30,8 @@ class TrainingReport:
         training.
         first_difference: where they are not.
         budget_bytes, predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes: all bytes of the process's tensors.
-        within_budget: the measured peak is at most the budget. peak_error: (predicted - measured) / measured.
+        within_budget: the measured peak is at most the budget; None too where a step left the plan, whose promises
+            are then void. peak_error: (predicted - measured) / measured.
         predicted_step_ms, measured_step_ms, plain_step_ms: forward and backward. The measured two are medians
             of steps that took turns.
         slowdown: measured_step_ms / plain_step_ms. predicted_slowdown: predicted_step_ms / the profile's in-core step.
@@ -38,6 +39,7 @@ class TrainingReport:
         hard_limit_plain, hard_limit_planned: how training went when the budget was made physical.
         measured_reserved_bytes, plain_reserved_bytes: highest bytes that the GPU's caching allocator had taken, kept
             and split blocks included.
+        steps_off_plan: how many of the steps were not those that were planned (another batch size, say).
         repairs: how often the plan was made again, because the measured peak passed the budget or memory ran out.
         compared_with: what `bitwise_equal` is about: plain training, or where that does not fit, training with all of
             its saved tensors moved away.
@@ -76,6 +78,7 @@ class TrainingReport:
     fits_in_core: bool | None = None
     in_core_peak_bytes: int | None = None
     in_core_step_ms: float | None = None
+    steps_off_plan: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,7 @@ def report_of(
     plain = reference if reference is not None and not reference.offloaded else None
     stats, peak = planned.stats, planned.peak_bytes
     assert stats is not None
+    off_plan = sum(step.left_plan for step in planned.steps)
     return TrainingReport(
         workload=plan.workload,
         policy=plan.policy,
@@ -202,7 +206,7 @@ def report_of(
         predicted_peak_bytes=plan.predicted_peak_bytes,
         measured_peak_bytes=peak,
         plain_peak_bytes=plain.peak_bytes if plain else None,
-        within_budget=peak <= plan.budget_bytes if plan.budget_bytes else None,
+        within_budget=peak <= plan.budget_bytes if plan.budget_bytes and not off_plan else None,
         peak_error=(plan.predicted_peak_bytes - peak) / peak,
         predicted_step_ms=plan.predicted_step_ms,
         measured_step_ms=timing.planned_ms,
@@ -220,6 +224,7 @@ def report_of(
         repairs=planned.repairs,
         measured_reserved_bytes=planned.reserved_bytes,
         plain_reserved_bytes=plain.reserved_bytes if plain else None,
+        steps_off_plan=off_plan,
     )
 
 
@@ -233,6 +238,7 @@ def _plain_report(factory: WorkloadFactory, plain: Trained) -> TrainingReport:
     nothing: dict[str, None] = dict.fromkeys(TrainingReport.__dataclass_fields__)
     known = {
         "repairs": 0,
+        "steps_off_plan": 0,
         "workload": factory.name,
         "policy": "none (plain training)",
         "steps": len(plain.steps),

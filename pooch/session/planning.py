@@ -121,10 +121,11 @@ def plan_from_decisions(
             raise InfeasibleBudget(budget_bytes, minimum_bytes, "manual")
     most_bytes = budget_bytes or evaluation.timeline.peak_bytes
     timeline = verified_timeline(dataflow, evaluation.schedule, decisions, most_bytes)
-    rows = tuple(_manual_row(dataflow, value.id, decisions) for value in dataflow.activations)
     in_core_ms = sum(dataflow.op_times_ms)  # no schedule can be faster than its ops
     planning_ms = (time.monotonic() - started_s) * 1e3
-    outcome = PlanOutcome("manual", budget_bytes, in_core_ms, "manual", (), rows, planning_ms)
+    outcome = PlanOutcome(
+        "manual", budget_bytes, in_core_ms, "manual", (), manual_rows(dataflow, decisions), planning_ms
+    )
     return pack_plan(dataflow, evaluation.schedule, timeline, outcome)
 
 
@@ -170,6 +171,11 @@ def _check_choices(decisions: Decisions) -> None:
     for value, choice in decisions.items():
         if choice not in ("keep", "swap", "recompute"):
             raise UsageError(f"the decision {choice!r} for value {value} is none of keep, swap, recompute")
+
+
+def manual_rows(dataflow: Dataflow, decisions: Decisions) -> tuple[Decision, ...]:
+    """One row per activation of the region, for decisions that no policy made."""
+    return tuple(_manual_row(dataflow, value.id, decisions) for value in dataflow.activations)
 
 
 def _manual_row(dataflow: Dataflow, value_id: int, decisions: Decisions) -> Decision:

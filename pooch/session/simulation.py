@@ -46,5 +46,9 @@ def check_belongs(dataflow: Dataflow, plan: Plan) -> None:
         if planned != profiled:
             names = f"op {position} is {planned.fingerprint}, not {profiled.fingerprint}"
             raise PlanMismatch(f"the plan is for another profile of {profile.workload} ({names}): {remedy}")
+    if plan.first_slot != dataflow.forward_slots.start or plan.anchors != dataflow.anchors:
+        raise PlanMismatch(
+            f"the plan is for another profile of {profile.workload} (its first slot or its anchors differ): {remedy}"
+        )
     if not plan.decisions.keys() <= dataflow.activation_ids:
         raise PlanMismatch(f"the plan decides on values that are no activations of the profile: {remedy}")

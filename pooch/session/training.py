@@ -26,13 +26,15 @@ SEED = 1234
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """One measured step. `digests`: {what: digest of its bytes} of loss and gradients; peaks in bytes, `reserved_bytes`
-    that of what the caching allocator took (None on the CPU).
+    that of what the caching allocator took (None on the CPU). `left_plan`: the step was not the one that was planned,
+    so from there on it kept its activations.
     """
 
     loss: float
     digests: dict[str, str]
     peak_bytes: int
     reserved_bytes: int | None = None
+    left_plan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ def _train_guarded(
             loss = guard.step(workload.forward)
             stats = guard.run.stats
             assert stats.peak_bytes is not None
-            results.append(_finished_step(workload, loss, stats.peak_bytes, stats.reserved_bytes))
+            left_plan = stats.mismatches > 0
+            results.append(_finished_step(workload, loss, stats.peak_bytes, stats.reserved_bytes, left_plan))
         stats = guard.run.stats
     return Trained(tuple(results), _final_digests(workload), stats, guard.plan, len(guard.repairs))
 
@@ -163,10 +166,13 @@ def _measured_step(workload: Workload, run: Run | None) -> StepResult:
         loss = forward_and_backward(workload, run)
     if run is not None:
         run.stats.peak_bytes, run.stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
-    return _finished_step(workload, loss, meter.peak_bytes, meter.reserved_bytes)
+    left_plan = run is not None and run.stats.mismatches > 0
+    return _finished_step(workload, loss, meter.peak_bytes, meter.reserved_bytes, left_plan)
 
 
-def _finished_step(workload: Workload, loss: torch.Tensor, peak_bytes: int, reserved_bytes: int | None) -> StepResult:
+def _finished_step(
+    workload: Workload, loss: torch.Tensor, peak_bytes: int, reserved_bytes: int | None, left_plan: bool
+) -> StepResult:
     """What came out of a step; then the optimizer's."""
     digests = {"loss": digest(loss)}
     for name, parameter in workload.model.named_parameters():
@@ -174,7 +180,7 @@ def _finished_step(workload: Workload, loss: torch.Tensor, peak_bytes: int, rese
             digests[f"gradient of {name}"] = digest(parameter.grad)
     if workload.optimizer is not None:
         workload.optimizer.step()
-    return StepResult(float(loss), digests, peak_bytes, reserved_bytes)
+    return StepResult(float(loss), digests, peak_bytes, reserved_bytes, left_plan)
 
 
 def _final_digests(workload: Workload) -> dict[str, str]:

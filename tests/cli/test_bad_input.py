@@ -131,6 +131,16 @@ def test_an_inconsistent_profile(pooch_command: Command, profile_path: Path) -> 
     assert "op 2 has index 0" in outcome.error_line
 
 
+@pytest.mark.parametrize("size", [10**18 * 2, 10**30])
+def test_a_size_beyond_all_measure(pooch_command: Command, profile_path: Path, size: int) -> None:
+    content = json.loads(profile_path.read_text())
+    content["values"][4]["size_bytes"] = size
+    profile_path.write_text(json.dumps(content))
+    outcome = pooch_command("show", profile_path)
+    assert outcome.code == 1
+    assert "profile.json is" in outcome.error_line
+
+
 @pytest.mark.parametrize("budget", ["many", "0", "-5", "0%", "-10%", "", "16 parsecs"])
 @pytest.mark.parametrize("command", ["plan", "compare"])
 def test_budgets_that_are_none(

@@ -67,6 +67,26 @@ def test_profile_plan_and_run_one_after_the_other(pooch_command: Command, worklo
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the step left the planned path")
+def test_a_run_with_another_batch_size_than_the_plan_keeps_no_promise(
+    pooch_command: Command, workload: str, tmp_path: Path
+) -> None:
+    profile, plan = tmp_path / "p.json", tmp_path / "plan.json"
+    assert pooch_command("profile", workload, "-o", profile, "--set", "layers=4").code == 0
+    assert pooch_command("plan", profile, "--budget", "85%", "-o", plan).code == 0
+    outcome = pooch_command("run", workload, "--plan", plan, "--set", "layers=4", "--batch-size", 8, "--steps", 2)
+    assert outcome.code == 1
+    assert "2 of 2 steps were not the planned step" in outcome.error_line
+    assert "batch size" in outcome.error_line
+    assert "cannot be said" in outcome.out
+    asked = ("--plan", plan, "--set", "layers=4", "--batch-size", 8, "--steps", 2, "--json")
+    record = json.loads(pooch_command("run", workload, *asked).out)
+    assert record["kept"] is False
+    assert record["within_budget"] is None
+    assert record["steps_off_plan"] == 2
+
+
+@pytest.mark.slow
 def test_compare_measures_the_plans_that_there_are(pooch_command: Command, workload: str, tmp_path: Path) -> None:
     # GIVEN a profile, and two policies with a plan and one without
     profile, table = tmp_path / "p.json", tmp_path / "t.csv"

@@ -15,6 +15,7 @@ from pooch.ir.dataflow import Dataflow
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.session.evaluation import StageEvaluator, verified_timeline
 from pooch.session.packing import PlanOutcome, pack_plan
+from pooch.session.planning import manual_rows
 from tests.executor.nets import Job
 
 LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)
@@ -52,7 +53,8 @@ def tight_plan(profile: Profile, decisions: Decisions, region: Region = "step") 
     dataflow = Dataflow(profile, region)
     evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
     timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
-    return pack_plan(dataflow, evaluation.schedule, timeline, PlanOutcome("manual", 0, 0.0, "manual", (), (), 0.0))
+    rows = manual_rows(dataflow, decisions)
+    return pack_plan(dataflow, evaluation.schedule, timeline, PlanOutcome("manual", 0, 0.0, "manual", (), rows, 0.0))
 
 
 def planned_replays(plan: Plan) -> int:

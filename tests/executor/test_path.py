@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pooch.errors import PlanMismatch, TierError, UsageError
+from pooch.errors import InvalidSchedule, PlanMismatch, TierError, UsageError
 from pooch.executor import Run, apply_plan
 from pooch.ir import Choice, Plan
 from tests.executor.nets import make_job
@@ -152,4 +153,61 @@ def test_a_directory_that_is_missing_is_told_when_the_plan_is_applied() -> None:
     with pytest.raises(TierError, match="/no/such/place") as caught:
         apply_plan(plan, model, spill_directory="/no/such/place")
     assert "\n" not in str(caught.value)
+    assert "forward" not in vars(model)
+
+
+class WritesBehind(nn.Module):
+    """Writes over its first activation without autograd's knowledge, when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(8, 8) for _ in range(3))
+        self.writes = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        first = self.first(rows).tanh()
+        second = self.second(first).tanh()
+        if self.writes:
+            first.data.mul_(2)
+        return self.third(second).sum()
+
+
+@pytest.mark.filterwarnings("ignore:the step left the planned path")
+def test_a_replay_does_not_read_what_was_written_over() -> None:
+    torch.manual_seed(0)
+    model = WritesBehind()
+    rows = torch.rand(4, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    first, second = (value.id for value in profile.activations)
+    plan = tight_plan(profile, {first: "keep", second: "recompute"})
+    assert plan.schedule.sources == (first,)
+    with apply_plan(plan, model) as run:
+        step(model, run, 4)
+        assert run.stats.recomputed_ops == 2
+        model.writes = True
+        with pytest.raises(PlanMismatch, match=f"needs value {first} again"):
+            step(model, run, 4)
+
+
+def test_a_value_larger_than_its_room_in_the_tier_is_not_copied_there() -> None:
+    torch.manual_seed(0)
+    model = Branching()
+    rows = torch.rand(4, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    plan = tight_plan(profile, all_of(profile, "swap"))
+    small = replace(plan, choices=tuple(replace(choice, size_bytes=1) for choice in plan.choices))
+    with apply_plan(small, model) as run, pytest.raises(PlanMismatch, match="has room for 1 of them"):
+        step(model, run, 4)
+
+
+def test_a_plan_that_cannot_be_executed_is_not_applied() -> None:
+    torch.manual_seed(0)
+    model = Branching()
+    rows = torch.rand(4, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    plan = tight_plan(profile, all_of(profile, "swap"))
+    rooms = tuple((value, 0) for value, _ in plan.schedule.host_offsets)
+    shared = replace(plan, schedule=replace(plan.schedule, host_offsets=rooms))
+    with pytest.raises(InvalidSchedule, match="overlap in the tier"):
+        apply_plan(shared, model)
     assert "forward" not in vars(model)

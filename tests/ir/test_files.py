@@ -15,7 +15,7 @@ from hypothesis import given, settings
 import pooch
 from pooch.errors import FileFormatError
 from pooch.ir import Plan, Profile
-from pooch.ir.files import VERSION, load_any, replace_file
+from pooch.ir.files import VERSIONS, load_any, replace_file
 from tests.toys import blocks, chain, profiles
 
 
@@ -174,7 +174,7 @@ def test_a_plan_where_a_profile_is_wanted_and_the_other_way_round(profile: Profi
 
 def test_newer_version(profile: Profile, tmp_path: Path) -> None:
     profile.save(tmp_path / "p.json")
-    path = changed(tmp_path / "p.json", lambda content: content.update(version=VERSION + 1))
+    path = changed(tmp_path / "p.json", lambda content: content.update(version=VERSIONS[Profile] + 1))
     message = failure(Profile, path)
     assert "newer Pooch" in message
     assert "upgrade" in message
@@ -218,6 +218,40 @@ def test_a_missing_field(profile: Profile, tmp_path: Path) -> None:
         (lambda c: c["ops"][1].update(time_ms="nan"), "has the time"),
         (lambda c: c["ops"][1].update(phase="backward"), "marked backward"),
         (lambda c: c.update(ops=[], values=[], anchors=[], forward_ops=0, model_end=0), "no ops"),
+        (lambda c: c["values"][4].update(overwrites=4), "value 4 overwrites value 4"),
+        (lambda c: c["values"][2].update(overwrites=4), "value 2 overwrites value 4"),
+        (lambda c: c["values"][4].update(overwrites=1), "does not write over"),
+        (lambda c: c["ops"][1]["writes"].clear(), "is not written by its producer"),
+        (lambda c: c["ops"][4]["writes"].append(2), "whose producer is op 0"),
+        (lambda c: c["ops"][1]["writes"].append(3), "writes a value twice"),
+        (lambda c: c["ops"][0]["reads"].append(7), "op 0 reads value 7 before it is made"),
+        (lambda c: c["ops"][2]["reads"].append(2), "op 2 reads value 2 after it was written over"),
+        (lambda c: c["ops"][-2]["reads"].append(2), "of the backward pass lists what it reads"),
+        (lambda c: c["values"][4].update(producer=-1), "op 2 writes value 4, whose producer is op -1"),
+        (lambda c: c["values"][6].update(release=0), "let go of before it is made"),
+        (lambda c: c["values"][3].update(touches=[0]), "touched before it is made"),
+        (lambda c: c["values"][0].update(fixed=None, producer=-1), "dies before it is made"),
+        (lambda c: c["values"][3].update(saved=False), "autograd does not save"),
+        (lambda c: c["values"][3].update(first_unpack=c["forward_ops"]), "and its anchor is"),
+        (lambda c: c["anchors"].pop(), "and its anchor is -1"),
+        (lambda c: c["anchors"][0][1].append(c["anchors"][1][1][0]), "at two anchors"),
+        (lambda c: c.update(peak_bytes=c["peak_bytes"] + 1), "the highest peak of an op"),
+        (lambda c: c.update(peak_bytes=-1), "negative or beyond all measure"),
+        (lambda c: c["values"][4].update(size_bytes=10**18 * 2), "beyond all measure"),
+        (lambda c: [v.update(allocated_bytes=2**59) for v in c["values"]], "beyond all measure together"),
+        (lambda c: c["device"].update(memory_bytes=10**30), "beyond all measure"),
+        (lambda c: c["ops"][1].update(time_ms=-1), "has the time"),
+        (lambda c: c["ops"][1].update(time_ms="inf"), "has the time"),
+        (lambda c: c.update(step_ms="nan"), "step_ms"),
+        (lambda c: c.update(time_factor=-1), "time_factor"),
+        (lambda c: c["link"].update(in_bytes_per_ms="inf"), "rate of the link"),
+        (lambda c: c["link"].update(in_bytes_per_ms="nan"), "rate of the link"),
+        (lambda c: c["link"].update(out_latency_ms=-1), "latencies"),
+        (lambda c: c["link"].update(in_latency_ms="nan"), "latencies"),
+        (lambda c: c["link"].update(in_compute_share=-0.5), "shares"),
+        (lambda c: c["link"].update(ranks=0), "ranks share the link"),
+        (lambda c: c["hooks"].update(op_ms="nan"), "the hooks cost"),
+        (lambda c: c.update(batch_size=-3), "batch size"),
     ],
 )
 def test_inconsistent_profiles(
@@ -237,7 +271,8 @@ def test_inconsistent_profiles(
         (lambda c: c["schedule"]["actions"].reverse(), "ascending order of slots"),
         (lambda c: c["schedule"]["actions"][0].update(target=-4), "negative target"),
         (lambda c: c["schedule"].update(host_offsets=[]), "tier's layout"),
-        (lambda c: c["schedule"].update(host_bytes=-1), "outside of the tier"),
+        (lambda c: c["schedule"].update(host_bytes=-1), "room in the tier is negative"),
+        (lambda c: c["schedule"].update(host_bytes=0), "outside of the tier"),
         (lambda c: c["anchors"].reverse(), "anchors"),
     ],
 )
@@ -247,6 +282,57 @@ def test_inconsistent_plans(plan: Plan, tmp_path: Path, change: Callable[[dict[s
     message = failure(Plan, changed(tmp_path / "plan.json", change))
     assert "is inconsistent" in message
     assert told in message
+
+
+@pytest.mark.parametrize("text", ['"step_ms":1,', '"ops":[],'])
+def test_a_key_that_comes_twice(profile: Profile, tmp_path: Path, text: str) -> None:
+    profile.save(tmp_path / "p.json")
+    path = tmp_path / "twice.json"
+    path.write_text("{" + text + (tmp_path / "p.json").read_text().lstrip()[1:])
+    assert "twice" in failure(Profile, path)
+
+
+def test_a_number_of_thousands_of_digits(profile: Profile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "p.json")
+    path = changed(tmp_path / "p.json", lambda content: content.update(batch_size="DIGITS"))
+    path.write_text(path.read_text().replace('"DIGITS"', "9" * 10_000))
+    assert "beyond all measure" in failure(Profile, path)
+
+
+def test_a_plan_that_was_changed_says_so(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    path = changed(tmp_path / "plan.json", lambda content: content.update(budget_bytes=1 << 40))
+    message = failure(Plan, path)
+    assert "was changed since it was made" in message
+    assert "Plan.from_decisions" in message
+
+
+@pytest.mark.parametrize("value", [None, "", 3])
+def test_a_plan_without_its_checksum(plan: Plan, tmp_path: Path, value: object) -> None:
+    plan.save(tmp_path / "plan.json")
+    path = changed(tmp_path / "plan.json", lambda content: content.update(checksum=value))
+    assert "was changed since it was made" in failure(Plan, path)
+
+
+def test_the_layout_of_a_plan_may_change(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(content.items())), indent=4))
+    assert repr(Plan.load(path)) == repr(plan)
+
+
+def test_a_plan_of_an_older_version(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    path = changed(tmp_path / "plan.json", lambda content: content.update(version=VERSIONS[Plan] - 1))
+    message = failure(Plan, path)
+    assert "older Pooch" in message
+    assert "pooch plan" in message
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("profiles/*.json")), ids=lambda path: path.stem)
+def test_recorded_profiles_are_consistent(path: Path) -> None:
+    assert Profile.load(path).activations
 
 
 def test_files_are_small_and_read_line_by_line(tmp_path: Path) -> None:

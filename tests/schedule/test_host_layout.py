@@ -9,13 +9,13 @@ import pytest
 from pooch.errors import InvalidSchedule
 from pooch.ir import Action, Schedule
 from pooch.ir.dataflow import Dataflow
-from pooch.ir.schedule import ActionKind
+from pooch.ir.schedule import TIER_ALIGNMENT_BYTES, ActionKind
 from pooch.schedule import lower, verify
-from pooch.schedule.host_layout import ALIGNMENT_BYTES, NEVER, lay_out, tier_stays
+from pooch.schedule.host_layout import NEVER, lay_out, tier_stays
 from pooch.schedule.wellformed import check_form
 from tests.toys import chain, random_decisions, random_profile
 
-PAGE = ALIGNMENT_BYTES
+PAGE = TIER_ALIGNMENT_BYTES
 
 
 def trip(value: int, out: int, back: int, wait: int) -> list[Action]:

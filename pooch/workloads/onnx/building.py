@@ -8,18 +8,21 @@ Concat, Reshape) is gone before training begins, and a node that cannot run is f
 from __future__ import annotations
 
 import ast
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
+import torch.utils._python_dispatch
 
 from pooch.errors import WorkloadError
 from pooch.workloads.onnx.dimensions import InputShape
 from pooch.workloads.onnx.model import OnnxModel, Step, path_of
-from pooch.workloads.onnx.operation import ABSENT, Node, Operation
+from pooch.workloads.onnx.operation import ABSENT, HostNumbers, Node, Operation
 from pooch.workloads.onnx.reading import digest_of
 from pooch.workloads.onnx.registry import OPERATORS, UnsupportedVariant
 from pooch.workloads.onnx.trainable import running_statistics
@@ -28,6 +31,10 @@ from pooch.workloads.onnx.types import tensor_of
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _LARGEST_TEXT = 300
+# What nodes make of constants alone is made while building. Two numbers in a file can ask for any amount of it.
+MOST_FOLDED_ELEMENTS = 1 << 27
+_FOLDED_FOR_EACH_STORED = 8
+_MOST_HOST_NUMBERS = 1 << 20  # of shapes, axes and pads
 
 
 def build_model(
@@ -45,12 +52,25 @@ def build_model(
     """
     outputs = [value.name for value in graph.output]
     model = OnnxModel([shape.name for shape in shapes], outputs, path.resolve(), digest_of(path))
-    builder = _Builder(model, graph, trained, mode, path)
-    builder.take_inputs(shapes)
-    for node in _nodes(graph, opset, path):
-        builder.take(node)
-    builder.finish()
+    is_fake = torch._C._len_torch_dispatch_stack() > 0
+    with torch.utils._python_dispatch._disable_current_modes() if is_fake else nullcontext():
+        builder = _Builder(model, graph, trained, mode, path)  # folding reads contents, which fake tensors do not have
+        builder.take_inputs(shapes)
+        for node in _nodes(graph, opset, path):
+            builder.take(node)
+        builder.finish()
+    if is_fake:
+        _copy_stored(model)
     return model
+
+
+def _copy_stored(model: OnnxModel) -> None:
+    """Make what the model stores again under the modes that are on: the copies are fake where they make tensors so."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            module.register_parameter(name, torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.clone()
 
 
 class _Builder:
@@ -61,6 +81,8 @@ class _Builder:
         self._known: dict[str, torch.Tensor] = {}
         self._data: dict[str, torch.Tensor] = {}
         self._steps: list[Step] = []
+        stored_elements = sum(math.prod(stored.dims) for stored in graph.initializer)
+        self._foldable_elements = max(MOST_FOLDED_ELEMENTS, _FOLDED_FOR_EACH_STORED * stored_elements)
         statistics = running_statistics(graph)
         for stored in graph.initializer:
             tensor = self._tensor(stored)
@@ -96,6 +118,8 @@ class _Builder:
         reads = tuple(
             None if name == ABSENT else name for position, name in enumerate(node.inputs) if position not in known
         )
+        if is_known:
+            self._count_folded(operation, reads)
         results = self._run(operation, reads, is_known)
         if is_known:
             self._known.update(zip(node.outputs, results, strict=False))
@@ -110,7 +134,11 @@ class _Builder:
         if name not in self._known:
             raise WorkloadError(self._refusal(node, f"its input {name!r} depends on the data, and shapes are fixed"))
         value = self._known[name]
-        return value.item() if self._as_number(node, position) else value
+        if self._as_number(node, position):
+            return value.item()
+        if math.prod(value.shape) > _MOST_HOST_NUMBERS:
+            raise WorkloadError(self._refusal(node, f"its input {name!r} has {math.prod(value.shape)} elements"))
+        return HostNumbers(value)
 
     def _as_number(self, node: Node, position: int) -> bool:
         """A constant of one element beside a tensor: PyTorch's ops for numbers keep nothing for the backward pass."""
@@ -120,6 +148,25 @@ class _Builder:
         others = [other for other in node.inputs if other != name]
         # Not two numbers, and not a number beside a tensor that is known too: types would be lost.
         return any(other in self._data for other in others)
+
+    def _count_folded(self, operation: Operation, reads: Sequence[str | None]) -> None:
+        """Refuse to make more of constants than a model can have use for; how much it is, tensors without memory tell.
+
+        Raises:
+            WorkloadError: with the number of elements.
+        """
+        arguments = [None if name is None else self._value(operation.node, name, False) for name in reads]
+        try:
+            with torch.no_grad(), torch.device("meta"):
+                made = operation(*arguments)
+        except Exception:  # noqa: BLE001 - needs contents, or cannot be run at all: running it tells
+            return
+        tensors = made if isinstance(made, tuple | list) else (made,)
+        elements = sum(math.prod(each.shape) for each in tensors if isinstance(each, torch.Tensor))
+        self._foldable_elements -= elements
+        if self._foldable_elements < 0:
+            text = f"it makes a constant of {elements} elements, more than the constants of this file may have together"
+            raise WorkloadError(self._refusal(operation.node, text))
 
     def _run(self, operation: Operation, reads: Sequence[str | None], is_known: bool) -> tuple[torch.Tensor, ...]:
         arguments = [None if name is None else self._value(operation.node, name, is_known) for name in reads]

@@ -40,13 +40,41 @@ class Node:
     origin: str = ""
 
 
+class HostNumbers:
+    """The contents of an input that is known already, as plain numbers: to read them is no op of the step, and works
+    where tensors have no contents (mode "fake").
+
+    Args:
+        tensor: a real one.
+
+    Attributes:
+        dtype: of the tensor.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = tensor.dtype
+        self._numbers: list[Any] = tensor.reshape(-1).tolist()
+
+    def numel(self) -> int:
+        """How many there are."""
+        return len(self._numbers)
+
+    def tolist(self) -> list[Any]:
+        """All of them, in a row."""
+        return list(self._numbers)
+
+    def item(self) -> Any:
+        """The first one."""
+        return self._numbers[0]
+
+
 class Operation(nn.Module):
     """Runs one node.
 
     Args:
         node: what the file says.
         operator: how its kind runs.
-        known: inputs that are known already, by position: tensors for the host, or Python numbers.
+        known: inputs that are known already, by position: `HostNumbers`, or Python numbers.
         mode: "exported", "train" or "eval": whether the file decides how batch norms and dropouts behave.
     """
 
@@ -86,7 +114,7 @@ class Operation(nn.Module):
         wanted = {"train": True, "eval": False}.get(self._mode, as_exported)
         return self.training and wanted
 
-    def axes(self, rank: int, given: torch.Tensor | None = None) -> list[int] | None:
+    def axes(self, rank: int, given: HostNumbers | None = None) -> list[int] | None:
         """Axes from an input or from the attribute, none negative; None where neither is there."""
         raw = self.get("axes") if given is None else integers(given)
         return None if raw is None else [axis % rank if rank else 0 for axis in raw]
@@ -96,16 +124,14 @@ class Operation(nn.Module):
         return self.node.kind
 
 
-def integers(values: torch.Tensor | Sequence[int]) -> list[int]:
+def integers(values: HostNumbers | Sequence[int]) -> list[int]:
     """A known input as a list of ints."""
-    if isinstance(values, torch.Tensor):
-        return [int(each) for each in values.reshape(-1).tolist()]
-    return [int(each) for each in values]
+    return [int(each) for each in (values.tolist() if isinstance(values, HostNumbers) else values)]
 
 
-def number(value: torch.Tensor | None, default: float) -> float:
+def number(value: HostNumbers | None, default: float) -> float:
     """A known input of one element."""
-    return default if value is None else float(value.reshape(-1)[0].item())
+    return default if value is None else float(value.item())
 
 
 def product(values: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,65 @@ def test_settings_that_it_does_not_have(tmp_path: Path, settings: dict[str, str]
 
 def test_freezing_everything_leaves_nothing_to_train(tmp_path: Path) -> None:
     assert "no weights to train" in refusal(matmul(tmp_path / "m.onnx"), freeze="*")
+
+
+HUGE = 2**40
+
+
+def whole(*numbers: int) -> numpy.ndarray[Any, Any]:
+    return numpy.array(numbers, dtype="int64")
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "constants"),
+    [
+        ("Expand", ["c", "s"], {"c": numpy.ones(1, "float32"), "s": whole(HUGE)}),
+        ("ConstantOfShape", ["s"], {"s": whole(2**29)}),
+        ("Tile", ["c", "s"], {"c": numpy.ones(3, "float32"), "s": whole(HUGE)}),
+        ("Pad", ["c", "s"], {"c": numpy.ones(3, "float32"), "s": whole(0, HUGE)}),
+        ("Resize", ["c", "", "", "s"], {"c": numpy.ones((1, 1, 1, 1), "float32"), "s": whole(1, 1, 2**20, 2**20)}),
+        ("OneHot", ["i", "d", "v"], {"i": whole(0, 1), "d": whole(HUGE), "v": numpy.array([0, 1], "float32")}),
+    ],
+)  # fmt: skip
+def test_constants_beyond_all_measure_are_not_made(
+    tmp_path: Path, kind: str, inputs: list[str], constants: dict[str, numpy.ndarray[Any, Any]]
+) -> None:
+    exact = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if kind == "Resize" else {}
+    made = helper.make_node(kind, inputs, ["big"], **exact)
+    total = helper.make_node("ReduceMax", ["big"], ["one"], keepdims=0)
+    path = matmul(
+        tmp_path / "m.onnx", made, total, helper.make_node("Add", ["y", "one"], ["z"]), output="z",
+        weights=WEIGHT | constants,
+    )  # fmt: skip
+    message = refusal(path)
+    assert kind in message
+    assert "makes a constant of" in message
+
+
+def test_constants_that_double_in_each_node_are_not_made(tmp_path: Path) -> None:
+    names = ["c", *(f"c{level}" for level in range(40))]
+    tower = [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in pairwise(names)]
+    total = helper.make_node("ReduceMax", [names[-1]], ["one"], keepdims=0)
+    constants = WEIGHT | {"c": numpy.ones(1, "float32")}
+    path = matmul(
+        tmp_path / "m.onnx", *tower, total, helper.make_node("Add", ["y", "one"], ["z"]), output="z", weights=constants
+    )
+    assert "makes a constant of" in refusal(path)
+
+
+def test_a_shape_of_millions_of_numbers_is_refused(tmp_path: Path) -> None:
+    constants = WEIGHT | {"c": whole(1), "s": whole(2**22)}
+    made = helper.make_node("Expand", ["c", "s"], ["shape"])
+    path = matmul(
+        tmp_path / "m.onnx", made, helper.make_node("Reshape", ["y", "shape"], ["z"]), output="z", weights=constants
+    )
+    assert "has 4194304 elements" in refusal(path)
+
+
+@pytest.mark.parametrize("dims", [[HUGE], [2**62, 4], [2**31, 2**31], [-1, 4]])
+def test_weights_that_claim_a_huge_shape(tmp_path: Path, dims: list[int]) -> None:
+    def claim(model: Any) -> None:
+        del model.graph.initializer[0].dims[:]
+        model.graph.initializer[0].dims.extend(dims)
+
+    assert "no valid ONNX model" in refusal(changed(tmp_path / "m.onnx", claim))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.workloads.onnx.operation import Operation, number
+from pooch.workloads.onnx.operation import HostNumbers, Operation, number
 from pooch.workloads.onnx.registry import enter_function, operator
 
 _ONE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -92,7 +92,7 @@ def _where(op: Operation, condition: Tensor, yes: Any, no: Any) -> Tensor:
 
 
 @operator("Clip", host=(1, 2))
-def _clip(op: Operation, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+def _clip(op: Operation, x: Tensor, low: HostNumbers | None = None, high: HostNumbers | None = None) -> Tensor:
     lowest = op.get("min") if low is None else low.item()
     highest = op.get("max") if high is None else high.item()
     return x if lowest is None and highest is None else torch.clamp(x, lowest, highest)
@@ -158,7 +158,7 @@ def _thresholded_relu(op: Operation, x: Tensor) -> Tensor:
 
 
 @operator("Dropout", host=(1, 2))
-def _dropout(op: Operation, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None) -> Any:
+def _dropout(op: Operation, x: Tensor, ratio: HostNumbers | None = None, training: HostNumbers | None = None) -> Any:
     share = number(ratio, op.get("ratio", 0.5))
     active = op.trains(bool(training.item()) if training is not None else False)
     if not op.reads(1):

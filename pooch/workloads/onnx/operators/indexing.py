@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.workloads.onnx.operation import Operation, number
+from pooch.workloads.onnx.operation import HostNumbers, Operation, number
 from pooch.workloads.onnx.registry import UnsupportedVariant, operator
 
 
@@ -67,14 +67,14 @@ def _scatter_elements(op: Operation, data: Tensor, indices: Tensor, updates: Ten
 
 
 @operator("TopK", host=(1,))
-def _top_k(op: Operation, x: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _top_k(op: Operation, x: Tensor, count: HostNumbers | None = None) -> tuple[Tensor, Tensor]:
     wanted = int(number(count, op.get("k", 0)))
     largest = torch.topk(x, wanted, op.get("axis", -1), bool(op.get("largest", 1)), bool(op.get("sorted", 1)))
     return largest.values, largest.indices
 
 
 @operator("CumSum", host=(1,))
-def _cumsum(op: Operation, x: Tensor, axis: Tensor) -> Tensor:
+def _cumsum(op: Operation, x: Tensor, axis: HostNumbers) -> Tensor:
     along = int(number(axis, 0))
     turned = x.flip(along) if op.get("reverse", 0) else x
     total = torch.cumsum(turned, along, dtype=x.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pooch.workloads.onnx.operation import Operation, integers
+from pooch.workloads.onnx.operation import HostNumbers, Operation, integers
 from pooch.workloads.onnx.registry import UnsupportedVariant, operator
 
 _LSTM_GATES = (0, 2, 3, 1)  # ONNX: input, output, forget, cell; PyTorch: input, forget, cell, output
@@ -55,7 +55,7 @@ def _run(
     return output.reshape(length, batch, directions, -1).transpose(1, 2), last
 
 
-def _check(op: Operation, x: Tensor, lengths: Tensor | None, activations: Sequence[str]) -> None:
+def _check(op: Operation, x: Tensor, lengths: HostNumbers | None, activations: Sequence[str]) -> None:
     if op.get("layout", 0):
         raise UnsupportedVariant("layout 1 (batch first)")
     if op.get("clip") is not None or op.get("input_forget", 0):
@@ -82,7 +82,7 @@ def _lstm(
     weight: Tensor,
     recurrent: Tensor,
     bias: Tensor | None = None,
-    lengths: Tensor | None = None,
+    lengths: HostNumbers | None = None,
     hidden: Tensor | None = None,
     cell: Tensor | None = None,
     peepholes: Tensor | None = None,
@@ -102,7 +102,7 @@ def _gru(
     weight: Tensor,
     recurrent: Tensor,
     bias: Tensor | None = None,
-    lengths: Tensor | None = None,
+    lengths: HostNumbers | None = None,
     hidden: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     _check(op, x, lengths, ("Sigmoid", "Tanh"))
@@ -120,7 +120,7 @@ def _rnn(
     weight: Tensor,
     recurrent: Tensor,
     bias: Tensor | None = None,
-    lengths: Tensor | None = None,
+    lengths: HostNumbers | None = None,
     hidden: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     activation = (op.get("activations") or ["Tanh"])[0].lower()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pooch.workloads.onnx.operation import Operation
+from pooch.workloads.onnx.operation import HostNumbers, Operation
 from pooch.workloads.onnx.registry import UnsupportedVariant, enter_function, operator
 
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
@@ -35,7 +35,7 @@ _REDUCTIONS: dict[str, Reduction] = {
 
 
 def _reducing(reduce: Reduction) -> Callable[..., Any]:
-    def run(op: Operation, x: Tensor, given: Tensor | None = None) -> Tensor:
+    def run(op: Operation, x: Tensor, given: HostNumbers | None = None) -> Tensor:
         axes = op.axes(x.dim(), given)
         if not axes:  # none given, or an empty list: all of them, unless the node says that this means none
             if op.get("noop_with_empty_axes", 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.workloads.onnx.operation import Operation
+from pooch.workloads.onnx.operation import HostNumbers, Operation
 from pooch.workloads.onnx.registry import UnsupportedVariant, operator
 
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
@@ -15,9 +15,9 @@ _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 def _resize(
     op: Operation,
     x: Tensor,
-    region: Tensor | None = None,
-    scales: Tensor | None = None,
-    sizes: Tensor | None = None,
+    region: HostNumbers | None = None,
+    scales: HostNumbers | None = None,
+    sizes: HostNumbers | None = None,
 ) -> Tensor:
     if op.opset < 11:
         scales, region = region, None
@@ -26,11 +26,13 @@ def _resize(
 
 
 @operator("Upsample", host=(1,))
-def _upsample(op: Operation, x: Tensor, scales: Tensor) -> Tensor:
+def _upsample(op: Operation, x: Tensor, scales: HostNumbers) -> Tensor:
     return _interpolated(op, x, "asymmetric", scales, None)
 
 
-def _interpolated(op: Operation, x: Tensor, coordinates: str, scales: Tensor | None, sizes: Tensor | None) -> Tensor:
+def _interpolated(
+    op: Operation, x: Tensor, coordinates: str, scales: HostNumbers | None, sizes: HostNumbers | None
+) -> Tensor:
     if op.get("axes") is not None or op.get("antialias", 0) or op.get("exclude_outside", 0):
         raise UnsupportedVariant("axes, antialias or exclude_outside")
     if op.get("keep_aspect_ratio_policy", "stretch") != "stretch":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.workloads.onnx.operation import Operation, integers, number
+from pooch.workloads.onnx.operation import HostNumbers, Operation, integers, number
 from pooch.workloads.onnx.registry import UnsupportedVariant, operator
 from pooch.workloads.onnx.types import torch_type
 
@@ -51,13 +51,14 @@ def _constant(op: Operation) -> Tensor:
 
 
 @operator("ConstantOfShape", host=(0,), gives_constants=True)
-def _constant_of_shape(op: Operation, shape: Tensor) -> Tensor:
-    value = op.get("value", torch.zeros(1))
-    return torch.full(integers(shape), value.reshape(-1)[0].item(), dtype=value.dtype)
+def _constant_of_shape(op: Operation, shape: HostNumbers) -> Tensor:
+    value = op.get("value")
+    filling, dtype = (0.0, torch.float32) if value is None else (value.reshape(-1)[0].item(), value.dtype)
+    return torch.full(integers(shape), filling, dtype=dtype)
 
 
 @operator("Range", host=(0, 1, 2), gives_constants=True)
-def _range(op: Operation, start: Tensor, limit: Tensor, step: Tensor) -> Tensor:
+def _range(op: Operation, start: HostNumbers, limit: HostNumbers, step: HostNumbers) -> Tensor:
     return torch.arange(start.item(), limit.item(), step.item(), dtype=start.dtype)
 
 
@@ -70,7 +71,7 @@ def _eye_like(op: Operation, x: Tensor) -> Tensor:
 
 
 @operator("Reshape", host=(1,))
-def _reshape(op: Operation, x: Tensor, shape: Tensor) -> Tensor:
+def _reshape(op: Operation, x: Tensor, shape: HostNumbers) -> Tensor:
     wanted = integers(shape)
     if not op.get("allowzero", 0):
         wanted = [x.shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
@@ -85,13 +86,13 @@ def _flatten(op: Operation, x: Tensor) -> Tensor:
 
 
 @operator("Squeeze", host=(1,))
-def _squeeze(op: Operation, x: Tensor, given: Tensor | None = None) -> Tensor:
+def _squeeze(op: Operation, x: Tensor, given: HostNumbers | None = None) -> Tensor:
     axes = op.axes(x.dim(), given)
     return x.squeeze() if axes is None else x.squeeze(tuple(axes))
 
 
 @operator("Unsqueeze", host=(1,))
-def _unsqueeze(op: Operation, x: Tensor, given: Tensor | None = None) -> Tensor:
+def _unsqueeze(op: Operation, x: Tensor, given: HostNumbers | None = None) -> Tensor:
     count = len(op.get("axes", ()) if given is None else integers(given))
     for axis in sorted(op.axes(x.dim() + count, given) or []):
         x = x.unsqueeze(axis)
@@ -104,12 +105,12 @@ def _transpose(op: Operation, x: Tensor) -> Tensor:
 
 
 @operator("Expand", host=(1,))
-def _expand(op: Operation, x: Tensor, shape: Tensor) -> Tensor:
+def _expand(op: Operation, x: Tensor, shape: HostNumbers) -> Tensor:
     return x.expand(torch.broadcast_shapes(x.shape, torch.Size(integers(shape))))
 
 
 @operator("Tile", host=(1,))
-def _tile(op: Operation, x: Tensor, repeats: Tensor) -> Tensor:
+def _tile(op: Operation, x: Tensor, repeats: HostNumbers) -> Tensor:
     return x.repeat(integers(repeats))
 
 
@@ -119,7 +120,7 @@ def _concat(op: Operation, *inputs: Tensor) -> Tensor:
 
 
 @operator("Split", host=(1,))
-def _split(op: Operation, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
+def _split(op: Operation, x: Tensor, sizes: HostNumbers | None = None) -> tuple[Tensor, ...]:
     axis = op.get("axis", 0)
     lengths = op.get("split") if sizes is None else integers(sizes)
     if lengths is None:  # equal parts, the last one smaller
@@ -133,10 +134,10 @@ def _split(op: Operation, x: Tensor, sizes: Tensor | None = None) -> tuple[Tenso
 def _slice(
     op: Operation,
     x: Tensor,
-    starts: Tensor | None = None,
-    ends: Tensor | None = None,
-    axes: Tensor | None = None,
-    steps: Tensor | None = None,
+    starts: HostNumbers | None = None,
+    ends: HostNumbers | None = None,
+    axes: HostNumbers | None = None,
+    steps: HostNumbers | None = None,
 ) -> Tensor:
     begin = integers(op.get("starts") if starts is None else starts)
     end = integers(op.get("ends") if ends is None else ends)
@@ -147,7 +148,7 @@ def _slice(
         if stride > 0:
             x = torch.ops.aten.slice.Tensor(x, axis, indices.start, max(indices.start, indices.stop), stride)
         else:
-            x = x.index_select(axis, torch.tensor(list(indices), dtype=torch.int64, device=x.device))
+            x = x.index_select(axis, indices.start - torch.arange(0, -stride * len(indices), -stride, device=x.device))
     return x
 
 
@@ -156,7 +157,11 @@ _PADDING = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 @operator("Pad", host=(1, 2, 3))
 def _pad(
-    op: Operation, x: Tensor, pads: Tensor | None = None, value: Tensor | None = None, axes: Tensor | None = None
+    op: Operation,
+    x: Tensor,
+    pads: HostNumbers | None = None,
+    value: HostNumbers | None = None,
+    axes: HostNumbers | None = None,
 ) -> Tensor:
     widths = integers(op.get("pads") if pads is None else pads)
     along = list(range(x.dim())) if axes is None else op.axes(x.dim(), axes) or []
@@ -175,7 +180,7 @@ def _pad(
 
 
 @operator("Trilu", host=(1,))
-def _trilu(op: Operation, x: Tensor, offset: Tensor | None = None) -> Tensor:
+def _trilu(op: Operation, x: Tensor, offset: HostNumbers | None = None) -> Tensor:
     diagonal = int(number(offset, 0))
     return torch.triu(x, diagonal) if op.get("upper", 1) else torch.tril(x, diagonal)
 
@@ -199,7 +204,7 @@ def _space_to_depth(op: Operation, x: Tensor) -> Tensor:
 
 
 @operator("OneHot", host=(1, 2))
-def _one_hot(op: Operation, indices: Tensor, depth: Tensor, values: Tensor) -> Any:
+def _one_hot(op: Operation, indices: Tensor, depth: HostNumbers, values: HostNumbers) -> Any:
     classes = int(number(depth, 0))
     hot = functional.one_hot(indices.to(torch.int64) % classes, classes).to(values.dtype)
     off, on = values.tolist()
