@@ -370,8 +370,9 @@ def test_an_op_that_writes_over_a_value_waits_for_its_copy_out(
     watch_program(on_the_fake, monkeypatch, lambda count: False)
     copies_of_written = watch_writes(on_the_fake, monkeypatch)
     model.inside = True
-    with apply_plan(plan, model), pytest.warns(UserWarning, match="left the planned path"):
-        loss = model(rows)
+    with apply_plan(plan, model):
+        with pytest.warns(UserWarning, match="left the planned path"):
+            loss = model(rows)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
     assert copies_of_written == [1]
