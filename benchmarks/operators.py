@@ -284,9 +284,8 @@ def table(outcomes: list[Outcome]) -> str:
         "| dtype | pass | of these replayed | incomparable | refused | fail | samples compared | samples incomparable |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [
-        _counts(dtype, [o for o in outcomes if o.dtype == dtype]) for dtype in dict.fromkeys(map(_dtype, outcomes))
-    ]
+    for dtype in dict.fromkeys(outcome.dtype for outcome in outcomes):
+        lines.append(_counts(dtype, [outcome for outcome in outcomes if outcome.dtype == dtype]))
     lines += ["", "| entry | dtype | status | samples compared | incomparable | reason |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {o.name} | {o.dtype} | {o.status} | {o.compared} | {o.incomparable.total()} | {_reasons(o)} |"
@@ -297,10 +296,6 @@ def table(outcomes: list[Outcome]) -> str:
     lines += ["", "| values that a recompute plan keeps, because | number |", "|---|---|"]
     lines += [f"| {reason} | {number} |" for reason, number in kept.most_common()]
     return "\n".join(lines) + "\n"
-
-
-def _dtype(outcome: Outcome) -> str:
-    return outcome.dtype
 
 
 def _counts(dtype: str, outcomes: list[Outcome]) -> str:
