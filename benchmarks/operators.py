@@ -277,13 +277,11 @@ STATUSES = ("pass", "incomparable", "refused", "fail")
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Counts of entries and samples first, then each entry of which not every sample was compared, then why recomputing
-    was refused.
+    """Counts of entries and samples, then each entry of which not every sample was compared, then why recomputing was
+    refused.
     """
-    lines = [
-        "| dtype | pass | of these replayed | incomparable | refused | fail | samples compared | samples incomparable |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    columns = "dtype", "pass", "of these replayed", *STATUSES[1:], "samples compared", "samples incomparable"
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for dtype in dict.fromkeys(outcome.dtype for outcome in outcomes):
         lines.append(_counts(dtype, [outcome for outcome in outcomes if outcome.dtype == dtype]))
     lines += ["", "| entry | dtype | status | samples compared | incomparable | reason |", "|---|---|---|---|---|---|"]
