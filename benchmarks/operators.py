@@ -3,9 +3,11 @@
     python -m benchmarks.operators [--names matmul,fft] [--dtypes float64] [--samples N] [--output benchmarks/results]
 
 Around each operator stands a small step: inputs pass through `x * 1` and results through `sin`, so that something is
-saved before and after it. Loss and gradients have to be bitwise those of plain training. An entry is "refused" where
-plain training itself is not repeatable or raises, or where PyTorch has no backward pass for it; the last table counts
-the values that a recompute plan has to keep, by reason. Exit code 1 if anything fails.
+saved before and after it. Loss and gradients have to be bitwise those of plain training. Samples for which plain
+training raises, has nothing to train, or gives other bits when it is repeated, cannot be compared: they are counted
+apart, by reason, and prove nothing. An entry of which no sample can be compared is "incomparable", one for which
+PyTorch has no backward pass "refused"; the last table counts the values that a recompute plan has to keep, by reason.
+Exit code 1 if anything fails.
 """
 
 from __future__ import annotations
@@ -39,13 +41,18 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass
 class Outcome:
-    """What became of one entry and dtype. `status`: "pass", "refused" or "fail"."""
+    """What became of one entry and dtype.
+
+    `status`: "pass" (every sample that can be compared was, under every choice), "fail", "incomparable" or "refused".
+    `compared`: samples that were bitwise the same under every choice; `incomparable`: {why not: samples}.
+    """
 
     name: str
     dtype: str
     status: str = "pass"
     reason: str = ""
-    samples: int = 0
+    compared: int = 0
+    incomparable: Counter[str] = field(default_factory=Counter)
     swapped_bytes: int = 0
     replayed_ops: int = 0
     kept: Counter[str] = field(default_factory=Counter)
@@ -91,6 +98,10 @@ class _NothingToTrain(Exception):
     """The sample has no differentiable result."""
 
 
+class _Incomparable(Exception):
+    """Plain training gives nothing to compare with; the text says why."""
+
+
 def _tensors(nested: Any) -> Iterator[Tensor]:
     if isinstance(nested, Tensor):
         yield nested
@@ -128,27 +139,25 @@ def sweep_entry(op: Any, dtype_name: str, most_samples: int) -> Outcome:
         if outcome.status == "fail":
             outcome.reason = f"sample {number}: {outcome.reason}"
             break
-    if outcome.samples == 0 and outcome.status == "pass":
-        outcome.status, outcome.reason = "refused", outcome.reason or "no sample can be trained"
+    if outcome.compared == 0 and outcome.status == "pass":
+        outcome.status = "incomparable"
+        outcome.reason = "; ".join(outcome.incomparable) or "it has no samples"
     return outcome
 
 
 def _try_sample(op: Any, sample: Any, outcome: Outcome) -> None:
+    """Count the sample as compared, as incomparable, or let it fail the entry."""
     step = _Step(op.op, sample, sample.output_process_fn_grad)
-    if not step.leaves:
-        return
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            plain, again = _train(step, None), _train(step, None)
-    except _NothingToTrain:
+        _compare(step, outcome)
+    except _Incomparable as reason:
+        outcome.incomparable[str(reason)] += 1
         return
-    except Exception as error:  # noqa: BLE001  # plain training itself may raise anything
-        outcome.reason = f"plain training raises {type(error).__name__}"
-        return
-    if _different(plain, again):
-        outcome.reason = "plain training is not repeatable"
-        return
+    outcome.compared += outcome.status != "fail"
+
+
+def _compare(step: _Step, outcome: Outcome) -> None:
+    plain = _repeatable_plain(step)
     try:
         profile = _profiled(step)
     except PoochError as error:
@@ -157,9 +166,29 @@ def _try_sample(op: Any, sample: Any, outcome: Outcome) -> None:
     dataflow = Dataflow(profile, "step")
     refusals = [dataflow.refusal(value.id) for value in dataflow.activations]
     outcome.kept.update(refusal for refusal in refusals if refusal)
-    outcome.samples += 1
     for choice in CHOICES:
         _try_choice(step, dataflow, choice, plain, outcome)
+
+
+def _repeatable_plain(step: _Step) -> list[Tensor]:
+    """What plain training gives.
+
+    Raises:
+        _Incomparable: nothing, or something else each time.
+    """
+    if not step.leaves:
+        raise _Incomparable("nothing to train")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain, again = _train(step, None), _train(step, None)
+    except _NothingToTrain as error:
+        raise _Incomparable("nothing to train") from error
+    except Exception as error:  # plain training itself may raise anything
+        raise _Incomparable(f"plain training raises {type(error).__name__}") from error
+    if _different(plain, again):
+        raise _Incomparable("plain training is not repeatable")
+    return plain
 
 
 def _profiled(step: _Step) -> Profile:
@@ -188,11 +217,10 @@ def _try_choice(step: _Step, dataflow: Dataflow, choice: Choice, plain: list[Ten
     unrepeatable = _unrepeatable_op(dataflow.profile)
     if unrepeatable is not None and difference == "the loss differs":
         # Seen one time in a hundred, or in a thousand, in plain training: a loss is computed once, without any replay.
-        outcome.reason = f"plain training is not repeatable: {unrepeatable}"
-    elif not _is_repeatable(step, plain):
-        outcome.reason = "plain training is not repeatable"
-    else:
-        outcome.status, outcome.reason = "fail", f"{choice}: {difference}"
+        raise _Incomparable(f"plain training is not repeatable: {unrepeatable}")
+    if not _is_repeatable(step, plain):
+        raise _Incomparable("plain training is not repeatable")
+    outcome.status, outcome.reason = "fail", f"{choice}: {difference}"
 
 
 def _unrepeatable_op(profile: Profile) -> str | None:
@@ -245,20 +273,41 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return bool(torch.equal(*raw))
 
 
+STATUSES = ("pass", "incomparable", "refused", "fail")
+
+
 def table(outcomes: list[Outcome]) -> str:
-    """Counts first, then each entry of which not every sample passed, then why recomputing was refused."""
-    counts = Counter((o.dtype, o.status) for o in outcomes)
-    lines = ["| dtype | pass | of these replayed | refused | fail |", "|---|---|---|---|---|"]
-    for dtype in dict.fromkeys(o.dtype for o in outcomes):
-        replayed = sum(o.dtype == dtype and o.status == "pass" and o.replayed_ops > 0 for o in outcomes)
-        numbers = [counts[dtype, status] for status in ("pass", "refused", "fail")]
-        lines.append(f"| {dtype} | {numbers[0]} | {replayed} | {numbers[1]} | {numbers[2]} |")
-    lines += ["", "| entry | dtype | status | reason |", "|---|---|---|---|"]
-    lines += [f"| {o.name} | {o.dtype} | {o.status} | {o.reason} |" for o in outcomes if o.status != "pass" or o.reason]
+    """Counts of entries and samples, then each entry of which not every sample was compared, then why recomputing was
+    refused.
+    """
+    columns = "dtype", "pass", "of these replayed", *STATUSES[1:], "samples compared", "samples incomparable"
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for dtype in dict.fromkeys(outcome.dtype for outcome in outcomes):
+        lines.append(_counts(dtype, [outcome for outcome in outcomes if outcome.dtype == dtype]))
+    lines += ["", "| entry | dtype | status | samples compared | incomparable | reason |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {o.name} | {o.dtype} | {o.status} | {o.compared} | {o.incomparable.total()} | {_reasons(o)} |"
+        for o in outcomes
+        if o.status != "pass" or o.incomparable
+    ]
     kept = sum((o.kept for o in outcomes), Counter[str]())
     lines += ["", "| values that a recompute plan keeps, because | number |", "|---|---|"]
     lines += [f"| {reason} | {number} |" for reason, number in kept.most_common()]
     return "\n".join(lines) + "\n"
+
+
+def _counts(dtype: str, outcomes: list[Outcome]) -> str:
+    """One line of the first table."""
+    entries_with = Counter(o.status for o in outcomes)
+    replayed = sum(o.status == "pass" and o.replayed_ops > 0 for o in outcomes)
+    passed, *others = (entries_with[status] for status in STATUSES)
+    samples = sum(o.compared for o in outcomes), sum(o.incomparable.total() for o in outcomes)
+    return "| " + " | ".join(map(str, (dtype, passed, replayed, *others, *samples))) + " |"
+
+
+def _reasons(outcome: Outcome) -> str:
+    told = [f"{reason} ({number})" for reason, number in outcome.incomparable.items()]
+    return "; ".join([outcome.reason, *told] if outcome.status in ("fail", "refused") else told or [outcome.reason])
 
 
 def write(outcomes: list[Outcome], text: str, told: str, folder: Path) -> None:

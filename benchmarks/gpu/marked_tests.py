@@ -29,6 +29,8 @@ def run(job: Job) -> Verdict:
         "-q",
         "-p",
         "no:cacheprovider",
+        "-o",
+        "addopts=",  # pyproject.toml has settings of plugins that are not on that machine; the limit is ours here
         f"--junitxml={report}",
         *where,
     ]

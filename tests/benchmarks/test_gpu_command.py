@@ -68,10 +68,8 @@ def test_the_whole_run_fits_into_its_time() -> None:
 
 
 def test_a_part_that_hangs_is_stopped(tmp_path: Path) -> None:
-    start = time.monotonic()
     result = run_part(Part("hooks", 0, 1), 1.0, tmp_path, child_environment(None), ["--device", "cpu", "--small"])
     assert (result.status, result.why) == ("failed", "stopped after 1 s")
-    assert time.monotonic() - start < 30
 
 
 def test_a_part_that_dies_is_failed_and_its_log_kept(tmp_path: Path) -> None:

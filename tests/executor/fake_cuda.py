@@ -88,6 +88,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.current = self.compute
         self.programs = [self.compute]
+        self.host: Clock = {}  # what the host has waited for
         self._touching: dict[int, list[Copy]] = {}
 
     @contextmanager
@@ -114,8 +115,15 @@ class Machine:
         self.log.append(("lock", size))
         return 0
 
+    def synchronize(self, device: Any = None) -> None:
+        """The host waits for all that was issued."""
+        for copy in self.copies:
+            self.host[copy.stream] = max(self.host.get(copy.stream, 0), copy.number)
+
     def unregister(self, pointer: int) -> int:
         if pointer in self.locked:  # else it is a block that an earlier test left behind
+            if not all(copy.is_before(self.host) for copy in self.copies if copy.block == pointer):
+                self.races.append("memory is unlocked before a copy is done with it")
             self.log.append(("unlock", self.locked.pop(pointer)))
         return 0
 
@@ -175,7 +183,7 @@ def install(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         "Event": Event,
         "current_stream": lambda device=None: machine.current,
         "stream": machine.stream,
-        "synchronize": lambda device=None: None,
+        "synchronize": machine.synchronize,
         "cudart": lambda: runtime,
     }
     for name, what in replaced.items():

@@ -16,7 +16,7 @@ import torch
 from pooch.errors import TierError
 from pooch.executor import apply_plan
 from pooch.executor.engines import spill_file
-from pooch.executor.engines.cpu import CpuEngine
+from pooch.executor.engines.cpu import CpuEngine, CpuTicket
 from pooch.executor.engines.spill_file import CHUNK_BYTES
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan, train
@@ -194,6 +194,34 @@ def test_closing_with_copies_in_flight_completes_them(monkeypatch: pytest.Monkey
     assert not engine.thread.is_alive()
 
 
+def test_room_is_given_back_only_when_its_last_copy_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The copy goes on only once somebody waits for it, so the end of the step has to be that one."""
+    gate = threading.Event()
+    write, wait = os.pwrite, CpuTicket.wait
+
+    def held_back(*args: Any) -> int:
+        gate.wait(PATIENCE_S)
+        return write(*args)
+
+    def waited_for(ticket: CpuTicket) -> float:
+        gate.set()
+        return wait(ticket)
+
+    monkeypatch.setattr(spill_file.os, "pwrite", held_back)
+    monkeypatch.setattr(CpuTicket, "wait", waited_for)
+    engine = CpuEngine(tmp_path)
+    arena = engine.open_arena(4096)
+    ticket = arena.copy_out(storage_of(4096), 0)
+    arena.close()
+    try:
+        assert gate.is_set()
+        assert ticket._done.is_set()
+        assert ticket.error is None
+    finally:
+        gate.set()
+        engine.close()
+
+
 def test_threads_end_with_their_engines() -> None:
     before = threading.active_count()
     for _ in range(5):
@@ -225,6 +253,34 @@ def test_a_fork_gets_a_thread_and_a_file_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(bytes_of(back), bytes_of(storage_of(4096, 1)))
     arena.close()
     engine.close()
+
+
+def test_a_fork_leaves_the_free_files_of_its_parent_alone(tmp_path: Path) -> None:
+    """A file that waits for the next step is open in both processes. Both take their next one, the parent first; the
+    child writes before the parent reads.
+    """
+    engine = CpuEngine(tmp_path)
+    engine.open_arena(4096).close()  # now there is a free file
+    go, tell = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        child = os.fork()
+    if child == 0:
+        os.read(go, 1)
+        os._exit(0 if _round_trip(engine, 2) else 1)
+    arena = engine.open_arena(4096)
+    arena.copy_out(storage_of(4096, 1), 0).wait()
+    os.write(tell, b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    back = torch.UntypedStorage(4096)
+    ticket = arena.copy_in(back, 0)
+    ticket.wait()
+    assert ticket.error is None  # the checksum is another one, had the child written here
+    assert torch.equal(bytes_of(back), bytes_of(storage_of(4096, 1)))
+    arena.close()
+    engine.close()
+    for end in (go, tell):
+        os.close(end)
 
 
 def _round_trip(engine: CpuEngine, seed: int) -> bool:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from pooch.errors import TierError, UsageError
 from pooch.executor import apply_plan
+from pooch.executor.actions import StepActions
 from pooch.executor.engines.cuda import CudaArena, CudaEngine, CudaTicket
 from pooch.executor.engines.pinned import PinnedBlock
 from pooch.executor.mode import StepMode
 from pooch.executor.step import PlannedStep
+from pooch.ir import Plan
 from tests.executor.fake_cuda import Machine, Race, Stream, install
 from tests.executor.nets import make_job
-from tests.executor.support import assert_same, mixed, profile_job, tight_plan, train
+from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train
 
 CPU = torch.device("cpu")
 
@@ -324,6 +328,105 @@ def watch_program(machine: Machine, monkeypatch: pytest.MonkeyPatch, on_side: Ca
     monkeypatch.setattr(PlannedStep, "pack", pack)
 
 
+class Overwriting(nn.Module):
+    """Saves the result of its exp; `inside`: writes over it at once, while its copy out may be under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(16, 16))
+        self.inside = False
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        first = (rows @ self.weight).exp()
+        later = first * 3
+        if self.inside:
+            first.mul_(2)
+        return later.sin().sum() + first.sum()
+
+
+def watch_writes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every storage that an op of the region writes over is judged when the op runs; returns how many copies out of it
+    were made before, one number for each.
+    """
+    found: list[int] = []
+    before_op = PlannedStep.before_op
+
+    def judged_op(self: PlannedStep, func: Any, facts: Any, args: Any, kwargs: Any, written: Any) -> None:
+        before_op(self, func, facts, args, kwargs, written)
+        for tensor in written.values():
+            found.append(sum(copy.outwards for copy in machine._touching.get(tensor.untyped_storage()._cdata, ())))
+            machine.check_write(tensor.untyped_storage())
+
+    monkeypatch.setattr(PlannedStep, "before_op", judged_op)
+    return found
+
+
+def test_an_op_that_writes_over_a_value_waits_for_its_copy_out(
+    on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows = Overwriting(), torch.rand(16, 16)
+    profile = quick_profile(lambda: model(rows), model)
+    plan = tight_plan(profile, all_of(profile, "swap", "model"), "model")
+    watch_program(on_the_fake, monkeypatch, lambda count: False)
+    copies_of_written = watch_writes(on_the_fake, monkeypatch)
+    model.inside = True
+    with apply_plan(plan, model):
+        with pytest.warns(UserWarning, match="left the planned path"):
+            loss = model(rows)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    assert copies_of_written == [1]
+    assert on_the_fake.races == []
+
+
+class Stopped(Exception):
+    """The step ends here."""
+
+
+def test_a_value_that_is_let_go_of_in_mid_copy_stays_until_the_copy_is_done(
+    on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error ends the step while values are on their way out or back, at every op and at every read there is."""
+    passed = stop_at = 0
+    under_way: set[str] = set()
+    let_go = StepActions._let_go
+
+    def noted(self: StepActions, record: Any) -> None:
+        if record.ticket is not None:
+            under_way.add("back" if record.copied_out else "out")
+        let_go(self, record)
+
+    def stopping(method: Callable[..., Any]) -> Callable[..., Any]:
+        def until(*given: Any, **named: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed > stop_at:
+                raise Stopped
+            return method(*given, **named)
+
+        return until
+
+    job = make_job("conv")
+    profile = profile_job(job)
+    plan = Plan.from_decisions(profile, all_of(profile, "swap"), int(0.9 * profile.peak_bytes), region="step")
+    watch_program(on_the_fake, monkeypatch, lambda count: False)
+    monkeypatch.setattr(StepMode, "__torch_dispatch__", stopping(StepMode.__torch_dispatch__))
+    monkeypatch.setattr(PlannedStep, "unpack", stopping(PlannedStep.unpack))
+    monkeypatch.setattr(StepActions, "_let_go", noted)
+    with apply_plan(plan, job.model) as run:
+        for stop_at in itertools.count():
+            passed = 0
+            with contextlib.suppress(Stopped):
+                with run.step():
+                    loss = job.forward()
+                loss.backward()
+            loss = None
+            if passed <= stop_at:  # nothing stopped it
+                break
+    assert under_way == {"out", "back"}
+    assert on_the_fake.races == []
+
+
 def event_of(stream: Stream) -> Any:
     event: Any = torch.cuda.Event()
     event.record(stream)
@@ -402,6 +505,59 @@ def test_blocks_have_the_planned_size_and_are_unlocked(machine: Machine) -> None
     under_way.close()
     assert [kind for kind, _ in machine.log].count("unlock") == 2
     assert machine.locked == {}
+
+
+def test_a_block_that_became_too_small_is_not_used_again(machine: Machine) -> None:
+    """A step with little to swap ends after a larger plan has begun: its block comes back and must not be given out."""
+    engine = CudaEngine(CPU)
+    small = engine.open_arena(4096)
+    engine.open_arena(8192).close()
+    engine.open_arena(8192).close()
+    small.close()
+    assert machine.log == [("lock", 4096), ("lock", 8192), ("unlock", 4096)]
+    arenas = [engine.open_arena(8192) for _ in range(2)]
+    for arena in arenas:
+        value, back = storage(7, 8192), storage(0, 8192)
+        arena.copy_out(value, 0).wait()
+        arena.copy_in(back, 0).wait()
+        assert bytes(back) == bytes(value)
+        arena.close()
+    assert machine.races == []
+
+
+def test_free_blocks_that_are_too_small_for_the_next_step_are_given_up(machine: Machine) -> None:
+    engine = CudaEngine(CPU)
+    engine.open_arena(4096).close()
+    arena = engine.open_arena(8192)
+    assert machine.log == [("lock", 4096), ("unlock", 4096), ("lock", 8192)]
+    arena.copy_out(storage(7, 8192), 0).wait()
+    assert machine.copies[-1].room == (0, 8192)
+    arena.close()
+
+
+@pytest.mark.parametrize("how", ["the engine is closed", "the engine is forgotten", "the block is too small"])
+def test_memory_is_unlocked_only_when_the_device_is_done_with_it(how: str, machine: Machine) -> None:
+    """Compute waits for a copy at the end of a step, and the host does not: the copy may still be under way."""
+    engine: CudaEngine | None = CudaEngine(CPU)
+    assert engine is not None
+    abandoned_step(machine, engine)
+    if how == "the engine is closed":
+        engine.close()
+    elif how == "the block is too small":
+        engine.open_arena(2 * 8192).close()
+    else:
+        engine = None
+        gc.collect()
+    assert ("unlock", 8192) in machine.log
+    assert machine.races == []
+
+
+def test_unlocking_too_early_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", nothing)
+    engine = CudaEngine(CPU)
+    abandoned_step(machine, engine)
+    engine.close()
+    assert machine.races == ["memory is unlocked before a copy is done with it"]
 
 
 def test_a_forgotten_engine_unlocks_its_blocks(machine: Machine) -> None:

@@ -76,6 +76,46 @@ def test_a_parameter_changed_before_the_replay_raises() -> None:
             loss.backward()
 
 
+class SavesTwice(nn.Module):
+    """Saves the results of two ops; the second one is given out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8, 8))
+        self.inside = False
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        kept = (rows @ self.weight).exp().sin().exp()
+        loss = kept.cos().sum()
+        if self.inside:
+            kept.mul_(2)
+        return loss, kept
+
+
+@pytest.mark.filterwarnings("ignore:the step left the planned path")
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("others", ["swap", "recompute"])
+def test_a_kept_value_that_is_changed_beside_moved_ones_raises_too(others: Choice, inside: bool) -> None:
+    """PyTorch's own check is off once anything has hooks."""
+    torch.manual_seed(0)
+    model, rows = SavesTwice(), torch.rand(8, 8)
+    profile = quick_profile(lambda: model(rows)[0], model)
+    decisions = all_of(profile, others, "model")
+    decisions[max(decisions)] = "keep"  # what is given out
+    plan = tight_plan(profile, decisions, "model")
+    model.inside = inside
+    with apply_plan(plan, model) as run:
+        loss, kept = model(rows)
+        if not inside:
+            with torch.no_grad():
+                kept.add_(1)
+        with pytest.raises(RuntimeError, match=MESSAGE):
+            loss.backward()
+        model.inside = False
+        model(rows)[0].backward()
+        assert run.stats.swapped_in_bytes + run.stats.recomputed_ops > 0
+
+
 class GatesInPlace(nn.Module):
     """What `nn.LSTMCell` does on a CPU: parts of one storage, changed in place one by one, each saved by itself."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -247,6 +248,66 @@ def test_what_is_kept_beyond_the_region_is_there_after_it() -> None:
         loss = model(rows).sum()
         assert run.stats.emptied_bytes > 0
         assert is_same(model.kept[0].detach(), model.inner(rows).exp().detach())
+        loss.backward()
+
+
+class HeldFromTheBeginning(Held):
+    """Looks at `first` before it leaves."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        first = self.inner(rows).exp()
+        self.peek(first)
+        second = first.sin()
+        third = self.outer(second)
+        fourth = third.cos()
+        return fourth * first
+
+
+def _through_its_address(first: Tensor) -> numpy.ndarray:
+    """As C code has it. (`Tensor.numpy` would forbid PyTorch to resize the storage, whatever we remember.)"""
+    address = (ctypes.c_float * first.numel()).from_address(first.data_ptr())
+    return numpy.ctypeslib.as_array(address).reshape(first.shape)
+
+
+def test_what_somebody_has_the_address_of_stays_where_it_is() -> None:
+    """It may be read at any time from then on, unseen."""
+    model, rows = HeldFromTheBeginning(), torch.rand(8, 16)
+    profile = quick_profile(lambda: model(rows).sum(), model)
+    plan = tight_plan(profile, all_of(profile, "swap", "model"), "model")
+    emptied_bytes, held_bytes = moved_bytes(plan, profile, "empty"), 8 * 16 * 4
+    assert emptied_bytes >= held_bytes
+    arrays: list[numpy.ndarray] = []
+    with apply_plan(plan, model) as run:
+        model(rows).sum().backward()
+        assert (run.stats.emptied_bytes, run.stats.mismatches) == (emptied_bytes, 0)
+        model.peek = lambda first: arrays.append(_through_its_address(first))
+        loss = model(rows).sum()
+        assert (run.stats.emptied_bytes, run.stats.mismatches) == (emptied_bytes - held_bytes, 0)
+        seen = torch.from_numpy(arrays[0].copy())  # while autograd still holds it
+        loss.backward()
+    assert is_same(seen, model.inner(rows).exp())
+
+
+def test_what_is_away_is_back_as_soon_as_the_path_is_left() -> None:
+    """From there on raw looks are not watched, and a tensor without its bytes would be read."""
+    model, rows = Held(), torch.rand(8, 16)
+    plan = emptying_plan(model, rows)
+    sizes: list[int] = []
+
+    def leave(first: Tensor) -> None:
+        before = run.stats.emptied_bytes
+        rows.cosh()  # no op of the plan's
+        sizes.extend((before, run.stats.mismatches, first.untyped_storage().nbytes()))
+
+    with apply_plan(plan, model) as run:
+        model.peek = leave
+        with pytest.warns(UserWarning, match="left the planned path"):
+            loss = model(rows).sum()
+        emptied_bytes, mismatches, held_bytes = sizes
+        assert emptied_bytes >= 8 * 16 * 4
+        assert mismatches == 1
+        assert held_bytes == 8 * 16 * 4
+        assert run.stats.late_swaps > 0
         loss.backward()
 
 

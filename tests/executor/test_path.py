@@ -83,6 +83,20 @@ def test_another_branch_or_shape(branch: str, choice: str) -> None:
     run.remove()
 
 
+@pytest.mark.parametrize("choice", ["swap", "recompute"])
+def test_what_the_schedule_no_longer_brings_back_is_counted_as_late(choice: str) -> None:
+    """Off the path nothing is brought back ahead of its read: each value that is away is, once, when it is read."""
+    model, run = planned(choice)
+    step(model, run, 4)
+    assert run.stats.late_swaps == 0
+    model.branch = "long"  # leaves the path after its last op
+    with pytest.warns(UserWarning, match="left the planned path"):
+        step(model, run, 4)
+    schedule = run.plan.schedule
+    assert run.stats.late_swaps == len(schedule.swapped if choice == "swap" else schedule.recomputed) > 0
+    run.remove()
+
+
 def test_the_warning_comes_once() -> None:
     model, run = planned("swap")
     with pytest.warns(UserWarning, match="left the planned path"):

@@ -13,7 +13,7 @@ from pooch.torchtools.memory_meter import MemoryMeter
 from tests.executor.nets import KINDS, Job, make_job
 from tests.executor.support import all_of, profile_job, region_of, tight_plan
 
-NOISE = 0.02
+NOISE = 0.002
 
 
 def measured_peak(job: Job, plan: Plan | None) -> int:

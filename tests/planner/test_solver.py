@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
@@ -135,10 +134,7 @@ def test_ctrl_c_stops_the_solver_at_once() -> None:
     # WHEN somebody presses Ctrl-C after half a second
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
-    began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        program.solve(Limits(gap=0.0, nodes=10**9, time_s=120.0))
-    # THEN it ends long before its time limit
-    assert time.monotonic() - began_s < 60
-    # AND the next program is solved as ever
+        program.solve(Limits(gap=0.0, nodes=10**9, time_s=1e6))
+    # THEN it has ended, which by its own limit it would not have before the suite's; and the next is solved as ever
     assert knapsack()[0].solve(LIMITS).objective == pytest.approx(-21)

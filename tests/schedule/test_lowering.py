@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ import pytest
 from pooch.errors import UsageError
 from pooch.ir import Action, Choice, Profile, Schedule
 from pooch.ir.dataflow import Dataflow
-from pooch.schedule import Lowering, lower, verify
+from pooch.schedule import lower, verify
 from pooch.simulator import simulate
 from tests import toys
 from tests.schedule.interpreter import run_schedule
@@ -277,20 +276,6 @@ def test_decisions_that_make_no_sense_are_refused_in_one_line():
         lower(dataflow, {1: "recompute"}, ROOMY)
     with pytest.raises(UsageError, match="value 0, which is no activation"):
         lower(dataflow, {0: "swap"}, ROOMY)
-
-
-def test_lowering_and_simulating_are_quick_enough_for_a_search():
-    profile = toys.blocks(100)
-    dataflow = Dataflow(profile)
-    assert len(dataflow.activations) == 299
-    lowering = Lowering(dataflow)
-    decided = toys.some_decisions(dataflow, "ssr")
-    times = []
-    for _ in range(5):
-        start = time.process_time()
-        simulate(dataflow, lowering.lower(decided, profile.peak_bytes // 3), detail=False)
-        times.append(time.process_time() - start)
-    assert min(times) < 0.05  # about 0.007 on an idle machine
 
 
 def attention_shape(readers: int) -> tuple[Profile, int, list[int]]:

@@ -346,6 +346,60 @@ def test_large_gradients_wait_in_the_tier(tmp_path: Path) -> None:
     engine.close()
 
 
+class Counting(torch.nn.Module):
+    """Replaces its buffers in each step instead of changing them; looks words up with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(20, 4, sparse=True)
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("last", None)
+
+    def forward(self, words: Tensor) -> Tensor:
+        found = self.words(words)
+        self.steps, self.last = self.steps + 1, found.detach()
+        return found.square().sum()
+
+
+def test_buffers_that_a_step_replaced_are_the_old_ones_again(tmp_path: Path) -> None:
+    model, engine = Counting(), CpuEngine(tmp_path)
+    before = model.steps
+    snapshot = StepSnapshot(model, engine, torch.device("cpu"))
+    for _ in range(2):
+        model(torch.arange(6))
+        assert float(model.steps) == 1
+        assert model.last is not None
+        snapshot.restore()
+        assert model.steps is before
+        assert float(model.steps) == 0
+        assert model.last is None
+    snapshot.close()
+    engine.close()
+
+
+def test_gradients_without_plain_memory_are_put_back_each_time(tmp_path: Path) -> None:
+    """A sparse gradient has no storage that could be copied; it accumulates all the same."""
+    torch.manual_seed(0)
+    model, engine = Counting(), CpuEngine(tmp_path)
+    model(torch.tensor([1, 2])).backward()
+    gradient = model.words.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    expected = gradient.to_dense().clone()
+    snapshot = StepSnapshot(model, engine, torch.device("cpu"))
+    for _ in range(2):
+        model(torch.tensor([2, 3])).backward()
+        assert model.words.weight.grad is not None
+        model.words.weight.grad.mul_(2)
+        gradient.mul_(3)  # whoever else holds it
+        assert not torch.equal(model.words.weight.grad.to_dense(), expected)
+        snapshot.restore()
+        assert model.words.weight.grad is not None
+        assert torch.equal(model.words.weight.grad.to_dense(), expected)
+    snapshot.close()
+    engine.close()
+
+
 CHILD = """
 import ctypes, resource, sys, warnings
 import psutil, torch

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 import pooch
 from pooch.errors import InfeasibleBudget, InvalidSchedule, PlanMismatch, UsageError
 from pooch.ir import Link, Plan
-from pooch.session import compare, policy_names, simulate_in_core
+from pooch.session import compare, planning, policy_names, simulate_in_core
+from pooch.session.evaluation import StageEvaluator
 from tests.toys import FAST_LINK, blocks, chain, ladder
 
 
@@ -112,6 +114,47 @@ def test_a_schedule_changed_by_hand_is_not_simulated() -> None:
     actions = tuple(action for action in plan.schedule.actions if action.kind != "copy_in")
     with pytest.raises(InvalidSchedule):
         pooch.simulate(profile, replace(plan, schedule=replace(plan.schedule, actions=actions)))
+
+
+def broken(planned: Any, kind: str) -> Any:
+    """The same without one action of a kind."""
+    actions = list(planned.schedule.actions)
+    actions.remove(next(action for action in actions if action.kind == kind))
+    return replace(planned, schedule=replace(planned.schedule, actions=tuple(actions)))
+
+
+@pytest.mark.parametrize("kind", ["copy_out", "wait", "replay"])
+def test_what_the_planner_gives_is_not_believed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan would be executed blindly, so whatever a policy has made of it is walked through once more."""
+    profile = blocks(4, link=FAST_LINK)
+    make = planning.make_plan
+    policy = "recompute_all" if kind == "replay" else "swap_all"
+    assert kind in {action.kind for action in pooch.plan(profile, "60%", policy=policy).schedule.actions}
+    monkeypatch.setattr(planning, "make_plan", lambda *args, **named: broken(make(*args, **named), kind))
+    with pytest.raises(InvalidSchedule) as told:
+        pooch.plan(profile, "60%", policy=policy)
+    assert "\n" not in str(told.value)
+
+
+def test_a_schedule_over_the_budget_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner believes its evaluator; here one that lowers for more than there is, and says that it fits."""
+    profile = blocks(4, link=FAST_LINK)
+    make = planning.make_plan
+
+    def generous(dataflow: Any, budget_bytes: int, *args: Any, **named: Any) -> Any:
+        return make(dataflow, budget_bytes + profile.peak_bytes // 10, *args, **named)
+
+    monkeypatch.setattr(planning, "make_plan", generous)
+    with pytest.raises(InvalidSchedule, match="over the budget of"):
+        pooch.plan(profile, "60%")
+
+
+def test_decisions_by_hand_are_not_believed_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = chain(6, size_bytes=100)
+    evaluate = StageEvaluator.evaluate
+    monkeypatch.setattr(StageEvaluator, "evaluate", lambda *given: broken(evaluate(*given), "wait"))
+    with pytest.raises(InvalidSchedule):
+        Plan.from_decisions(profile, {profile.activations[1].id: "swap"})
 
 
 def test_comparing_has_a_row_for_every_policy_and_budget() -> None:

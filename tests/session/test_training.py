@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pooch.errors import PoochError
-from pooch.session import measuring, optimize, plan, profile_workload
+from pooch.ir import Region
+from pooch.session import measuring, optimize, plan, profile_workload, training
 from pooch.session.hard_limit import train_limited
-from pooch.session.training import first_difference, time_in_turns, train_steps
+from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_steps
 from pooch.workloads import Workload, WorkloadFactory
 
 WIDE = """
@@ -79,14 +82,74 @@ def test_a_changed_buffer_alone_is_named(wide: str) -> None:
     assert first_difference(plain, train_steps(changed, None, 1, quiet)) == "after training: buffer steps"
 
 
-def test_plain_and_planned_steps_take_turns_and_the_plan_is_off_in_between(wide: str) -> None:
-    workload = WorkloadFactory(wide)()
-    measured = profile_workload(workload, repeats=1)
-    chosen = plan(measured, "60%", region="step")
+def test_one_more_random_number_is_named(wide: str) -> None:
+    """Loss, gradients and weights are the same, and the next step would not be."""
+    factory = WorkloadFactory(wide, settings={"width": 1024})
+    plain = train_steps(factory(), None, 1, quiet)
+    drawing = factory()
+    drawing.model.register_forward_hook(lambda *_: torch.rand(1) < -1 or None)
+    assert first_difference(plain, train_steps(drawing, None, 1, quiet)) == "after training: random state"
+
+
+def test_trainings_begin_with_the_same_random_state(wide: str) -> None:
+    """Whatever was drawn before: else dropout alone would make planned steps differ from plain ones."""
+
+    def train() -> Trained:
+        workload = WorkloadFactory(wide, settings={"width": 1024})()
+        torch.seed()
+        return train_steps(replace(workload, forward=lambda: workload.model() * torch.rand(())), None, 2, quiet)
+
+    assert first_difference(train(), train()) is None
+
+
+@pytest.mark.parametrize("region", ["model", "step"])
+def test_plain_and_planned_steps_take_turns_and_the_plan_is_off_in_between(
+    region: Region, wide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only the steps move: each takes a second more than the one before it."""
+    workload = WorkloadFactory(wide, settings={"width": 2**16})()
+    chosen = plan(profile_workload(workload, repeats=1), "60%", region=region)
     assert set(chosen.decisions.values()) != {"keep"}
-    timing = time_in_turns(workload, chosen, 1, quiet)
-    assert timing.plain_ms > 0
-    assert timing.planned_ms > 0
+    watched: list[bool] = []
+    now_s = [100.0]
+    real = type(workload.model).forward
+
+    def forward(model: torch.nn.Module) -> torch.Tensor:
+        watched.append(bool(_get_current_dispatch_mode_stack()))
+        now_s[0] += len(watched)
+        return real(model)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(type(workload.model), "forward", forward)
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    timing = time_in_turns(workload, chosen, 2, quiet)
+    # THEN who goes first changes with every turn, and the plan is at work in the planned steps alone
+    assert watched == [False, True, True, False, False, True]
+    # AND the first turn was for warming up
+    assert timing.plain_samples_ms == (4000.0, 5000.0)
+    assert timing.planned_samples_ms == (3000.0, 6000.0)
+    assert (timing.plain_ms, timing.planned_ms) == (4500.0, 4500.0)
+
+
+def test_a_peak_over_the_prediction_is_told_as_it_was_measured(wide: str) -> None:
+    """The step takes memory that the profile did not see, by no op that would show it."""
+    workload = WorkloadFactory(wide, settings={"width": 2**18})()
+    chosen = plan(profile_workload(workload, repeats=1), "60%", region="step")
+    more_bytes = chosen.budget_bytes
+    ballast: list[torch.UntypedStorage] = []
+
+    def forward() -> torch.Tensor:
+        ballast[:] = [torch.UntypedStorage(more_bytes)]
+        return workload.model()  # type: ignore[no-any-return]
+
+    trained = train_steps(replace(workload, forward=forward), chosen, 1, quiet)
+    report = measuring.report_of(chosen, trained, Timing((1.0,), (1.0,)), None, {})
+    assert trained.stats is not None
+    assert trained.stats.mismatches == 0
+    assert trained.stats.peak_bytes == trained.peak_bytes == report.measured_peak_bytes
+    assert report.measured_peak_bytes > chosen.predicted_peak_bytes + 0.9 * more_bytes
+    assert report.within_budget is False
+    assert report.peak_error is not None
+    assert report.peak_error < 0
 
 
 @pytest.mark.slow
