@@ -87,6 +87,8 @@ def _frame_faults(plan: Plan) -> Iterator[str]:
     """The ops that it expects, what they write, and where the backward pass first reads that."""
     if not 0 <= plan.first_slot < _MOST_SLOTS or (plan.region == "step" and plan.first_slot):
         yield f"its first slot is {plan.first_slot}, for the region {plan.region!r}"
+    if plan.persistent_bytes < 0:
+        yield "its persistent bytes are negative"
     written = [value for op in plan.expected for value in op.writes]
     made = {value for value in written if value >= 0}
     if any(value < -1 for value in written) or len(made) != sum(value >= 0 for value in written):
