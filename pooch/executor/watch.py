@@ -208,20 +208,21 @@ class RunWatch:
             if step is not None:
                 step.on_read = partial(self._first_read, followed)
             return
-        if torch.is_grad_enabled():
+        builds_graph = torch.is_grad_enabled()
+        if builds_graph:
             self._notice(SECOND_ORDER)
         if followed.is_forward_over:
             followed.is_read = True
             self._mark(followed)
         engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(partial(self._backward_ended, followed))
+        engine.queue_callback(partial(self._backward_ended, followed, builds_graph))
 
-    def _backward_ended(self, followed: _Followed) -> None:
+    def _backward_ended(self, followed: _Followed, builds_graph: bool) -> None:
         """A backward pass through a step has ended; the engine is still to return."""
         step = followed.step()
         if step is not None:
             step.on_read = partial(self._first_read, followed)
-            if followed.is_forward_over:
+            if followed.is_forward_over and not builds_graph:  # a graph of the backward pass keeps this one anyway
                 self._notice(RETAINED)
         measurement = self._measurement
         if measurement is None or followed not in measurement.followed or not followed.is_forward_over:

@@ -119,7 +119,7 @@ def told(loop: Loop, steps: int = STEPS, trainable_from: int = 0, **options: Any
             for number in range(1, steps + 1):
                 loop(training, number)
             stats = run.stats
-    assert stats.swapped_out_bytes + stats.recomputed_ops > 0
+    assert stats.mismatches or stats.swapped_out_bytes + stats.recomputed_ops > 0
     assert_same(expected, training.state())
     assert not is_profiling()
     return [str(each.message) for each in caught], run
@@ -239,3 +239,306 @@ def test_a_budget_that_is_passed_is_told_once_with_figures_and_cause(case: str) 
     assert totals.steps_over_budget > 0
     assert totals.peak_bytes is not None
     assert totals.peak_bytes > run.plan.budget_bytes
+
+
+def test_a_step_off_the_path_is_told_with_its_peak() -> None:
+    texts, run = told(another_shape)
+    assert len(texts) == 2
+    assert "left the planned path at op 0: expected" in texts[0]
+    assert texts[1].startswith("step 10 took ")
+    assert "the step left the profiled path" in texts[1]
+    assert run.totals.steps_off_path == 3
+
+
+def rarely_second_order(training: Training, number: int) -> None:
+    (second_order if number == 5 else ordinary)(training, number)
+
+
+def test_what_does_not_come_again_is_told_without_a_measured_peak() -> None:
+    texts, run = told(rarely_second_order)
+    (text,) = texts
+    budget = format_bytes(run.plan.budget_bytes)
+    assert text.startswith(f"step 5 may have passed the budget of {budget}")
+    assert "create_graph=True" in text
+    assert "not measured" in text
+    assert run.totals.steps_measured == 4  # 1, 2, 6, 10
+
+
+def test_what_comes_again_is_told_with_a_measured_peak() -> None:
+    def from_the_fifth_on(training: Training, number: int) -> None:
+        (second_order if number >= 5 else ordinary)(training, number)
+
+    (text,), _ = told(from_the_fifth_on)
+    assert text.startswith("step 6 took ")
+
+
+@pytest.mark.parametrize("never", [0, None])
+def test_without_measuring_it_is_told_at_once(never: int | None) -> None:
+    texts, run = told(unfrozen, trainable_from=3, measure_every=never)
+    (text,) = texts
+    assert text.startswith("step 4 may have passed the budget")
+    assert "6 parameters" in text
+    assert run.totals.steps_measured == 0
+    assert run.totals.peak_bytes is None
+
+
+def test_within_the_budget_a_change_is_no_news() -> None:
+    training = Training()
+    plan = plan_of(training)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with watched(training, replace(plan, budget_bytes=10 * plan.budget_bytes)) as run:
+            for number in range(1, 4):
+                read_twice(training, number)
+    assert run.totals.steps_measured == 2
+    assert run.totals.steps_over_budget == 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_how_often_is_measured_can_be_chosen(every: int) -> None:
+    texts, run = told(ordinary, measure_every=every)
+    assert texts == []
+    assert run.totals.steps_measured == {1: STEPS, 3: 7}[every]  # 1, 2, 3, 6, 9, 10, 12
+
+
+def test_an_interval_that_is_none_is_refused() -> None:
+    training = Training()
+    plan = plan_of(training)
+    with pytest.raises(UsageError, match="measure_every=-1: give a number of steps"):
+        pooch.apply(plan, training.model, measure_every=-1)
+
+
+def test_a_plan_that_does_nothing_is_measured_too() -> None:
+    def loop(training: Training, number: int) -> None:
+        (second_order if number == 2 else ordinary)(training, number)
+
+    expected = plainly(loop, 3)
+    training = Training()
+    plan = plan_of(training, share=1.0)
+    assert not plan.schedule.actions
+    with watched(training, plan) as run:
+        ordinary(training, 1)
+        with pytest.warns(UserWarning, match=r"step 2 took .*create_graph") as caught:
+            loop(training, 2)
+        ordinary(training, 3)
+    assert len(caught) == 1
+    assert run.totals.steps_measured == 2
+    assert run.totals.steps_over_budget == 1
+    assert_same(expected, training.state())
+
+
+# Others who measure ---------------------------------------------------------------------------------------------------
+
+
+def test_a_profiler_of_the_users_own_around_the_training_keeps_its_events() -> None:
+    training = Training()
+    plan = plan_of(training)
+    profiler = torch_profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with profiler, watched(training, plan) as run:
+        for number in range(1, STEPS + 1):
+            ordinary(training, number)
+    assert run.totals.steps_measured == 0
+    names = [event.name for event in profiler.events()]
+    assert names.count("aten::addmm") >= 6 * STEPS
+    assert not is_profiling()
+
+
+@pytest.mark.parametrize("around", ["the backward pass", "what follows a forward pass", "the optimizer"])
+def test_a_profiler_of_the_users_own_may_begin_in_a_measured_step(around: str) -> None:
+    events = []
+
+    def loop(training: Training, number: int) -> None:
+        training.optimizer.zero_grad()
+        loss = training.loss()
+        if around == "what follows a forward pass":
+            with torch_profile(activities=[ProfilerActivity.CPU]) as profiler:
+                loss.exp()
+            events.append({event.name for event in profiler.events()} >= {"aten::exp"})
+        with torch_profile(activities=[ProfilerActivity.CPU]) if around == "the backward pass" else nullcontext() as p:
+            loss.backward()
+        if p is not None:
+            events.append(any("AddmmBackward" in event.name for event in p.events()))
+        with torch_profile(activities=[ProfilerActivity.CPU]) if around == "the optimizer" else nullcontext() as p:
+            training.optimizer.step()
+        if p is not None:
+            events.append(any("Optimizer.step" in event.name for event in p.events()))
+
+    texts, run = told(loop, 3)
+    assert texts == []
+    assert events == [True] * len(events)
+    assert len(events) >= 3
+    assert run.totals.steps_measured == (2 if around == "the optimizer" else 0)
+
+
+def test_twenty_steps_leave_no_profiler_and_no_function_of_torchs_replaced() -> None:
+    from torch.autograd import profiler as autograd_profiler
+    from torch.autograd.graph import _engine_run_backward
+
+    prepare = autograd_profiler._prepare_profiler
+    training = Training()
+    with watched(training, plan_of(training), measure_every=1) as run:
+        for number in range(1, 21):
+            ordinary(training, number)
+            assert not is_profiling()
+            assert torch.autograd._engine_run_backward is _engine_run_backward
+            assert autograd_profiler._prepare_profiler is prepare
+    assert run.totals.steps_measured == 20
+
+
+def test_what_the_user_measures_counts() -> None:
+    training = Training()
+    plan = plan_of(training)
+    with watched(training, plan) as run:
+        for number in range(1, 4):
+            with run.measured() if number != 2 else nullcontext():
+                ordinary(training, number)
+        assert run.totals.steps_measured == 3
+        assert run.stats.peak_bytes is not None
+        with pytest.warns(UserWarning, match=r"step 4 took .*create_graph=True"), run.measured():
+            second_order(training, 4)
+        assert run.totals.peak_bytes == run.stats.peak_bytes
+        with pytest.raises(ZeroDivisionError), run.measured():
+            raise ZeroDivisionError
+        ordinary(training, 5)
+        assert run.totals.steps_measured == 4
+
+
+def test_two_nets_with_plans_of_their_own_are_both_measured() -> None:
+    one, other = Training(), Training()
+    plans = [plan_of(one), plan_of(other)]
+    with watched(one, plans[0], measure_every=1) as first, watched(other, plans[1], measure_every=1) as second:
+        for _ in range(3):
+            (one.loss() * other.loss()).backward()
+            for training in (one, other):
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+    assert first.totals.steps == second.totals.steps == 3
+    assert first.totals.steps_measured >= 1
+    assert not is_profiling()
+
+
+# Steps that end in another way ----------------------------------------------------------------------------------------
+
+
+def _raise(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_step_that_fails_is_not_measured_and_the_next_one_is(where: str) -> None:
+    training = Training()
+    with watched(training, plan_of(training)) as run:
+        if where == "forward":
+            handle = training.model.layers[3].register_forward_pre_hook(_raise)
+            with pytest.raises(ZeroDivisionError):
+                training.loss()
+            handle.remove()
+        else:
+            loss = training.loss()
+            loss.register_hook(_raise)
+            with pytest.raises(ZeroDivisionError):
+                loss.backward()
+            del loss
+        assert not is_profiling()
+        assert run.totals.steps_measured == 0
+        ordinary(training, 2)
+        assert run.totals.steps_measured == 1
+        assert run.totals.steps == 2
+
+
+def test_a_forward_pass_without_a_backward_pass_leaves_no_profiler() -> None:
+    training = Training()
+    with watched(training, plan_of(training)) as run:
+        loss = training.loss()
+        assert is_profiling()
+        del loss
+        assert not is_profiling()
+        assert run.totals.steps_measured == 0
+        ordinary(training, 2)
+        assert run.totals.steps_measured == 1
+
+
+def test_a_run_that_is_removed_in_the_middle_of_a_measured_step() -> None:
+    expected = plainly(ordinary, 1)
+    training = Training()
+    with watched(training, plan_of(training)) as run:
+        loss = training.loss()
+        assert is_profiling()
+        run.remove()
+        assert not is_profiling()
+        loss.backward()
+        training.optimizer.step()
+    assert_same(expected, training.state())
+
+
+class Inner(Training):
+    """Its forward pass runs a backward pass of its own, in the second step alone: the profiler refuses such a step."""
+
+    number = 0
+
+    def forward(self) -> Tensor:
+        first = self.model.layers[0]
+        hidden = first(self.rows).tanh().sin()
+        if self.number == 2:
+            torch.autograd.grad(hidden.sum(), first.weight, retain_graph=True)
+        return super().forward() + hidden.square().mean()
+
+
+def test_a_backward_pass_inside_of_the_forward_pass_does_not_end_the_measurement() -> None:
+    def train(training: Inner) -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        for training.number in range(1, 4):
+            ordinary(training, training.number)
+        return training.state()
+
+    expected = train(Inner())
+    training = Inner()
+    plan = plan_of(training)
+    with watched(training, plan) as run, pytest.warns(UserWarning, match="left the planned path") as caught:
+        assert_same(expected, train(training))
+    assert "step 2 took" in str(caught[-1].message)
+    assert run.totals.steps_measured == 2
+    assert run.totals.steps_off_path == run.totals.steps_over_budget == 1
+    assert run.totals.peak_bytes is not None
+    assert run.totals.peak_bytes > plan.budget_bytes  # of the whole step, not of the pass inside
+
+
+def test_models_that_train_in_threads_of_their_own_are_measured_one_after_the_other() -> None:
+    trainings = [Training(), Training()]
+    plans = [plan_of(training) for training in trainings]
+
+    def train(training: Training, plan: Plan) -> None:
+        with apply_plan(plan, training.model, measure_every=1) as run:
+            training.run = run
+            for number in range(1, 6):
+                ordinary(training, number)
+
+    threads = [threading.Thread(target=train, args=pair) for pair in zip(trainings, plans, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert_same(*[training.state() for training in trainings])
+    assert all(training.run is not None and training.run.totals.steps == 5 for training in trainings)
+    assert sum(training.run.totals.steps_measured for training in trainings if training.run is not None) >= 1
+    assert not is_profiling()
+
+
+def test_where_measuring_fails_training_goes_on_and_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any) -> Any:
+        raise RuntimeError("no memory for events")
+
+    expected = plainly(ordinary, 3)
+    training = Training()
+    plan = plan_of(training)
+    monkeypatch.setattr("pooch.torchtools.memory_trace.MemoryTracer.start", fails, raising=True)
+    with watched(training, plan) as run:
+        with pytest.warns(UserWarning, match="no memory for events") as caught:
+            ordinary(training, 1)
+        assert len(caught) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ordinary(training, 2)
+            ordinary(training, 3)
+    assert run.totals.steps_measured == 0
+    assert_same(expected, training.state())

@@ -202,6 +202,55 @@ def test_a_peak_over_the_budget_gives_the_next_step_a_tighter_plan(profile: Prof
         assert len(guard.repairs) == 1
 
 
+def test_a_peak_over_the_budget_is_found_in_a_later_step_too(profile: Profile) -> None:
+    expected_job = make_job("conv", 2)
+    expected = _train_with_ballast(expected_job, plain_step(expected_job), 0)
+    del expected_job
+    job = make_job("conv", 2)
+    plan = pooch.plan(profile, "80%", region="step", **PLANNING)
+    plan = replace(plan, budget_bytes=plan.predicted_peak_bytes + 2**14)
+    with pooch.guard(profile, plan.budget_bytes, job.model, plan=plan, planning=PLANNING, measure_every=5) as guard:
+        with pytest.warns(UserWarning, match="peak over the budget in step 5, .* lived before the step") as told:
+            actual = _train_with_ballast(job, lambda: guard.step(job.forward), 2**15)
+        assert len(told) == 1
+        (repair,) = guard.repairs
+        assert (repair.step, repair.reason) == (5, "peak over the budget")
+        assert guard.plan.predicted_peak_bytes <= plan.predicted_peak_bytes - repair.missing_bytes
+        assert guard.run.stats.peak_bytes is not None
+        assert guard.run.stats.peak_bytes <= plan.budget_bytes
+        assert guard.run.totals.steps_measured == 2
+        assert guard.run.totals.steps_over_budget == 0
+    assert_same(expected, actual)
+
+
+def _train_with_ballast(job: Job, step: Callable[[], Tensor], size_bytes: int) -> dict[str, Tensor]:
+    """Two steps, and six more beside a tensor that nobody has profiled."""
+    before = train(job, step, 2)
+    ballast = torch.zeros(size_bytes, dtype=torch.uint8)
+    after = train(job, step, 6)
+    assert ballast.numel() == size_bytes
+    return {f"before {n}": t for n, t in before.items()} | after
+
+
+def test_layers_that_are_unfrozen_under_a_guard_lead_to_a_tighter_plan() -> None:
+    from tests.executor.support import quick_profile
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(8)])
+    model[:4].requires_grad_(False)
+    rows = torch.rand(1024, 256)
+    profile = quick_profile(lambda: model(rows).square().mean(), model)
+    plan = pooch.plan(profile, "80%", region="step", **PLANNING)
+    plan = replace(plan, budget_bytes=plan.predicted_peak_bytes + 2**14)
+    with pooch.guard(profile, plan.budget_bytes, model, plan=plan, planning=PLANNING) as guard:
+        guard.step(lambda: model(rows).square().mean())
+        model.zero_grad()
+        model.requires_grad_(True)
+        with pytest.warns(UserWarning, match=r"over the budget in step 2, .* 8 parameters \(0.0.weight"):
+            guard.step(lambda: model(rows).square().mean())
+        assert guard.repairs[0].reason == "peak over the budget"
+
+
 class Picky(torch.nn.Module):
     """Its path depends on the rows that it gets."""
 
