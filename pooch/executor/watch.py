@@ -58,8 +58,8 @@ class _Measurement:
 
     number: int
     stats: RunStats
+    start_bytes: int
     window: PeakWindow | None = None
-    start_bytes: int = 0
     followed: list[_Followed] = field(default_factory=list)
     causes: dict[str, Cause] = field(default_factory=dict)
     backward_passes: int = 0
@@ -125,7 +125,7 @@ class RunWatch:
         if earlier is not None:
             stats.peak_bytes = earlier.stats.peak_bytes
         if self._is_measured_outside:
-            self._measurement = self._measurement or self._new_measurement(stats)
+            self._measurement = self._measurement or self._new_measurement(stats, live_bytes(self._device))
             self._measurement.stats = stats
         if self._plan.budget_bytes:
             causes = tuple(self._causes_at_the_beginning())
@@ -252,19 +252,17 @@ class RunWatch:
         self._is_due = self._is_due or planned or any(cause.kind not in self._noticed for cause in causes)
         return self._is_due or bool(self._to_confirm)
 
-    def _new_measurement(self, stats: RunStats) -> _Measurement:
-        return _Measurement(self.totals.steps, stats)
+    def _new_measurement(self, stats: RunStats, start_bytes: int) -> _Measurement:
+        return _Measurement(self.totals.steps, stats, start_bytes)
 
     def _open(self, stats: RunStats) -> None:
-        measurement = self._new_measurement(stats)
         if self._device.type == "cuda":
-            measurement.start_bytes = live_bytes(self._device)
-        else:
-            window = PeakWindow(self._backward_returned, interrupted=self._discard)
-            if not self._guarded(window.open):
-                return
-            measurement.window, measurement.start_bytes = window, window.start_bytes
-        self._measurement = measurement
+            self._measurement = self._new_measurement(stats, live_bytes(self._device))
+            return
+        window = PeakWindow(self._backward_returned, interrupted=self._discard)
+        if self._guarded(window.open):
+            self._measurement = self._new_measurement(stats, window.start_bytes)
+            self._measurement.window = window
 
     def _guarded(self, measure: Callable[[], bool | int | None]) -> bool | int | None:
         """Training goes on where measuring fails."""
@@ -352,7 +350,7 @@ class RunWatch:
     def _likely_cause(self, measurement: _Measurement) -> Cause:
         causes = dict(measurement.causes)
         more_bytes = measurement.start_bytes - self._plan.persistent_bytes
-        if self._plan.persistent_bytes and measurement.start_bytes and more_bytes > 0:
+        if self._plan.persistent_bytes and more_bytes > 0:
             causes["bytes"] = unknown_bytes(more_bytes)
         return min(causes.values(), key=lambda cause: ORDER.index(cause.kind), default=UNKNOWN)
 
