@@ -62,7 +62,8 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
 
 def _number_faults(plan: Plan) -> Iterator[str]:
     schedule = plan.schedule
-    if not are_bytes(plan.budget_bytes, plan.predicted_peak_bytes, plan.in_core_peak_bytes, schedule.host_bytes):
+    peaks = (plan.budget_bytes, plan.predicted_peak_bytes, plan.in_core_peak_bytes, plan.persistent_bytes)
+    if not are_bytes(*peaks, schedule.host_bytes):
         yield "its budget, a peak or its room in the tier is negative or beyond all measure"
     times_ms = (plan.predicted_step_ms, plan.in_core_step_ms, plan.lower_bound_ms, plan.planning_ms)
     if not all(map(is_time, times_ms)):
@@ -87,8 +88,6 @@ def _frame_faults(plan: Plan) -> Iterator[str]:
     """The ops that it expects, what they write, and where the backward pass first reads that."""
     if not 0 <= plan.first_slot < _MOST_SLOTS or (plan.region == "step" and plan.first_slot):
         yield f"its first slot is {plan.first_slot}, for the region {plan.region!r}"
-    if plan.persistent_bytes < 0:
-        yield "its persistent bytes are negative"
     written = [value for op in plan.expected for value in op.writes]
     made = {value for value in written if value >= 0}
     if any(value < -1 for value in written) or len(made) != sum(value >= 0 for value in written):

@@ -5,6 +5,7 @@ numbers are right all the same.
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -223,8 +224,6 @@ CASES: dict[str, tuple[Loop, int, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_budget_that_is_passed_is_told_once_with_figures_and_cause(case: str) -> None:
-    import re
-
     loop, step, cause = CASES[case]
     texts, run = told(loop, trainable_from=3 if case == "unfrozen" else 0)
     assert len(texts) == 1
@@ -542,3 +541,68 @@ def test_where_measuring_fails_training_goes_on_and_it_is_told(monkeypatch: pyte
             ordinary(training, 3)
     assert run.totals.steps_measured == 0
     assert_same(expected, training.state())
+
+
+def test_a_backward_pass_inside_of_the_backward_pass_does_not_end_the_measurement() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(Training):
+        def forward(self) -> Tensor:
+            hidden = checkpoint(lambda x: self.model.layers[0](x).sin(), self.rows.requires_grad_(), use_reentrant=True)
+            assert isinstance(hidden, Tensor)
+            for layer in self.model.layers:
+                hidden = layer(hidden).tanh().sin()
+            return hidden.square().mean()
+
+    expected = Checkpointed()
+    torch.manual_seed(1)
+    for number in range(1, 4):
+        ordinary(expected, number)
+    training = Checkpointed()
+    plan = plan_of(training)
+    with watched(training, plan) as run:
+        ordinary(training, 1)
+        assert not is_profiling()
+        assert run.totals.steps_measured == 1
+        assert run.totals.peak_bytes is not None
+        assert run.totals.peak_bytes > 0.9 * plan.predicted_peak_bytes
+        for number in range(2, 4):
+            ordinary(training, number)
+    assert_same(expected.state(), training.state())
+
+
+class Counters:
+    """What a GPU's allocator would count."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Run, peak_bytes: int) -> None:
+        self.peak_bytes, self.reads = peak_bytes, 0
+        monkeypatch.setattr(run._watch, "_device", torch.device("cuda"))
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: run.plan.persistent_bytes)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", self.read)
+
+    def read(self, device: torch.device) -> int:
+        self.reads += 1
+        return self.peak_bytes
+
+
+def test_on_a_gpu_every_step_is_measured_when_its_backward_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training()
+    plan = plan_of(training)
+    with watched(training, plan) as run:
+        counters = Counters(monkeypatch, run, plan.budget_bytes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for number in range(1, 4):
+                ordinary(training, number)
+                assert run.totals.steps_measured == counters.reads == number
+        counters.peak_bytes += 2**20
+        with pytest.warns(
+            UserWarning, match=r"step 4 took .*, 1.00 MiB over the budget .*: what needs it is not known"
+        ):
+            ordinary(training, 4)
+        with pytest.warns(UserWarning, match=r"step 5 took .*, 1.00 MiB over the budget .*create_graph=True"):
+            second_order(training, 5)
+        assert counters.reads == 6  # the second pass of a step too
+        assert run.totals.steps_measured == 5
+        assert run.totals.steps_over_budget == 2
+        assert not is_profiling()
