@@ -9,6 +9,7 @@ window first: a session of the user's always has its way.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import threading
@@ -62,6 +63,7 @@ class PeakWindow:
             self._intercept()
             tracer.start()
             self._tracer = tracer
+            atexit.register(self.close)  # an interpreter that ends with a session open crashes
             return True
         finally:
             if self._tracer is None:
@@ -90,6 +92,7 @@ class PeakWindow:
         if tracer is None or not self.is_mine:
             return None
         self._tracer = None
+        atexit.unregister(self.close)
         try:
             return self.start_bytes + self._highest(tracer.stop())
         finally:

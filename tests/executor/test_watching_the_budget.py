@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import gc
 import re
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from pooch.errors import UsageError
 from pooch.executor import Run, apply_plan
 from pooch.ir import Plan
 from pooch.units import format_bytes
+from tests.children import child_environment
 from tests.executor.support import assert_same, quick_profile
 
 STEPS = 12
@@ -429,16 +432,18 @@ def test_a_step_that_fails_is_not_measured_and_the_next_one_is(where: str) -> No
     with watched(training, plan_of(training)) as run:
         if where == "forward":
             handle = training.model.layers[3].register_forward_pre_hook(_raise)
-            with pytest.raises(ZeroDivisionError):
+            with pytest.raises(ZeroDivisionError) as caught:
                 training.loss()
+            assert not is_profiling()  # although the exception holds the step's frames
+            del caught
             handle.remove()
         else:
             loss = training.loss()
             loss.register_hook(_raise)
             with pytest.raises(ZeroDivisionError):
                 loss.backward()
+            assert not is_profiling()
             del loss
-        assert not is_profiling()
         assert run.totals.steps_measured == 0
         ordinary(training, 2)
         assert run.totals.steps_measured == 1
@@ -455,6 +460,27 @@ def test_a_forward_pass_without_a_backward_pass_leaves_no_profiler() -> None:
         assert run.totals.steps_measured == 0
         ordinary(training, 2)
         assert run.totals.steps_measured == 1
+
+
+CHILD = """
+import sys
+from tests.executor import test_watching_the_budget as this
+training = this.Training()
+plan = this.plan_of(training)
+import pooch
+training.run = pooch.apply(plan, training.model)
+loss = training.loss()
+print("is profiling:", this.is_profiling())
+sys.exit(3)
+"""
+
+
+def test_an_interpreter_that_ends_in_the_middle_of_a_measured_step_ends_as_it_was_told_to() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=120, env=child_environment()
+    )
+    assert "is profiling: True" in child.stdout
+    assert child.returncode == 3, child.stderr
 
 
 def test_a_run_that_is_removed_in_the_middle_of_a_measured_step() -> None:
