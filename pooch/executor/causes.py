@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -117,36 +118,37 @@ class ParameterWatch:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
+        self._model = weakref.ref(model)  # whoever trains it holds it
         self._trainable_at_first = {name: p.requires_grad for name, p in model.named_parameters()}
         self._causes: tuple[Cause, ...] = ()
-        self._remember()
+        self._remember(model)
 
-    def _remember(self) -> None:
-        self._tables = [t for m in self._model.modules() for t in (m._parameters, m._modules)]
-        self._identities = self._identities_now()
-        self._parameters = list(self._model.parameters())
-        self._trainable = self._trainable_now()
+    def _remember(self, model: torch.nn.Module) -> None:
+        self._modules = [weakref.ref(module) for module in model.modules()]
+        self._seen = self._look()
 
-    def _identities_now(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._tables))))  # type: ignore[arg-type]
-
-    def _trainable_now(self) -> list[bool]:
-        return [p.requires_grad for p in self._parameters]
+    def _look(self) -> tuple[list[int], list[bool]]:
+        """Identities of submodules and parameters, and which of these are trainable."""
+        modules = [module for module in (each() for each in self._modules) if module is not None]
+        children = chain.from_iterable(module._modules.values() for module in modules)
+        parameters = _parameters_of(modules)
+        return [*map(id, children), *map(id, parameters)], [p.requires_grad for p in parameters]
 
     def causes(self) -> tuple[Cause, ...]:
         """What is another way now than when the plan was applied."""
-        if self._identities_now() != self._identities or self._trainable_now() != self._trainable:
-            self._remember()
-            self._causes = tuple(self._compare())
+        model = self._model()
+        if model is not None and self._look() != self._seen:
+            self._remember(model)
+            self._causes = tuple(self._compare(model))
         return self._causes
 
     def gradients(self) -> list[torch.Tensor]:
         """Those that live now."""
-        return [p.grad for p in self._parameters if p.grad is not None]
+        modules = [module for module in (each() for each in self._modules) if module is not None]
+        return [p.grad for p in _parameters_of(modules) if p.grad is not None]
 
-    def _compare(self) -> Iterator[Cause]:
-        now, before = dict(self._model.named_parameters()), self._trainable_at_first
+    def _compare(self, model: torch.nn.Module) -> Iterator[Cause]:
+        now, before = dict(model.named_parameters()), self._trainable_at_first
         unfrozen = {n: p for n, p in now.items() if p.requires_grad and not before.get(n, True)}
         if unfrozen:
             text = f"{_named(unfrozen)} became trainable since, with gradients of {_size(unfrozen)}"
@@ -154,6 +156,10 @@ class ParameterWatch:
         added = {n: p for n, p in now.items() if n not in before}
         if added:
             yield Cause("parameters", f"{_named(added)} came to the model since, of {_size(added)}", AGAIN)
+
+
+def _parameters_of(modules: list[torch.nn.Module]) -> list[torch.nn.Parameter]:
+    return [p for module in modules for p in module._parameters.values() if p is not None]
 
 
 def _named(parameters: dict[str, torch.nn.Parameter]) -> str:

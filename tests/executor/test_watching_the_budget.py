@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -24,6 +25,7 @@ from torch.profiler import profile as torch_profile
 import pooch
 from pooch.errors import UsageError
 from pooch.executor import Run, apply_plan
+from pooch.executor.causes import ParameterWatch
 from pooch.ir import Plan
 from pooch.units import format_bytes
 from tests.children import child_environment
@@ -632,3 +634,20 @@ def test_on_a_gpu_every_step_is_measured_when_its_backward_pass_ends(monkeypatch
         assert run.totals.steps_measured == 5
         assert run.totals.steps_over_budget == 2
         assert not is_profiling()
+
+
+def test_what_is_watched_is_not_held() -> None:
+    model = Deep()
+    watch, gone = ParameterWatch(model), weakref.ref(model.layers[0].weight)
+    assert watch.causes() == ()
+    model.layers[0] = nn.Linear(256, 256)
+    assert gone() is None  # by reference counts alone
+    assert watch.causes() == ()  # another one of the same name is no news
+    model.layers[0].requires_grad_(False)
+    assert watch.causes() == ()  # frozen layers need less
+    model.layers.append(nn.Linear(2, 2))
+    assert [cause.kind for cause in watch.causes()] == ["parameters"]
+    del model
+    gc.collect()
+    watch.causes()
+    assert watch.gradients() == []
