@@ -79,7 +79,7 @@ class Plan:
         anchors: (slot, value ids) as in the profile.
         first_slot: slot of the first op in `expected`.
         planning_ms: wall time spent on it.
-        persistent_bytes: of the profile: what lived before the step (0 = unknown: plans of before this was kept).
+        persistent_bytes: of the profile: what lived before the step (0 = unknown).
     """
 
     workload: str
