@@ -60,7 +60,7 @@ def run(job: Job) -> Verdict:
     plain_us = _step_us(forward, None, device, rounds)
     job.add("hooks", {"step": "plain", "host time": f"{plain_us / 1000:.2f} ms", "above plain, each op": ""})
     for name, plan in plans.items():
-        with apply_plan(plan, model) as run:
+        with apply_plan(plan, model, measure_every=None) as run:
             took_us = _step_us(forward, run, device, rounds)
         each_us = (took_us - plain_us) / ops
         job.add(

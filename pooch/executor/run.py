@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -14,14 +14,16 @@ import torch
 
 from pooch.errors import PlanMismatch, PoochError, UsageError
 from pooch.executor.actions import StepActions
+from pooch.executor.causes import Overrun
 from pooch.executor.engines import make_engine
 from pooch.executor.engines.protocol import CopyEngine
 from pooch.executor.mode import StepMode, WatchfulMode
 from pooch.executor.snapshot import StepSnapshot
-from pooch.executor.statistics import RunStats
+from pooch.executor.statistics import RunStats, RunTotals
 from pooch.executor.step import PlannedStep
 from pooch.executor.table import ActionTable
 from pooch.executor.warn_once import WarnOnce
+from pooch.executor.watch import MEASURE_EVERY, RunWatch
 from pooch.ir import Plan
 from pooch.ir.executable import check_executable
 from pooch.torchtools.memory_meter import MemoryMeter
@@ -39,7 +41,15 @@ class Run:
     region "step" the user marks the region: `with run.step(): loss = forward()`; the backward pass follows outside.
     """
 
-    def __init__(self, plan: Plan, model: torch.nn.Module, engine: CopyEngine, on_mismatch: OnMismatch) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        model: torch.nn.Module,
+        engine: CopyEngine,
+        on_mismatch: OnMismatch,
+        measure_every: int = MEASURE_EVERY,
+        on_overrun: Callable[[Overrun], bool] | None = None,
+    ) -> None:
         self.plan, self.model = plan, model
         self._engine, self._on_mismatch = engine, on_mismatch
         self._device = model_device(model)
@@ -47,6 +57,7 @@ class Run:
         self._stats = RunStats()
         self._inside = threading.local()
         self._warn_once = WarnOnce()
+        self._watch = RunWatch(plan, model, self._device, self._warn_once, measure_every, on_overrun)
         self._removed = self._warned = self._paused = False
         engine.open_arena(self._table.host_bytes).close()  # a tier that cannot be had is told now, not in mid-step
         if plan.region == "model":
@@ -61,6 +72,11 @@ class Run:
             self._stats.peak_bytes = torch.cuda.max_memory_allocated(self._device)
             self._stats.reserved_bytes = torch.cuda.max_memory_reserved(self._device)
         return self._stats
+
+    @property
+    def totals(self) -> RunTotals:
+        """Counts over all steps so far."""
+        return self._watch.totals
 
     def _attach(self) -> None:
         original = self.model.forward
@@ -125,8 +141,10 @@ class Run:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         self._stats = RunStats(peak_bytes=self._stats.peak_bytes, reserved_bytes=self._stats.reserved_bytes)
+        self._watch.begin(self._stats)
         if self._table.does_nothing:
-            yield
+            with self._keeping() if self._watch.is_measuring else nullcontext():
+                yield
             return
         _refuse_capture()
         self._inside.active = True
@@ -136,14 +154,26 @@ class Run:
         finally:
             self._inside.active = False
 
-    @contextmanager
-    def _planned_step(self) -> Iterator[None]:
+    def _new_step(self) -> PlannedStep:
         arena = self._engine.open_arena(self._table.host_bytes)
         actions = StepActions(self._table, arena, self._device, self._stats, self._warn_once)
-        step = PlannedStep(actions, self._on_mismatch)
-        with _watching(step) if self._table.emptied else _recognising(step):
+        return PlannedStep(actions, self._on_mismatch)
+
+    @contextmanager
+    def _planned_step(self) -> Iterator[None]:
+        step = self._new_step()
+        with self._watch.following(step):
+            with _watching(step) if self._table.emptied else _recognising(step):
+                yield
+            step.end_forward()
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """A measured step of a plan that does nothing: its hooks keep everything, and tell of the backward pass."""
+        step = self._new_step()
+        step.on_path = False
+        with self._watch.following(step), torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack):
             yield
-        step.end_forward()
 
     @contextmanager
     def measured(self) -> Iterator[RunStats]:
@@ -151,9 +181,11 @@ class Run:
 
         Needed on the CPU only, whose allocator keeps no counters; it slows the step down a little.
         """
-        with MemoryMeter(self._device) as meter:
-            yield self._stats
-        self._stats.peak_bytes, self._stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
+        with self._watch.measured_outside() as tell_peak:
+            with MemoryMeter(self._device) as meter:
+                yield self._stats
+            self._stats.peak_bytes, self._stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
+            tell_peak(meter.peak_bytes)
 
     def snapshot(self) -> StepSnapshot:
         """What the next step may change, kept aside so that the step can be repeated; `close` it afterwards.
@@ -168,6 +200,7 @@ class Run:
         if self._removed:
             return
         self._removed = True
+        self._watch.close()
         if self.plan.region == "model":
             if self._own_forward:
                 self.model.forward = self._original
@@ -229,6 +262,8 @@ def apply_plan(
     on_mismatch: OnMismatch = "warn",
     spill_directory: str | Path | None = None,
     check_copies: bool = True,
+    measure_every: int | None = MEASURE_EVERY,
+    on_overrun: Callable[[Overrun], bool] | None = None,
 ) -> Run:
     """Attach a plan to a model.
 
@@ -238,6 +273,8 @@ def apply_plan(
         on_mismatch: what to do when a step leaves the profiled path: "warn" once and keep what is left, or "error".
         spill_directory: where the CPU engine's spill file lies.
         check_copies: compare checksums of what comes back from the spill file with those of what was written.
+        measure_every: on a CPU, measure the peak of the steps 1, 2, 10, 100 and of each so manieth; None or 0: of none.
+        on_overrun: is given each measured peak over the budget, and says whether it takes care of it; None: it is told.
 
     Raises:
         PlanMismatch: the plan was made for another model or device, or replays what cuDNN may not repeat.
@@ -246,6 +283,8 @@ def apply_plan(
     """
     if on_mismatch not in ("warn", "error"):
         raise UsageError(f"on_mismatch={on_mismatch!r}: choose 'warn' or 'error'")
+    if measure_every is not None and (not isinstance(measure_every, int) or measure_every < 0):
+        raise UsageError(f"measure_every={measure_every!r}: give a number of steps, or None to measure none")
     if not isinstance(model, torch.nn.Module):
         raise PoochError(f"apply() takes a torch.nn.Module, not {type(model).__name__}")
     device = model_device(model)
@@ -261,7 +300,7 @@ def apply_plan(
     _refuse_chosen_algorithms(plan, device)
     engine = make_engine(device, spill_directory, check_copies=check_copies)
     try:
-        return Run(plan, model, engine, on_mismatch)
+        return Run(plan, model, engine, on_mismatch, measure_every or 0, on_overrun)
     except PoochError:
         engine.close()
         raise

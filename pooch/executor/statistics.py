@@ -1,4 +1,4 @@
-"""What a step under a plan did, in numbers."""
+"""What a step under a plan did, and what all steps of a run did, in numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class RunStats:
         swapped_out_bytes, swapped_in_bytes: bytes moved.
         emptied_bytes: bytes that left in the forward pass while the program still held them.
         recomputed_ops: ops replayed.
-        peak_bytes: highest live device bytes. Known on a GPU, and on a CPU inside of `run.measured()`; else None.
+        peak_bytes: highest live device bytes: on a GPU of this step, on a CPU of the last step that was measured (at
+            intervals, and inside of `run.measured()`); None before.
         reserved_bytes: highest bytes that the caching allocator had taken from the GPU; None on a CPU.
         late_swaps: values that had to be brought back when they were read, outside of the schedule.
         mismatches: steps that left the profiled path (1 for this step, if it did).
@@ -33,3 +34,20 @@ class RunStats:
     late_swaps: int = 0
     mismatches: int = 0
     kept_after_errors: int = 0
+
+
+@dataclass
+class RunTotals:
+    """Counts over all steps of a run.
+
+    Attributes:
+        steps: that were begun. steps_off_path: that left the profiled path.
+        steps_measured: whose peak is known. steps_over_budget: of these, those whose peak passed the budget.
+        peak_bytes: the highest of the measured peaks; None before the first.
+    """
+
+    steps: int = 0
+    steps_off_path: int = 0
+    steps_measured: int = 0
+    steps_over_budget: int = 0
+    peak_bytes: int | None = None

@@ -35,6 +35,7 @@ class PlannedStep:
         self.begin = time.perf_counter()
         self._next = 0
         self.is_own = False  # whatever is done just now is not the program's doing
+        self.on_read: Callable[[], None] | None = None  # called once, when autograd reads a saved tensor
 
     # The forward pass -------------------------------------------------------------------------------------------
 
@@ -133,11 +134,11 @@ class PlannedStep:
         text = (
             f"the step left the planned path at op {self._next}: expected {expected}, got {actual}; the rest of this "
             f"step "
-            "keeps its activations (profile and plan again to follow the new path)"
+            "keeps its activations and may pass the budget (profile and plan again to follow the new path)"
         )
         if self.on_mismatch == "error":
             raise PlanMismatch(text)
-        self.actions.warn_once("path", text)
+        self.actions.warn_once(("path", _kind(expected), _kind(actual)), text)
 
     # Saving and reading -----------------------------------------------------------------------------------------
 
@@ -157,6 +158,9 @@ class PlannedStep:
     def unpack(self, packed: object) -> torch.Tensor:
         """The tensor that autograd reads, after the actions tied to its first read."""
         self.stats.step_ms = (time.perf_counter() - self.begin) * 1000
+        if self.on_read is not None:
+            on_read, self.on_read = self.on_read, None
+            on_read()
         if type(packed) is tuple:
             tensor, version, value = packed
             if value in self.table.anchor_of:
@@ -178,3 +182,8 @@ class PlannedStep:
             with torch._C._DisableTorchDispatch():
                 self.actions.act(slot)
             self.stats.step_ms = (time.perf_counter() - self.begin) * 1000
+
+
+def _kind(fingerprint: str) -> str:
+    """The operator alone: shapes that change from step to step are one kind of leaving the path."""
+    return fingerprint.partition("(")[0]

@@ -62,7 +62,8 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
 
 def _number_faults(plan: Plan) -> Iterator[str]:
     schedule = plan.schedule
-    if not are_bytes(plan.budget_bytes, plan.predicted_peak_bytes, plan.in_core_peak_bytes, schedule.host_bytes):
+    peaks = (plan.budget_bytes, plan.predicted_peak_bytes, plan.in_core_peak_bytes, plan.persistent_bytes)
+    if not are_bytes(*peaks, schedule.host_bytes):
         yield "its budget, a peak or its room in the tier is negative or beyond all measure"
     times_ms = (plan.predicted_step_ms, plan.in_core_step_ms, plan.lower_bound_ms, plan.planning_ms)
     if not all(map(is_time, times_ms)):

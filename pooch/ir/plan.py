@@ -79,6 +79,7 @@ class Plan:
         anchors: (slot, value ids) as in the profile.
         first_slot: slot of the first op in `expected`.
         planning_ms: wall time spent on it.
+        persistent_bytes: of the profile: what lived before the step (0 = unknown).
     """
 
     workload: str
@@ -101,6 +102,7 @@ class Plan:
     anchors: tuple[tuple[int, tuple[int, ...]], ...]
     first_slot: int
     planning_ms: float
+    persistent_bytes: int = 0
 
     @property
     def decisions(self) -> dict[int, Choice]:

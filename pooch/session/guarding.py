@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from pooch.executor import Run
+    from pooch.executor.causes import Overrun
 
 MOST_REPAIRS = 8
 UNKNOWN_SHARE = 0.05  # of the plan's peak: what is taken to be missing where an error does not say
@@ -73,24 +74,38 @@ class Guard:
         self.repairs: list[Repair] = []
         self._replan, self._reprofile, self._tell = replan, reprofile, tell
         self._measured_steps, self._replan_after = measured_steps, replan_after
-        self._apply_options = apply_options
+        self._apply_options = apply_options if measured_steps else {"measure_every": 0, **apply_options}
         self._steps = self._steps_off_path = 0
         self._watch_peak = watch_peak
+        self._overrun: Overrun | None = None
         self._apply(plan)
 
     def _apply(self, plan: Plan) -> None:
         from pooch.executor import apply_plan
 
         self.plan = plan
-        self.run: Run = apply_plan(plan, self.model, **self._apply_options)
+        self.run: Run = apply_plan(plan, self.model, on_overrun=self._take, **self._apply_options)
         self._to_measure = self._measured_steps
+
+    def _apply_again(self, plan: Plan) -> None:
+        """Go on under a plan from the profile at hand, also where layers were frozen or unfrozen since."""
+        from pooch.torchtools.signature import model_signature
+
+        self._apply(replace(plan, model_signature=model_signature(self.model)))
+
+    def _take(self, overrun: Overrun) -> bool:
+        """A peak over the budget leads to a tighter plan, unless the step left the path: then it is only told."""
+        if overrun.is_off_path and self._watch_peak:
+            return False
+        self._overrun = overrun
+        return True
 
     def step(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         """One forward and backward pass; returns the loss, detached. Step the optimizer afterwards, as always.
 
         If memory runs out, gradients, buffers and random states are put back, the plan is made again with what was
-        missing taken off (twice as much each time in a row), and the pass is repeated. If the peak is over the budget,
-        which is seen while steps are measured, the next step has a tighter plan.
+        missing taken off (twice as much each time in a row), and the pass is repeated. If a measured peak
+        is over the budget, the next step has a tighter plan.
 
         Args:
             forward: () -> loss, on this step's batch; called again where the step is repeated.
@@ -148,11 +163,11 @@ class Guard:
         if self.plan.device_kind == "cuda":
             torch.cuda.empty_cache()
 
-    def _tighten(self, reason: Reason, missing_bytes: int) -> None:
+    def _tighten(self, reason: Reason, missing_bytes: int, cause: str = "") -> None:
         target_bytes = self.plan.predicted_peak_bytes - missing_bytes
         self._tell(
-            f"{reason} in step {self._steps}, {format_bytes(missing_bytes)} are missing: planning again for "
-            f"{format_bytes(max(0, target_bytes))}"
+            f"{reason} in step {self._steps}, {format_bytes(missing_bytes)} are missing{cause and f' ({cause})'}: "
+            f"planning again for {format_bytes(max(0, target_bytes))}"
         )
         try:
             tighter = self._replan(max(1, target_bytes))
@@ -164,22 +179,20 @@ class Guard:
 
     def _replace(self, plan: Plan, reason: Reason, missing_bytes: int) -> None:
         self.run.remove()
-        self._apply(plan)
+        self._apply_again(plan)
         self.repairs.append(Repair(self._steps, reason, missing_bytes, plan.predicted_peak_bytes))
 
     def _look_at_the_peak(self) -> None:
         """The step is done and right, so it is not repeated; the next one gets a tighter plan."""
         self._to_measure = max(0, self._to_measure - 1)
-        peak_bytes, budget_bytes = self.run.stats.peak_bytes, self.plan.budget_bytes
-        if not self._watch_peak or peak_bytes is None or self.run.stats.mismatches:
-            return
-        if not 0 < budget_bytes < peak_bytes:
+        overrun, self._overrun = self._overrun, None
+        if overrun is None or not self._watch_peak:
             return
         try:
-            self._tighten("peak over the budget", peak_bytes - budget_bytes)
+            self._tighten("peak over the budget", overrun.excess_bytes, overrun.cause.text)
         except InfeasibleBudget as error:
             self._watch_peak = False  # there is nothing more to do about it
-            self._tell(f"the measured peak {format_bytes(peak_bytes)} is over the budget, and {error}")
+            self._tell(f"{overrun.text}; a tighter plan does not help: {error}")
 
     def _look_at_the_path(self, forward: Callable[[], torch.Tensor]) -> None:
         self._steps_off_path = self._steps_off_path + 1 if self.run.stats.mismatches else 0
@@ -207,7 +220,7 @@ class Guard:
         try:
             plan, self._replan = self._reprofile(forward)
         except BaseException:
-            self._apply(self.plan)
+            self._apply_again(self.plan)
             raise
         self._replace(plan, "another path", 0)
         return plan
@@ -246,7 +259,8 @@ def guard(
         plan: to begin with; None: made now.
         region: of the plan, where it is made now.
         planning: further arguments of `plan` (policy, host_budget, time_limit_s, ...), for every plan that is made.
-        measured_steps: how many steps under each plan have their peak measured (on a GPU all have, at no cost).
+        measured_steps: how many of the first steps under each plan have their peak measured for certain; later ones
+            are at intervals (`measure_every` of `apply`); 0: none is. On a GPU all are, at no cost.
         replan_after: after so many steps in a row that left the profiled path, the step is measured anew and planned
             again; None: only when `guard.plan_again(forward)` is called.
         apply_options: of `apply`.

@@ -42,7 +42,8 @@ class _Training:
         settings: Any = job.settings
         self.workload = load_workload(job.workload, batch_size=job.batch_size, device=job.device, settings=settings)
         self.device = model_device(self.workload.model)
-        self.run = apply_plan(Plan.load(job.plan_path), self.workload.model) if job.plan_path else None
+        plan = Plan.load(job.plan_path) if job.plan_path else None
+        self.run = apply_plan(plan, self.workload.model, measure_every=None) if plan is not None else None
 
     def settle(self) -> None:
         """One step before the limit: threads start, code is generated, optimizer state appears. Where the process has a

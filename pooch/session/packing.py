@@ -46,6 +46,7 @@ def pack_plan(dataflow: Dataflow, schedule: Schedule, timeline: Timeline, outcom
         anchors=dataflow.anchors,
         first_slot=dataflow.forward_slots.start,
         planning_ms=outcome.planning_ms,
+        persistent_bytes=profile.persistent_bytes,
     )
 
 

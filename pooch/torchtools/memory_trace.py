@@ -168,6 +168,11 @@ def live_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
+    return storage_bytes(live_tensors())
+
+
+def live_tensors() -> list[torch.Tensor]:
+    """Every tensor in the CPU's memory that the interpreter knows of."""
     found: list[torch.Tensor] = []
     for candidate in gc.get_objects():
         kind = type(candidate)
@@ -176,4 +181,4 @@ def live_bytes(device: torch.device) -> int:
             found.append(candidate)
             if candidate.is_leaf and candidate.grad is not None:
                 found.append(candidate.grad)
-    return storage_bytes(found)
+    return found

@@ -108,6 +108,32 @@ def test_the_warning_comes_once() -> None:
     run.remove()
 
 
+def test_each_kind_of_leaving_the_path_is_told_once_with_both_ops() -> None:
+    model, run = planned("swap")
+    told: list[str] = []
+    for branch, size in [("other", 4), ("short", 4), ("profiled", 5), ("other", 4), ("profiled", 6), ("long", 4)] * 2:
+        model.branch = branch
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step(model, run, size)
+        told += [str(each.message) for each in caught]
+    model.branch = "profiled"
+    step(model, run, 4)
+    pairs = [
+        ("expected aten.tanh.default(float32[4,8]), got aten.sigmoid.default(float32[4,8])"),
+        ("expected aten.addmm.default(float32[4,8]), got aten.sum.default(float32[])"),
+        ("expected aten.addmm.default(float32[4,8]), got aten.addmm.default(float32[5,8])"),
+        ("expected aten.sum.default(float32[]), got aten.exp.default(float32[4,8])"),
+    ]
+    assert len(told) == len(pairs)
+    for text, pair in zip(told, pairs, strict=True):
+        assert pair in text
+    assert run.totals.steps == 13
+    assert run.totals.steps_off_path == 12
+    assert run.stats.mismatches == 0
+    run.remove()
+
+
 def test_a_mismatch_may_be_an_error() -> None:
     model, run = planned("recompute", on_mismatch="error")
     with pytest.raises(PlanMismatch, match="left the planned path at op"):

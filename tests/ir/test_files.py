@@ -274,6 +274,7 @@ def test_inconsistent_profiles(
         (lambda c: c["schedule"].update(host_bytes=-1), "room in the tier is negative"),
         (lambda c: c["schedule"].update(host_bytes=0), "outside of the tier"),
         (lambda c: c["anchors"].reverse(), "anchors"),
+        (lambda c: c.update(persistent_bytes=-1), "beyond all measure"),
     ],
 )
 def test_inconsistent_plans(plan: Plan, tmp_path: Path, change: Callable[[dict[str, Any]], None], told: str) -> None:

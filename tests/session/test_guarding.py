@@ -202,6 +202,62 @@ def test_a_peak_over_the_budget_gives_the_next_step_a_tighter_plan(profile: Prof
         assert len(guard.repairs) == 1
 
 
+def test_a_peak_over_the_budget_is_found_in_a_later_step_too() -> None:
+    plain = make_job("conv", 2)
+    expected = _train_with_ballast(plain, plain_step(plain))
+    del plain
+    job = make_job("conv", 2)
+    profile = profile_job(job)
+    plan = pooch.plan(profile, "80%", region="step", **PLANNING)
+    plan = replace(plan, budget_bytes=int(1.01 * plan.predicted_peak_bytes))
+    with pooch.guard(profile, plan.budget_bytes, job.model, plan=plan, planning=PLANNING, measure_every=5) as guard:
+        with pytest.warns(UserWarning, match="peak over the budget in step 5, .* lived before the step") as told:
+            actual = _train_with_ballast(job, lambda: guard.step(job.forward))
+        assert len(told) == 1
+        (repair,) = guard.repairs
+        assert (repair.step, repair.reason) == (5, "peak over the budget")
+        assert guard.plan.predicted_peak_bytes <= plan.predicted_peak_bytes - repair.missing_bytes
+        assert guard.run.stats.peak_bytes is not None
+        assert guard.run.stats.peak_bytes <= plan.budget_bytes
+        assert guard.run.totals.steps_measured == 2
+        assert guard.run.totals.steps_over_budget == 0
+    assert_same(expected, actual)
+
+
+def _train_with_ballast(job: Job, step: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """From the fourth step on there is a tensor that nobody has profiled."""
+    torch.manual_seed(11)
+    ballast = None
+    for number in range(1, 8):
+        if number == 4:
+            ballast = torch.zeros(MIB, dtype=torch.uint8)
+        job.optimizer.zero_grad()
+        step()
+        job.optimizer.step()
+        job.next_batch()
+    assert ballast is not None
+    return {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
+
+
+def test_layers_that_are_unfrozen_under_a_guard_lead_to_a_tighter_plan() -> None:
+    from tests.executor.support import quick_profile
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(8)])
+    model[:4].requires_grad_(False)
+    rows = torch.rand(1024, 256)
+    profile = quick_profile(lambda: model(rows).square().mean(), model)
+    plan = pooch.plan(profile, "80%", region="step", **PLANNING)
+    plan = replace(plan, budget_bytes=plan.predicted_peak_bytes + 2**14)
+    with pooch.guard(profile, plan.budget_bytes, model, plan=plan, planning=PLANNING) as guard:
+        guard.step(lambda: model(rows).square().mean())
+        model.zero_grad()
+        model.requires_grad_(True)
+        with pytest.warns(UserWarning, match=r"over the budget in step 2, .*8 parameters \(0.0.weight"):
+            guard.step(lambda: model(rows).square().mean())
+        assert guard.repairs[0].reason == "peak over the budget"
+
+
 class Picky(torch.nn.Module):
     """Its path depends on the rows that it gets."""
 

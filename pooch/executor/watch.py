@@ -1,0 +1,367 @@
+"""Whether the steps of a run keep to what its plan promised: they are counted, their peaks are measured, and a peak
+over the budget is told, with what was noticed of its cause.
+
+A GPU's allocator counts, so every step is measured. On a CPU measuring costs a walk through all Python objects and a
+session of torch's profiler, so it is done in the first steps, then ever more rarely, and at once when something has
+changed that the plan does not know of.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from pooch.executor.causes import (
+    OFF_PATH,
+    ORDER,
+    RETAINED,
+    SECOND_ORDER,
+    UNKNOWN,
+    Cause,
+    Overrun,
+    ParameterWatch,
+    forwards,
+    gradients,
+    unknown_bytes,
+    unmeasured_text,
+)
+from pooch.executor.statistics import RunStats, RunTotals
+from pooch.executor.step import PlannedStep
+from pooch.executor.warn_once import WarnOnce
+from pooch.ir import Plan
+from pooch.torchtools.memory_trace import live_bytes
+from pooch.torchtools.peak_window import PeakWindow
+from pooch.torchtools.tensors import storage_bytes
+
+MEASURE_EVERY = 1000
+FIRST_MEASURED = (1, 2, 10, 100)  # in the second step there are gradients and optimizer state, in the tenth caches
+MOST_FORWARDS = 16  # before one backward pass, in one measurement: what the profiler notes takes memory too
+
+
+@dataclass(eq=False)
+class _Followed:
+    """A step whose end is awaited; it lives as long as its graph."""
+
+    step: weakref.ref[PlannedStep]
+    is_forward_over: bool = False
+    is_read: bool = False
+
+
+@dataclass(eq=False)
+class _Measurement:
+    """A peak that is being measured. `window`: None where the GPU's allocator, or `run.measured()`, does it."""
+
+    number: int
+    stats: RunStats
+    start_bytes: int
+    window: PeakWindow | None = None
+    followed: list[_Followed] = field(default_factory=list)
+    causes: dict[str, Cause] = field(default_factory=dict)
+    backward_passes: int = 0
+    is_counted: bool = False
+    is_over_budget: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether backward passes came, and nothing of a graph is left for another one."""
+        return self.backward_passes > 0 and all(f.step() is None for f in self.followed)
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether a forward pass is still without its backward pass."""
+        return any(f.step() is not None and not f.is_read for f in self.followed)
+
+
+class RunWatch:
+    """What is noticed of the steps of one run.
+
+    Args:
+        plan, model, device: of the run. warn_once: for what is told.
+        measure_every: on a CPU, measure each so manieth step besides the first ones; 0: none.
+        on_overrun: is given what is over the budget, and says whether it takes care of it; None: it is told.
+
+    Attributes:
+        totals: counts over all steps.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: torch.nn.Module,
+        device: torch.device,
+        warn_once: WarnOnce,
+        measure_every: int,
+        on_overrun: Callable[[Overrun], bool] | None = None,
+    ) -> None:
+        self.totals = RunTotals()
+        self._plan, self._device, self._warn_once = plan, device, warn_once
+        self._measure_every, self._on_overrun = measure_every, on_overrun
+        self._parameters = ParameterWatch(model)
+        self._followed: list[_Followed] = []
+        self._measurement: _Measurement | None = None
+        self._is_due = False  # a step was to be measured and could not be
+        self._noticed: set[str] = set()
+        self._to_confirm: dict[str, str] = {}  # {kind: text} of what was noticed in a step that was not measured
+        self._is_measured_outside = False
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the step that was just begun is measured from here."""
+        return self._measurement is not None and not self._is_measured_outside
+
+    # From the beginning of a region to the end of its backward pass -----------------------------------------------
+
+    def begin(self, stats: RunStats) -> None:
+        """A region begins."""
+        self.totals.steps += 1
+        self._followed = [each for each in self._followed if each.step() is not None]
+        earlier = self._measurement
+        self._end_what_is_over()
+        if earlier is not None:
+            stats.peak_bytes = earlier.stats.peak_bytes
+        if self._is_measured_outside:
+            self._measurement = self._measurement or self._new_measurement(stats, live_bytes(self._device))
+            self._measurement.stats = stats
+        if self._plan.budget_bytes:
+            causes = tuple(self._causes_at_the_beginning())
+            if self._measurement is None and self._is_to_measure(causes):
+                self._open(stats)
+            for cause in causes:
+                self._notice(cause)
+
+    @contextmanager
+    def following(self, step: PlannedStep) -> Iterator[None]:
+        """A planned region: what becomes of it, and of its graph."""
+        followed = _Followed(weakref.ref(step, self._when_dead()))
+        self._followed.append(followed)
+        if self._measurement is not None:
+            self._measurement.followed.append(followed)
+        if self._plan.budget_bytes:
+            step.on_read = partial(self._first_read, followed)
+        try:
+            yield
+        except BaseException:
+            self._discard()
+            raise
+        finally:
+            followed.is_forward_over = True
+            if step.stats.mismatches:
+                self.totals.steps_off_path += 1
+                if self._measurement is not None:
+                    self._measurement.causes[OFF_PATH.kind] = OFF_PATH
+
+    def close(self) -> None:
+        """The run ends: nothing is measured any more."""
+        measurement = self._measurement
+        if measurement is not None and measurement.window is not None:
+            self._end(measurement)
+
+    @contextmanager
+    def measured_outside(self) -> Iterator[Callable[[int], None]]:
+        """Somebody else measures what runs inside; the function that is given takes the peak."""
+        self.close()
+        self._is_measured_outside = True
+        peaks: list[int] = []
+        try:
+            yield peaks.append
+        finally:
+            measurement, self._measurement, self._is_measured_outside = self._measurement, None, False
+            if measurement is not None and peaks:
+                self._judge(measurement, peaks[0])
+
+    # What is noticed --------------------------------------------------------------------------------------------------
+
+    def _causes_at_the_beginning(self) -> Iterator[Cause]:
+        yield from self._parameters.causes()
+        living = self._parameters.gradients()
+        if living:
+            yield gradients(storage_bytes(living))
+        waiting = sum(not each.is_read for each in self._followed)
+        if waiting:
+            yield forwards(waiting + 1)
+
+    def _notice(self, cause: Cause) -> None:
+        """Keep a cause for the measurement; where there is none, the next step is measured."""
+        if self._measurement is not None:
+            self._measurement.causes[cause.kind] = cause
+        if cause.kind in self._noticed:
+            return
+        self._noticed.add(cause.kind)
+        if self._measurement is None:
+            self._to_confirm[cause.kind] = unmeasured_text(self.totals.steps, cause, self._plan)
+            if not self._can_measure:
+                self._tell_unconfirmed({})
+
+    @property
+    def _can_measure(self) -> bool:
+        return self._device.type == "cuda" or self._measure_every > 0
+
+    def _first_read(self, followed: _Followed) -> None:
+        """Autograd reads the first saved tensor of a step in a backward pass."""
+        step = followed.step()
+        if torch._C._current_graph_task_id() == -1:  # somebody looks at a node's saved tensors
+            if step is not None:
+                step.on_read = partial(self._first_read, followed)
+            return
+        builds_graph = torch.is_grad_enabled()
+        if builds_graph:
+            self._notice(SECOND_ORDER)
+        if followed.is_forward_over:
+            followed.is_read = True
+            self._mark(followed)
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(partial(self._backward_ended, followed, builds_graph))
+
+    def _backward_ended(self, followed: _Followed, builds_graph: bool) -> None:
+        """A backward pass through a step has ended; the engine is still to return."""
+        step = followed.step()
+        if step is not None:
+            step.on_read = partial(self._first_read, followed)
+            if followed.is_forward_over and not builds_graph:  # a graph of the backward pass keeps this one anyway
+                self._notice(RETAINED)
+        measurement = self._measurement
+        if measurement is None or followed not in measurement.followed or not followed.is_forward_over:
+            return
+        measurement.backward_passes += 1
+        self._mark(followed)
+        if measurement.window is None and not self._is_measured_outside:
+            if measurement.is_over:
+                self._measurement = None
+            self._judge(measurement, torch.cuda.max_memory_allocated(self._device))
+
+    def _mark(self, followed: _Followed) -> None:
+        measurement = self._measurement
+        if measurement is not None and measurement.window is not None and followed in measurement.followed:
+            measurement.window.mark()
+
+    # Measuring --------------------------------------------------------------------------------------------------------
+
+    def _is_to_measure(self, causes: tuple[Cause, ...]) -> bool:
+        """Whether the step that begins is one to be measured."""
+        if self._device.type == "cuda" and self._plan.schedule.actions:
+            return True
+        if self._measure_every <= 0:
+            return False
+        number = self.totals.steps
+        planned = number in FIRST_MEASURED or number % self._measure_every == 0
+        self._is_due = self._is_due or planned or any(cause.kind not in self._noticed for cause in causes)
+        return self._is_due or bool(self._to_confirm)
+
+    def _new_measurement(self, stats: RunStats, start_bytes: int) -> _Measurement:
+        return _Measurement(self.totals.steps, stats, start_bytes)
+
+    def _open(self, stats: RunStats) -> None:
+        if self._device.type == "cuda":
+            self._measurement = self._new_measurement(stats, live_bytes(self._device))
+            return
+        window = PeakWindow(self._backward_returned, interrupted=self._discard)
+        if self._guarded(window.open):
+            self._measurement = self._new_measurement(stats, window.start_bytes)
+            self._measurement.window = window
+
+    def _guarded(self, measure: Callable[[], bool | int | None]) -> bool | int | None:
+        """Training goes on where measuring fails."""
+        try:
+            return measure()
+        except Exception as error:  # noqa: BLE001  (whatever the profiler raises)
+            self._measure_every, self._measurement = 0, None
+            self._warn_once("measuring", f"peaks cannot be measured here, so none are from now on: {error}")
+            return None
+
+    def _end_what_is_over(self) -> None:
+        """The measurement of earlier steps, unless this one comes before their backward pass."""
+        measurement = self._measurement
+        if measurement is None or self._is_measured_outside:
+            return
+        if measurement.window is None:
+            self._measurement = None
+        elif not measurement.awaits_backward or len(measurement.followed) >= MOST_FORWARDS:
+            self._end(measurement)
+
+    def _backward_returned(self, failed: bool) -> None:
+        measurement = self._measurement
+        if measurement is None:
+            return
+        if failed:
+            self._discard()
+        elif measurement.is_over:
+            self._end(measurement)
+
+    def _when_dead(self) -> Callable[[object], None]:
+        """Called when a step's graph is gone; without holding what waits for it."""
+        watch = weakref.ref(self)
+
+        def dead(_: object) -> None:
+            alive = watch()
+            if alive is not None:
+                alive._graph_is_gone()
+
+        return dead
+
+    def _graph_is_gone(self) -> None:
+        measurement = self._measurement
+        if measurement is None or measurement.window is None or measurement.window.is_in_backward:
+            return
+        gone = [each.is_forward_over and each.step() is None for each in measurement.followed]
+        if gone and all(gone):
+            self._end(measurement)
+
+    def _end(self, measurement: _Measurement) -> None:
+        """Close the window; without a backward pass in it, its peak says nothing."""
+        window = measurement.window
+        assert window is not None
+        if not window.is_mine:
+            return
+        self._measurement = None
+        peak_bytes = self._guarded(window.close)
+        if measurement.backward_passes and peak_bytes is not None:
+            measurement.stats.peak_bytes = peak_bytes
+            self._judge(measurement, peak_bytes)
+
+    def _discard(self) -> None:
+        """A step failed in the middle, or the user starts a profiler: a later step is measured instead."""
+        measurement = self._measurement
+        if measurement is not None and measurement.window is not None and measurement.window.is_mine:
+            self._measurement = None
+            self._guarded(measurement.window.close)
+
+    # Judging ----------------------------------------------------------------------------------------------------------
+
+    def _judge(self, measurement: _Measurement, peak_bytes: int) -> None:
+        self._is_due = False
+        totals, budget_bytes = self.totals, self._plan.budget_bytes
+        if not measurement.is_counted:
+            measurement.is_counted = True
+            totals.steps_measured += 1
+        totals.peak_bytes = max(peak_bytes, totals.peak_bytes or 0)
+        if 0 < budget_bytes < peak_bytes:
+            totals.steps_over_budget += not measurement.is_over_budget
+            measurement.is_over_budget = True
+            is_off_path = OFF_PATH.kind in measurement.causes
+            cause = self._likely_cause(measurement)
+            self._tell(Overrun(measurement.number, peak_bytes, budget_bytes, is_off_path, cause))
+        self._tell_unconfirmed(measurement.causes)
+
+    def _likely_cause(self, measurement: _Measurement) -> Cause:
+        causes = dict(measurement.causes)
+        more_bytes = measurement.start_bytes - self._plan.persistent_bytes
+        if self._plan.persistent_bytes and more_bytes > 0:
+            causes["bytes"] = unknown_bytes(more_bytes)
+        return min(causes.values(), key=lambda cause: ORDER.index(cause.kind), default=UNKNOWN)
+
+    def _tell(self, overrun: Overrun) -> None:
+        is_taken_care_of = self._on_overrun is not None and self._on_overrun(overrun)
+        if not is_taken_care_of:
+            self._warn_once(("budget", overrun.cause.kind), overrun.text)
+
+    def _tell_unconfirmed(self, seen: dict[str, Cause]) -> None:
+        """What was noticed in a step without a measurement, and did not come again in the one that was measured."""
+        unconfirmed, self._to_confirm = self._to_confirm, {}
+        for kind, text in unconfirmed.items():
+            if kind not in seen:
+                self._warn_once(("budget", kind), text)

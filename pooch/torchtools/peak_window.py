@@ -1,0 +1,165 @@
+"""A peak on the CPU that is measured around the program's own code, without a `with` in it: from now on until the
+backward pass returns.
+
+The CPU allocator reports to torch's profiler, whose sessions belong to a thread and cannot be ended from inside of a
+backward pass (the engine puts the thread's state back when it returns). So, as long as a window is open, the function
+through which every backward pass runs tells when one has returned, and the one that prepares a profiler closes the
+window first: a session of the user's always has its way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, live_tensors, marker
+from pooch.torchtools.tensors import has_plain_storage, storage_key
+
+_MARK = "mark of a window"
+
+
+class PeakWindow:
+    """One at a time in a process. The figure counts until the last `mark()`; what lived at the start and died since
+    is taken off from the mark on that follows.
+
+    Args:
+        backward_returned: called after each backward pass of this thread, with whether it failed.
+        interrupted: called when the user starts a profiler: it has to close the window.
+
+    Attributes:
+        start_bytes: of all tensors that lived when it was opened.
+    """
+
+    _exclusive: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, backward_returned: Callable[[bool], None], interrupted: Callable[[], None]) -> None:
+        self._backward_returned, self._interrupted = backward_returned, interrupted
+        self._tracer: MemoryTracer | None = None
+        self._thread = threading.get_ident()
+        self._backward_depth = 0
+        self._died_bytes: list[int] = []
+        self._undo: list[Callable[[], None]] = []
+        self._at_start: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
+        self.start_bytes = 0
+
+    def open(self) -> bool:
+        """Begin to measure; False where a profiler runs already, be it the user's or another window's."""
+        if not self._exclusive.acquire(blocking=False):
+            return False
+        try:
+            if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
+                return False
+            gc.collect()
+            self._at_start = _live_storages()
+            self.start_bytes = sum(size for _, size in self._at_start)
+            tracer = MemoryTracer(torch.device("cpu"))
+            self._intercept()
+            tracer.start()
+            self._tracer = tracer
+            atexit.register(self.close)  # an interpreter that ends with a session open crashes
+            return True
+        finally:
+            if self._tracer is None:
+                self._give_back()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread opened it: no other can close it."""
+        return threading.get_ident() == self._thread
+
+    @property
+    def is_in_backward(self) -> bool:
+        """Whether a backward pass of this thread is under way."""
+        return self._backward_depth > 0
+
+    def mark(self) -> None:
+        """What comes until here counts. Not inside of a dispatch mode."""
+        if self._tracer is not None and self.is_mine:
+            with marker(f"{_MARK} {len(self._died_bytes)}"):
+                pass
+            self._died_bytes.append(sum(size for storage, size in self._at_start if storage() is None))
+
+    def close(self) -> int | None:
+        """End; the peak until the last mark. None where it was closed already, or belongs to another thread."""
+        tracer = self._tracer
+        if tracer is None or not self.is_mine:
+            return None
+        self._tracer = None
+        atexit.unregister(self.close)
+        try:
+            return self.start_bytes + self._highest(tracer.stop())
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo, self._at_start = [], []
+        self._exclusive.release()
+
+    def _highest(self, trace: MemoryTrace) -> int:
+        """Highest bytes above the start until the last mark."""
+        marks = [(m.start_ns, died) for m, died in zip(_marks_of(trace), self._died_bytes, strict=True)]
+        live = highest = taken_off = reached = 0
+        for event in trace.events:
+            while reached < len(marks) and event.time_ns >= marks[reached][0]:
+                died = marks[reached][1]
+                live, taken_off, reached = live - (died - taken_off), died, reached + 1
+            if reached == len(marks):
+                break
+            live += event.size_bytes
+            highest = max(highest, live)
+        return highest
+
+    def _intercept(self) -> None:
+        self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
+        self._replace(torch.autograd.profiler, "_prepare_profiler", self._before_a_profiler)
+
+    def _replace(self, module: Any, name: str, around: Callable[..., Any]) -> None:
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if self._tracer is None or not self.is_mine:
+                return original(*args, **kwargs)
+            return around(original, *args, **kwargs)
+
+        def undo() -> None:
+            if getattr(module, name) is replacement:  # else somebody has wrapped it: what we leave passes calls on
+                setattr(module, name, original)
+
+        setattr(module, name, replacement)
+        self._undo.append(undo)
+
+    def _around_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._backward_depth += 1
+        failed = True
+        try:
+            result = original(*args, **kwargs)
+            failed = False
+            return result
+        finally:
+            self._backward_depth -= 1
+            if self._backward_depth == 0:
+                self._backward_returned(failed)
+
+    def _before_a_profiler(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self.is_in_backward:
+            self._interrupted()
+        return original(*args, **kwargs)
+
+
+def _live_storages() -> list[tuple[weakref.ref[torch.UntypedStorage], int]]:
+    storages = {storage_key(t): t.untyped_storage() for t in live_tensors() if has_plain_storage(t)}
+    return [(weakref.ref(storage), storage.nbytes()) for storage in storages.values()]
+
+
+def _marks_of(trace: MemoryTrace) -> list[Any]:
+    return [m for m in trace.markers if m.name.startswith(_MARK)]
