@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pooch.torchtools.geometry import Geometry
-from pooch.torchtools.tensors import has_plain_storage, storage_key
+from pooch.torchtools.tensors import bytes_in_place, has_plain_storage, storage_key
 
 
 @dataclass
@@ -66,11 +66,10 @@ class OffloadStore:
 
     def _copy_out(self, storage: torch.UntypedStorage) -> _Entry:
         entry = _Entry(storage.nbytes(), storage.device, self._end)
-        raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         if storage.device.type == "cuda":
-            entry.host = raw.cpu()
+            entry.host = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu()
             return entry
-        view, position = raw.numpy().data, self._end
+        view, position = bytes_in_place(storage).data, self._end
         while view:
             written = os.pwrite(self._file.fileno(), view, position)  # type: ignore[attr-defined]
             view, position = view[written:], position + written
@@ -80,14 +79,14 @@ class OffloadStore:
     def _copy_in(self, entry: _Entry) -> torch.UntypedStorage:
         if entry.host is not None:
             return entry.host.to(entry.device).untyped_storage()
-        raw = torch.empty(entry.size_bytes, dtype=torch.uint8)
-        view, position = raw.numpy().data, entry.offset
+        storage = torch.UntypedStorage(entry.size_bytes)
+        view, position = bytes_in_place(storage).data, entry.offset
         while view:
             count = os.preadv(self._file.fileno(), [view], position)  # type: ignore[attr-defined]
             if count == 0:
                 raise OSError("the file that holds offloaded tensors ended early")
             view, position = view[count:], position + count
-        return raw.untyped_storage()
+        return storage
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 
 from pooch.errors import PoochError, ProfileError
 from pooch.ir import Link, Profile
+from pooch.process_limits import is_limited
 from pooch.profiler.assembly import StepAssembly, assemble_ops, assemble_values
 from pooch.profiler.cuda_times import cuda_slot_times_ms
 from pooch.profiler.fitting import expected_peak
@@ -24,7 +25,7 @@ from pooch.profiler.release import record_releases
 from pooch.profiler.step import StepRecord, record_step
 from pooch.profiler.timing import StepTimes, shortest_ms, slot_times_ms, time_step, typical
 from pooch.progress import Progress
-from pooch.torchtools.device_memory import free_bytes, give_memory_back, is_limited, return_large_blocks
+from pooch.torchtools.device_memory import free_bytes, give_memory_back, return_large_blocks
 from pooch.torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 from pooch.torchtools.signature import model_signature
@@ -153,7 +154,7 @@ class _Profiling:
         """Plainly, or with saved tensors away from the device."""
         if is_limited():
             return_large_blocks()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if _has_other_ranks():
             self._arrange_wrappers()
         released = self._pass(
             "forward pass without autograd's memory", lambda: record_releases(self.forward, self.model)
@@ -218,7 +219,7 @@ class _Profiling:
             torch.cuda.reset_peak_memory_stats(self.device)
         assembly = self._record(mode, "recorded step", released)
         times_ms, notes = self._op_times(mode, assembly)
-        disturbed = outliers(sibling_kinds(assembly), times_ms)
+        disturbed = {} if _has_other_ranks() else outliers(sibling_kinds(assembly), times_ms)
         if are_worth_a_run(disturbed, times_ms):
             again = self._record(mode, f"recorded step again, for {len(disturbed)} op times out of line", released)
             times_ms = shortest_ms(times_ms, self._op_times(mode, again)[0])
@@ -299,6 +300,11 @@ class _Profiling:
             batch_size=self.options.batch_size,
             notes=(*persistent.notes, *recorded.notes, *notes),
         )
+
+
+def _has_other_ranks() -> bool:
+    """Whether the step may run collectives: then all ranks have to run it equally often, whatever each one measures."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def check_same_forward(released: Any, assemblies: list[StepAssembly]) -> None:

@@ -18,7 +18,8 @@ Result = TypeVar("Result")
 
 def fits_in_core(plan: Plan, workload: Workload) -> bool:
     """Whether the plain step that a plan was made from has room on the device, beside what lives there now."""
-    from pooch.torchtools.device_memory import free_bytes, is_limited, return_large_blocks
+    from pooch.process_limits import is_limited
+    from pooch.torchtools.device_memory import free_bytes, return_large_blocks
     from pooch.torchtools.memory_trace import live_bytes
     from pooch.torchtools.training_state import model_device
 

@@ -49,8 +49,8 @@ class _Training:
         """One step before the limit: threads start, code is generated, optimizer state appears. Where the process has a
         limit already that plain training does not keep, saved tensors are away meanwhile.
         """
+        from pooch.process_limits import is_limited
         from pooch.profiler.offload import saved_tensors_offloaded
-        from pooch.torchtools.device_memory import is_limited
 
         with saved_tensors_offloaded(self.workload.model) if is_limited() and self.run is None else nullcontext():
             self.step()

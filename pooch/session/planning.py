@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
 from pooch.ir.dataflow import Dataflow
 from pooch.planner import Evaluation, PolicyOutcome, described, make_plan
 from pooch.planner import smallest_budget as planned_smallest
+from pooch.process_limits import is_limited
 from pooch.session.evaluation import StageEvaluator, verified_timeline
 from pooch.session.hooked import dataflow_of
 from pooch.session.packing import PlanOutcome, pack_plan
+from pooch.session.planning_child import plan_in_child
 from pooch.session.simulation import simulate
 from pooch.units import parse_budget
 
@@ -57,8 +60,38 @@ def plan(
     host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
     if not (math.isfinite(time_limit_s) and time_limit_s > 0):
         raise UsageError(f"the time limit {time_limit_s} is not positive: give seconds, such as 30")
+    checked_region(region)
+    how: dict[str, Any] = {
+        "policy": policy,
+        "host_bytes": host_bytes,
+        "time_limit_s": time_limit_s,
+        "region": region,
+        "policy_options": dict(policy_options or {}),
+        "explain": explain,
+    }
+    if is_limited():  # what the solver takes and what it leaves behind would be missing where tensors need it
+        made = plan_in_child(profile, budget_bytes, known, how, progress)
+        if made is not None:
+            return made
+    return plan_here(profile, budget_bytes, known=known, progress=progress, **how)
+
+
+def plan_here(
+    profile: Profile,
+    budget_bytes: int,
+    *,
+    policy: str,
+    host_bytes: int | None,
+    time_limit_s: float,
+    region: Region,
+    known: Sequence[Plan],
+    policy_options: Mapping[str, object],
+    explain: bool,
+    progress: PlanningProgress | None,
+) -> Plan:
+    """`plan` in this process, with arguments that were checked and budgets in bytes."""
     fits = budget_bytes >= profile.peak_bytes
-    dataflow = dataflow_of(profile, checked_region(region), hooked=not fits)
+    dataflow = dataflow_of(profile, region, hooked=not fits)
     planned = make_plan(
         dataflow,
         budget_bytes,
@@ -75,7 +108,7 @@ def plan(
         dataflow = dataflow_of(profile, region, hooked=True)
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
     outcome = PlanOutcome(
-        described(policy, policy_options or {}),
+        described(policy, policy_options),
         budget_bytes,
         planned.lower_bound_ms,
         planned.status,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -107,3 +109,9 @@ def storage_bytes(tensors: Iterator[torch.Tensor] | list[torch.Tensor]) -> int:
     """Bytes of the distinct storages behind some tensors."""
     sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if has_plain_storage(t)}
     return sum(sizes.values())
+
+
+def bytes_in_place(storage: torch.UntypedStorage) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
+    """The memory of a storage on the CPU, which the caller holds; `Tensor.numpy` would forbid to ever resize it."""
+    address = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    return numpy.ctypeslib.as_array(address)

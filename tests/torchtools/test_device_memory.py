@@ -10,7 +10,8 @@ import weakref
 import pytest
 import torch
 
-from pooch.torchtools.device_memory import free_bytes, is_limited
+from pooch.process_limits import is_limited
+from pooch.torchtools.device_memory import free_bytes
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 from tests.children import child_environment
 
@@ -76,7 +77,8 @@ def test_a_forgotten_error_holds_nothing_of_the_failed_attempt(chained: bool) ->
 CHILD = """
 import resource
 import torch
-from pooch.torchtools.device_memory import free_bytes, is_limited, return_large_blocks
+from pooch.process_limits import is_limited
+from pooch.torchtools.device_memory import free_bytes, return_large_blocks
 device = torch.device("cpu")
 assert not is_limited()
 return_large_blocks()

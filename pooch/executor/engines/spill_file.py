@@ -8,7 +8,6 @@ through an aligned buffer. They are in the processor's cache there, so a checksu
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
@@ -21,6 +20,7 @@ import torch
 import xxhash
 
 from pooch.errors import TierError
+from pooch.torchtools.tensors import bytes_in_place
 
 ALIGNMENT_BYTES = 4096
 CHUNK_BYTES = 4 * 2**20
@@ -108,7 +108,7 @@ class Mover:
         Raises:
             OSError: the file took it not, or not all of it.
         """
-        raw, chunk = _raw(storage), numpy.frombuffer(buffer, dtype=numpy.uint8)
+        raw, chunk = bytes_in_place(storage), numpy.frombuffer(buffer, dtype=numpy.uint8)
         digest = xxhash.xxh3_64()
         for start, count, padded in _chunks(raw.size):
             numpy.copyto(chunk[:count], raw[start : start + count])
@@ -123,7 +123,7 @@ class Mover:
         Raises:
             OSError: the file cannot be read, or holds other bytes than were written.
         """
-        raw, chunk = _raw(storage), numpy.frombuffer(buffer, dtype=numpy.uint8)
+        raw, chunk = bytes_in_place(storage), numpy.frombuffer(buffer, dtype=numpy.uint8)
         digest = xxhash.xxh3_64()
         for start, count, padded in _chunks(raw.size):
             _read(self._file.descriptor, memoryview(buffer)[:padded], offset_bytes + start, count)
@@ -132,11 +132,6 @@ class Mover:
             numpy.copyto(raw[start : start + count], chunk[:count])
         if self._check and digest.intdigest() != self._sums.get(offset_bytes):
             raise OSError(errno.EIO, "the spill file gave back other bytes than were written to it")
-
-
-def _raw(storage: torch.UntypedStorage) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
-    address = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
-    return numpy.ctypeslib.as_array(address)  # `Tensor.numpy` would forbid to ever empty the storage
 
 
 def _chunks(size_bytes: int) -> Iterator[tuple[int, int, int]]:

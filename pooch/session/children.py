@@ -1,0 +1,78 @@
+"""Python processes that do a part of the work and end: their environment, and what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pooch.errors
+from pooch.errors import InfeasibleBudget, PoochError
+
+Event = dict[str, Any]
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, in which a child finds the same package."""
+    folders = [str(Path(pooch.errors.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
+def run_child(module: str, job: Event, progress: Callable[..., None]) -> Event | None:
+    """Run a module in a process of its own: it reads the job from standard input and writes one JSON line per event.
+
+    Args:
+        module: run with `python -m`.
+        job: plain data.
+        progress: called with the arguments of each event "progress".
+
+    Returns:
+        The event "done"; None where the process ended without one, as one that is killed does.
+
+    Raises:
+        PoochError: the one that the child met, of the same type.
+    """
+    command = [sys.executable, "-m", module]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=child_environment()) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(json.dumps(job))
+        child.stdin.close()
+        for event in map(json.loads, child.stdout):
+            if "progress" in event:
+                progress(*event["progress"])
+            elif "error" in event:
+                raise _error_of(event)
+            else:
+                return dict(event)
+    return None
+
+
+def _error_of(event: Event) -> PoochError:
+    if event["error"] == InfeasibleBudget.__name__:
+        return InfeasibleBudget(*event["arguments"])
+    kind: type[PoochError] = getattr(pooch.errors, event["error"])
+    return kind(event["message"])
+
+
+def tell(event: Event) -> None:
+    """In the child: one event."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """In the child: a `PoochError` inside becomes an event."""
+    try:
+        yield
+    except InfeasibleBudget as error:
+        tell({"error": InfeasibleBudget.__name__, "arguments": error.__reduce__()[1]})
+    except PoochError as error:
+        tell({"error": type(error).__name__, "message": str(error)})
