@@ -275,10 +275,11 @@ class _Profiling:
         step_ms: float,
         notes: tuple[str, ...],
     ) -> Profile:
-        assembly, recorder = recorded.assembly, recorded.assembly.recorder
+        assembly = recorded.assembly
         facts = assemble_values(assembly)
         points = facts.in_core_points + persistent.total_bytes
         factor = step_ms / sum(recorded.times_ms)
+        begin, end = assembly.recorder.model_extent()
         return Profile(
             workload=self.options.workload or type(self.model).__name__,
             mode=mode,
@@ -288,8 +289,8 @@ class _Profiling:
             values=facts.values,
             anchors=facts.anchors,
             forward_ops=assembly.forward_ops,
-            model_begin=max(0, recorder.model_begin),
-            model_end=recorder.model_end if recorder.model_end >= 0 else assembly.forward_ops,
+            model_begin=begin,
+            model_end=end,
             persistent_bytes=persistent.total_bytes,
             step_ms=step_ms,
             peak_bytes=int(points.max()),

@@ -32,6 +32,7 @@ def apply(
             bytes that a disk changed are an error and never a gradient. It costs about a hundredth of the copy.
 
     Raises:
+        UsageError: the model is compiled, or under a plan already.
         PlanMismatch: the plan was made for another model or device.
         InvalidSchedule: the plan was changed so that it cannot be executed.
         TierError: the swap tier cannot be set up.
