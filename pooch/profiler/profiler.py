@@ -85,7 +85,7 @@ def profile_step(
 
     Args:
         forward: () -> loss tensor.
-        model: whose `forward` the plan will be applied to.
+        model: that the plan will be applied to.
         optimizer: its state counts as persistent bytes, also what it will only create at its first step.
         link: cost of transfers, measured beforehand.
         options: how to profile.

@@ -45,7 +45,7 @@ def profile(
 
     Args:
         forward: () -> loss tensor (a scalar). It is run several times, forward and backward.
-        model: whose `forward` the plan will be applied to.
+        model: that the plan will be applied to; not compiled, and under no plan.
         optimizer: its state counts as persistent bytes, also what it will only create at its first step.
         accumulate: gradients live through the step (else they appear in the backward pass and are freed after it).
         warmup: plain steps before anything is measured.
