@@ -242,11 +242,13 @@ def test_a_run_that_ends_in_its_own_copy_thread_leaves_nothing(tmp_path: Path) -
         def data_ptr(self) -> int:
             return 0
 
-    arena.copy_out(Last(), 0)  # type: ignore[arg-type]
+    ticket = arena.copy_out(Last(), 0)  # type: ignore[arg-type]
     assert started.wait(PATIENCE_S)
     del engine, arena
     go_on.set()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+    assert ticket.error is None
+    del ticket
     gc.collect()
     assert spill_files(tmp_path) == []
