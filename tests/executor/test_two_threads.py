@@ -17,8 +17,8 @@ from pooch.executor.engines.cpu import CpuTicket
 from pooch.executor.lock import StepLock
 from pooch.executor.records import PackedRecord, Record
 from pooch.executor.step import PlannedStep
-from pooch.ir import Choice, Plan, Profile
-from tests.executor.support import all_of, is_same, mixed, moved_bytes, planned_replays, quick_profile, tight_plan
+from pooch.ir import Choice, Plan
+from tests.executor.support import all_of, is_same, mixed, quick_profile, tight_plan
 
 PATIENCE_S = 60
 HEAD_START_S = 0.05  # for the thread that should wait; a right one is not kept from anything by it
@@ -37,7 +37,7 @@ class TwoHeads(nn.Module):
         return torch.tanh(self.left(shared)).exp().sum(), torch.tanh(self.right(shared)).cos().sum()
 
 
-def planned(choice: str) -> tuple[TwoHeads, Tensor, Plan, Profile]:
+def planned(choice: str) -> tuple[TwoHeads, Tensor, Plan]:
     torch.manual_seed(0)
     model, rows = TwoHeads(), torch.rand(16, 8)
     profile = quick_profile(lambda: sum(model(rows)), model)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def planned(choice: str) -> tuple[TwoHeads, Tensor, Plan, Profile]:
     decisions = mixed(profile, "model") if choice == "mixed" else all_of(profile, choice, "model")  # type: ignore[arg-type]
     plan = tight_plan(profile, decisions, "model")
     assert plan.schedule.actions
-    return model, rows, plan, profile
+    return model, rows, plan
 
 
 def in_threads(*works: Callable[[], None]) -> None:
@@ -90,31 +90,34 @@ def assert_same_heads(expected: list[dict[str, Tensor]], actual: list[dict[str, 
 
 
 @pytest.fixture
-def slow_actions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does an action of the backward pass lets the other threads go ahead, as ops do that give the GIL away."""
-    real = StepActions._do
+def done_actions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, Any]]:
+    """(step, action), as they were done; each lets the other threads go ahead, as ops do that give the GIL away."""
+    real, done, at_work = StepActions._do, [], set()
 
     def slowly(actions: StepActions, action: Any) -> None:
+        assert id(actions) not in at_work, "two threads act on one step"
+        at_work.add(id(actions))
+        done.append((id(actions), action))
         if threading.current_thread() is not threading.main_thread():
             threading.Event().wait(HEAD_START_S)
         real(actions, action)
+        at_work.discard(id(actions))
 
     monkeypatch.setattr(StepActions, "_do", slowly)
+    return done
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_one_graph_in_two_threads_does_each_action_once(choice: str, slow_actions: None) -> None:
-    model, rows, plan, profile = planned(choice)
+def test_one_graph_in_two_threads_does_each_action_once(choice: str, done_actions: list[tuple[object, Any]]) -> None:
+    model, rows, plan = planned(choice)
     expected = gradients_in_threads(model, model(rows))
     with apply_plan(plan, model) as run:
         actual = gradients_in_threads(model, model(rows))
         assert_same_heads(expected, actual)
         assert run.stats.mismatches == 0
-        copied_in, replayed = moved_bytes(plan, profile, "copy_in", "refill"), planned_replays(plan)
-        assert copied_in + replayed > 0
-        # What is replayed or copied twice is that because threads come in another order than the schedule foresaw.
-        assert run.stats.swapped_in_bytes == copied_in
-        assert run.stats.recomputed_ops == replayed
+        assert run.stats.swapped_in_bytes + run.stats.recomputed_ops > 0
+    assert len(done_actions) == len(plan.schedule.actions) > 0
+    assert {action for _, action in done_actions} == set(plan.schedule.actions)
 
 
 def packed_handles(step: PlannedStep) -> list[PackedRecord]:
@@ -124,7 +127,7 @@ def packed_handles(step: PlannedStep) -> list[PackedRecord]:
 @pytest.mark.parametrize("choice", ["swap", "recompute"])
 def test_a_read_waits_for_actions_that_another_thread_has_begun(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every handle of the slot that is read first is read in a thread of its own, while its actions are under way."""
-    model, rows, plan, _ = planned(choice)
+    model, rows, plan = planned(choice)
     with apply_plan(plan, model) as run:
         losses = model(rows)
         step = next(each for each in gc.get_objects() if isinstance(each, PlannedStep) and each.stats is run._stats)
@@ -207,7 +210,7 @@ def test_many_threads_end_handles_and_none_is_forgotten() -> None:
 
 def test_graphs_let_go_of_in_the_thread_that_copies_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may end handles of this very step there."""
-    model, rows, plan, _ = planned("swap")
+    model, rows, plan = planned("swap")
     expected = torch.autograd.grad(model(rows)[0], list(model.left.parameters()))
     with apply_plan(plan, model) as run:
         losses: list[Tensor] = list(model(rows))
@@ -230,7 +233,7 @@ def test_graphs_let_go_of_in_the_thread_that_copies_while_it_is_waited_for(monke
 
 def test_models_of_two_threads_share_an_engine_without_losing_its_files(tmp_path: Any) -> None:
     """Steps of one run in two threads, again and again: each has a file of its own while it is under way."""
-    model, rows, plan, _ = planned("swap")
+    model, rows, plan = planned("swap")
     expected = [g.clone() for g in torch.autograd.grad(sum(model(rows)), list(model.parameters()))]  # type: ignore[arg-type]
     with apply_plan(plan, model, spill_directory=tmp_path) as run:
 
