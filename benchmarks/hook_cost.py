@@ -16,7 +16,6 @@ import gc
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -109,11 +108,15 @@ def per_op_costs(ops: int, turns: int) -> list[dict[str, Any]]:
         {"what", "us_an_op"} for each way; the samples in the order of the turns, plain training in them too.
     """
     chain = Chain(ops)
-    with ExitStack() as attached, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the chain runs outside of the plans in between is meant
+    plans = {
+        name: chain_plan(chain, choice, most)
+        for name, choice, most in (("kept", "swap", 1), ("swapped", "swap", ops), ("replayed", "recompute", ops))
+    }
+    twins = {name: Chain(ops) for name in plans}  # a model has one plan at a time, and these regions take any step
+    with ExitStack() as attached:
         runs = {
-            name: attached.enter_context(apply_plan(chain_plan(chain, choice, most), chain, on_mismatch="error"))
-            for name, choice, most in (("kept", "swap", 1), ("swapped", "swap", ops), ("replayed", "recompute", ops))
+            name: attached.enter_context(apply_plan(plan, twins[name], on_mismatch="error"))
+            for name, plan in plans.items()
         }
         ways: dict[str, Way] = {
             PLAIN: nullcontext,

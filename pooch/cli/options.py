@@ -124,7 +124,7 @@ def region_option(default: str) -> Decorator:
         type=click.Choice(["model", "step"]),
         default=default,
         show_default=True,
-        help="What the plan covers: model.forward, or the whole step with the loss.",
+        help="What the plan covers: calls of the model, or the whole step with the loss.",
     )
 
 

@@ -9,7 +9,8 @@ import torch
 from pooch.errors import PlanMismatch, TierError
 from pooch.executor.emptied import EmptiedStorages
 from pooch.executor.engines.protocol import Arena
-from pooch.executor.records import Record
+from pooch.executor.lock import StepLock
+from pooch.executor.records import PackedRecord, Record
 from pooch.executor.replay import RecordedCall, find_made, replay_call
 from pooch.executor.statistics import RunStats
 from pooch.executor.table import ActionTable
@@ -29,6 +30,7 @@ class StepActions:
         held: {value: storage} of what replays will read.
         calls: {slot: call} of ops that may be replayed.
         emptied: what is away while the program holds it.
+        lock: held while any of this changes, but for what the forward pass alone adds to.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class StepActions:
     ) -> None:
         self.table, self.arena, self.device, self.stats = table, arena, device, stats
         self.warn_once = warn_once
+        self.lock = StepLock(self._handle_ended)
         self.records = {value: Record(value) for value in table.swapped | table.recomputed}
         self.held: dict[int, torch.UntypedStorage] = {}
         self.calls: dict[int, RecordedCall] = {}
@@ -57,12 +60,13 @@ class StepActions:
 
     def act(self, slot: int) -> None:
         """Do what the schedule says at the entry of a slot, once."""
-        if slot in self._acted:
-            return
-        self._acted.add(slot)
-        self._replays_ahead.discard(slot)
-        for action in self.table.actions.get(slot, ()):
-            self._do(action)
+        with self.lock:
+            if slot in self._acted:
+                return
+            self._acted.add(slot)
+            self._replays_ahead.discard(slot)
+            for action in self.table.actions.get(slot, ()):
+                self._do(action)
 
     def protect(self, value: int | None) -> None:
         """An op is about to write over a value: let a copy of it end first, and remember that it changed.
@@ -71,9 +75,11 @@ class StepActions:
         """
         if value is None:
             return
-        self.held.pop(value, None)
-        record = self.records.get(value)
-        if record is not None:
+        with self.lock:
+            self.held.pop(value, None)
+            record = self.records.get(value)
+            if record is None:
+                return
             record.changed = record.handles > 0
             if record.ticket is not None:
                 self.stats.stall_ms += record.ticket.wait()
@@ -90,14 +96,17 @@ class StepActions:
         if value in self.table.emptied:
             self.records[value].home = weakref.ref(storage)
 
-    def saved(self, record: Record, tensor: torch.Tensor) -> None:
-        """Autograd saves a tensor on a planned value: it may do so again after it let go of an earlier one."""
-        if record.storage is None and record.value in self.table.swapped and not record.copied_out:
-            record.storage = tensor.untyped_storage()
+    def hold(self, step: object, record: Record, tensor: torch.Tensor) -> PackedRecord:
+        """A handle for a tensor that autograd saves on a planned value, maybe after it let go of an earlier one."""
+        with self.lock:
+            if record.storage is None and record.value in self.table.swapped and not record.copied_out:
+                record.storage = tensor.untyped_storage()
+            return PackedRecord(step, record, tensor, self.lock.end)
 
-    def released(self, record: Record) -> None:
-        """Autograd let go of a value: so do we, unless a later replay reads it."""
-        if record.value not in self._to_drop:
+    def _handle_ended(self, record: Record) -> None:
+        """Autograd let go of a handle. With the last one, so do we of the value, unless a later replay reads it."""
+        record.handles -= 1
+        if record.handles == 0 and record.value not in self._to_drop:
             self._let_go(record)
 
     def ensure(self, record: Record) -> torch.UntypedStorage:

@@ -51,7 +51,8 @@ class WatchfulMode(StepMode):
         try:
             facts = operator_facts(func)
             if step.emptied.away and facts.is_view and not facts.reads_nothing:
-                step.emptied.look((args, kwargs))
+                with step.actions.lock:
+                    step.emptied.look((args, kwargs))
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             step.is_own = before

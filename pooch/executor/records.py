@@ -70,20 +70,18 @@ def _nothing(device: torch.device) -> torch.Tensor:
 
 
 class PackedRecord:
-    """What autograd holds for a swapped or recomputed value; its end tells that autograd let go."""
+    """What autograd holds for a swapped or recomputed value; its end tells that autograd let go, in any thread."""
 
-    __slots__ = ("_released", "geometry", "probe", "record", "step")
+    __slots__ = ("_ended", "geometry", "probe", "record", "step")
 
-    def __init__(self, step: object, record: Record, tensor: torch.Tensor, released: Callable[[Record], None]) -> None:
+    def __init__(self, step: object, record: Record, tensor: torch.Tensor, ended: Callable[[Record], None]) -> None:
         self.step, self.record, self.geometry = step, record, Geometry.of(tensor)
         self.probe = VersionProbe(tensor)
-        self._released = released
+        self._ended = ended
         record.handles += 1
 
     def __del__(self) -> None:
-        self.record.handles -= 1
-        if self.record.handles == 0:
-            self._released(self.record)
+        self._ended(self.record)
 
     def check(self) -> None:
         """Raise PyTorch's error where the tensor was changed in place since.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from pooch.errors import PlanMismatch, PoochError, UsageError
 from pooch.executor.actions import StepActions
+from pooch.executor.attachment import Attachment
 from pooch.executor.causes import Overrun
 from pooch.executor.engines import make_engine
 from pooch.executor.engines.protocol import CopyEngine
@@ -26,6 +26,7 @@ from pooch.executor.warn_once import WarnOnce
 from pooch.executor.watch import MEASURE_EVERY, RunWatch
 from pooch.ir import Plan
 from pooch.ir.executable import check_executable
+from pooch.torchtools.calls import refuse_taken
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.signature import model_signature
@@ -34,11 +35,20 @@ from pooch.torchtools.training_state import model_device
 OnMismatch = Literal["warn", "error"]
 
 
+class _ThreadStep(threading.local):
+    """Whether a thread is in the region of a planned step: what is called inside belongs to that step's plan."""
+
+    active = False
+
+
+_STEP = _ThreadStep()
+
+
 class Run:
     """A plan at work on a model; `remove()` (or leaving it as a context) takes it off again.
 
-    For a plan of region "model" every call of `model.forward` with gradients on runs under the plan. For a plan of
-    region "step" the user marks the region: `with run.step(): loss = forward()`; the backward pass follows outside.
+    For a plan of region "model" every call of the model with gradients on runs under the plan. For a plan of region
+    "step" the user marks the region: `with run.step(): loss = forward()`; the backward pass follows outside.
     """
 
     def __init__(
@@ -50,7 +60,8 @@ class Run:
         measure_every: int = MEASURE_EVERY,
         on_overrun: Callable[[Overrun], bool] | None = None,
     ) -> None:
-        self.plan, self.model = plan, model
+        self.plan = plan
+        self._model = weakref.ref(model)
         self._engine, self._on_mismatch = engine, on_mismatch
         self._device = model_device(model)
         self._table = ActionTable.of(plan)
@@ -58,12 +69,22 @@ class Run:
         self._inside = threading.local()
         self._warn_once = WarnOnce()
         self._watch = RunWatch(plan, model, self._device, self._warn_once, measure_every, on_overrun)
-        self._removed = self._warned = self._paused = False
+        self._removed = self._paused = self._begun = False
         engine.open_arena(self._table.host_bytes).close()  # a tier that cannot be had is told now, not in mid-step
-        if plan.region == "model":
-            self._attach()
-        else:
-            self._guard = model.register_forward_pre_hook(self._warn_outside)
+        outside = None if self._table.does_nothing else self._warn_outside
+        self._attachment = Attachment(model, self._region if plan.region == "model" else self._unmarked, outside)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that the plan is on; whoever trains it holds it, the run does not.
+
+        Raises:
+            UsageError: it is gone.
+        """
+        model = self._model()
+        if model is None:
+            raise UsageError("the model of this plan is gone: keep it as long as its run")
+        return model
 
     @property
     def stats(self) -> RunStats:
@@ -78,39 +99,43 @@ class Run:
         """Counts over all steps so far."""
         return self._watch.totals
 
-    def _attach(self) -> None:
-        original = self.model.forward
+    @contextmanager
+    def _unmarked(self) -> Iterator[None]:
+        """A call of the model under a plan of region "step", which does nothing unless the user marks the region."""
+        if not self._is_idle():
+            self._warn_outside("")
+        yield
 
-        @functools.wraps(original)
-        def planned_forward(*args: Any, **kwargs: Any) -> Any:
-            with self._region():
-                return original(*args, **kwargs)
-
-        self._own_forward = "forward" in vars(self.model)
-        self._original = original
-        self.model.forward = planned_forward
-
-    def _warn_outside(self, module: torch.nn.Module, args: object) -> None:
-        """A plan of region "step" does nothing unless the user marks the region: say so, once."""
-        idle = self._paused or self._warned or getattr(self._inside, "entered", False)
-        if not idle and torch.is_grad_enabled():
-            self._warned = True
-            warnings.warn(
-                "the model runs outside of `with run.step():`, so the plan does nothing: wrap the forward pass in "
-                "it, or "
-                "plan with region='model'",
-                stacklevel=2,
+    def _warn_outside(self, part: str) -> None:
+        """The model, or a part of it, runs where the plan does nothing: say so, once."""
+        if self._is_idle():
+            return
+        if self.plan.region == "step":
+            self._warn_once(
+                "outside",
+                "the model runs outside of `with run.step():`, so the plan does nothing: wrap the forward pass in it, "
+                "or plan with region='model'",
             )
+        else:
+            self._warn_once(
+                "outside",
+                f"module {part!r} runs outside of a call of the model, so the plan does nothing: call model(...) and "
+                "not model.forward(...) or parts of the model, or plan with region='step' and use `with run.step():`",
+            )
+
+    def _is_idle(self) -> bool:
+        """Nothing is to be said of what runs now: it is paused, marked, or no training."""
+        return self._paused or getattr(self._inside, "entered", False) or not torch.is_grad_enabled()
 
     @contextmanager
     def step(self) -> Iterator[RunStats]:
         """The region that a plan of region "step" covers: the forward pass up to the loss.
 
         Raises:
-            UsageError: the plan covers `model.forward`, or it was taken off.
+            UsageError: the plan covers the calls of the model, or it was taken off, or the model was compiled since.
         """
         if self.plan.region != "step":
-            raise UsageError("this plan covers model.forward by itself: plan with region='step' to use run.step()")
+            raise UsageError("this plan covers calls of the model by itself: plan with region='step' to use run.step()")
         if self._removed:
             raise UsageError("this plan was taken off the model: apply it again")
         self._inside.entered = True
@@ -121,7 +146,7 @@ class Run:
             self._inside.entered = False
 
     def forward_region(self) -> AbstractContextManager[object]:
-        """`step()`, or nothing where the plan covers `model.forward`: for a loop that takes plans of either region."""
+        """`step()`, or nothing where the plan covers calls of the model: for a loop that takes plans of any region."""
         return self.step() if self.plan.region == "step" else nullcontext()
 
     @contextmanager
@@ -135,11 +160,12 @@ class Run:
 
     @contextmanager
     def _region(self) -> Iterator[None]:
-        if self._paused or getattr(self._inside, "active", False) or not torch.is_grad_enabled():
+        if self._paused or _STEP.active or not torch.is_grad_enabled() or self._bypassed():
             yield
             return
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
+        self._begun = True
         self._stats = RunStats(peak_bytes=self._stats.peak_bytes, reserved_bytes=self._stats.reserved_bytes)
         self._watch.begin(self._stats)
         if self._table.does_nothing:
@@ -147,12 +173,26 @@ class Run:
                 yield
             return
         _refuse_capture()
-        self._inside.active = True
+        self._attachment.refuse_compiled()
+        _STEP.active = True
         try:
             with self._planned_step():
                 yield
         finally:
-            self._inside.active = False
+            _STEP.active = False
+
+    def _bypassed(self) -> bool:
+        """Whether saved tensors are out of our sight, as in a transform; tracing a graph is no training either."""
+        if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
+            return True
+        seen = torch._C._functorch.peek_interpreter_stack() is None and _hooks_are_allowed()
+        if not seen and not self._table.does_nothing:
+            self._warn_once(
+                "bypassed",
+                "the step runs in a torch.func transform, or with saved tensor hooks disabled, so it goes without the "
+                "plan and keeps its activations: use loss.backward(), or have memory for a plain step",
+            )
+        return not seen
 
     def _new_step(self) -> PlannedStep:
         arena = self._engine.open_arena(self._table.host_bytes)
@@ -201,20 +241,27 @@ class Run:
             return
         self._removed = True
         self._watch.close()
-        if self.plan.region == "model":
-            if self._own_forward:
-                self.model.forward = self._original
-            else:
-                del self.model.forward
-        else:
-            self._guard.remove()
+        self._tell_if_unused()
+        self._attachment.remove()
         self._engine.close()
+
+    def _tell_if_unused(self) -> None:
+        """What trains past the plan shows nothing of itself (`model.compile()`, say), but it leaves new parameters."""
+        if not self._begun and not self._table.does_nothing and self._attachment.was_trained():
+            self._warn_once(
+                "outside",
+                "the model was trained and the plan was never used: call model(...) (or use `with run.step():` under a "
+                "plan of region 'step') as it was when the plan was applied, without torch.compile",
+            )
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.remove()
+
+
+_hooks_are_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 
 def _refuse_chosen_algorithms(plan: Plan, device: torch.device) -> None:
@@ -277,6 +324,7 @@ def apply_plan(
         on_overrun: is given each measured peak over the budget, and says whether it takes care of it; None: it is told.
 
     Raises:
+        UsageError: the model is compiled, or under a plan already.
         PlanMismatch: the plan was made for another model or device, or replays what cuDNN may not repeat.
         InvalidSchedule: the plan was changed so that it cannot be executed.
         TierError: the swap tier cannot be set up.
@@ -287,6 +335,7 @@ def apply_plan(
         raise UsageError(f"measure_every={measure_every!r}: give a number of steps, or None to measure none")
     if not isinstance(model, torch.nn.Module):
         raise PoochError(f"apply() takes a torch.nn.Module, not {type(model).__name__}")
+    refuse_taken(model)
     device = model_device(model)
     if plan.model_signature != model_signature(model):
         raise PlanMismatch(

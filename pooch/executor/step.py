@@ -51,7 +51,8 @@ class PlannedStep:
             if slot in self.table.replayed:
                 self.actions.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
         if self.emptied.away:
-            self.emptied.look((args, kwargs))
+            with self.actions.lock:
+                self.emptied.look((args, kwargs))
         for key in written:
             self.actions.protect(self.values.get(key))
 
@@ -79,7 +80,7 @@ class PlannedStep:
         if self.on_path and not self.is_own:
             self.is_own = True
             try:
-                with torch._C._DisableTorchDispatch():
+                with torch._C._DisableTorchDispatch(), self.actions.lock:
                     self.emptied.look(arguments)
                     if handed_out:
                         self.emptied.hand_out(arguments, self.values, self.records)
@@ -122,7 +123,7 @@ class PlannedStep:
         if self.emptied.away:
             before, self.is_own = self.is_own, True
             try:
-                with torch._C._DisableTorchDispatch():
+                with torch._C._DisableTorchDispatch(), self.actions.lock:
                     self.emptied.restore()
             finally:
                 self.is_own = before
@@ -151,9 +152,8 @@ class PlannedStep:
         record = self.records.get(value) if value is not None else None
         if record is None:
             return pack_kept(tensor, value)
-        self.actions.saved(record, tensor)
         with torch._C._DisableTorchDispatch():  # what we do is no op of the step
-            return PackedRecord(self, record, tensor, self.actions.released)
+            return self.actions.hold(self, record, tensor)
 
     def unpack(self, packed: object) -> torch.Tensor:
         """The tensor that autograd reads, after the actions tied to its first read."""
@@ -169,10 +169,11 @@ class PlannedStep:
                 raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
             return tensor  # type: ignore[no-any-return]
         if isinstance(packed, PackedRecord):
-            self._before_read(packed.record.value)
-            packed.check()
-            with torch._C._DisableTorchDispatch():
-                return packed.geometry.on(self.actions.ensure(packed.record))
+            with self.actions.lock:  # what another thread of autograd's has begun is complete
+                self._before_read(packed.record.value)
+                packed.check()
+                with torch._C._DisableTorchDispatch():
+                    return packed.geometry.on(self.actions.ensure(packed.record))
         assert isinstance(packed, torch.Tensor)
         return packed
 

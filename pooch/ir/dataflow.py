@@ -49,7 +49,7 @@ class Dataflow:
 
     Args:
         profile: the measured step.
-        region: "model": only values saved inside `model.forward` alone are activations; "step": all of them.
+        region: "model": only values saved inside calls of the model alone are activations; "step": all of them.
     """
 
     def __init__(self, profile: Profile, region: Region = "step") -> None:
@@ -61,7 +61,7 @@ class Dataflow:
         self.anchors = self._anchors_of_region()
         self.anchor_slots: tuple[int, ...] = tuple(slot for slot, _ in self.anchors)
         self.forward_slots = range(profile.forward_ops)
-        if region == "model":  # the runtime sees no op outside of `model.forward`
+        if region == "model":  # the runtime sees no op outside of calls of the model
             self.forward_slots = range(profile.model_begin, profile.model_end)
 
     def _in_region(self, value: Value) -> bool:
@@ -254,7 +254,7 @@ class Dataflow:
         if value.role != "made" or value.producer < 0:
             return "no recorded op made it"
         if not self._made_in_region(value):
-            return "it is made outside of model.forward"
+            return "it is made outside of calls of the model"
         op = self.profile.ops[value.producer]
         if op.refusal is not None:
             return op.refusal

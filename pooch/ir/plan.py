@@ -65,7 +65,7 @@ class Plan:
     """Self-contained: carries its schedule and the fingerprints of the ops that it expects.
 
     Attributes:
-        policy: which policy decided. region: "model": applied to `model.forward`; "step": to `with run.step()`.
+        policy: which policy decided. region: "model": applied to calls of the model; "step": to `with run.step()`.
         budget_bytes: the budget that it keeps (0 = none was given).
         predicted_peak_bytes, predicted_step_ms: from the simulator.
         in_core_peak_bytes, in_core_step_ms: of the profile.

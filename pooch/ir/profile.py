@@ -137,7 +137,7 @@ class Value:
         label: for people: module path and operator.
         dtype, shape: of the tensor that was first seen on it, for people.
         saved: autograd saved it for the backward pass.
-        saved_outside_model: at least one save happened outside of `model.forward` (in the loss, say), so a
+        saved_outside_model: at least one save happened outside of calls of the model (in the loss, say), so a
             plan for the region "model" cannot decide on it.
         release: last slot in which the program itself (not autograd) holds it; `len(ops)` where it never lets go.
         first_unpack: slot of its first read by the backward pass, -1 where never read.
@@ -181,7 +181,8 @@ class Profile:
         anchors: for each backward slot at whose entry a value made by the step is first unpacked: (slot, value ids in
             order of unpacking). Only there can a schedule act during the backward pass.
         forward_ops: number of forward ops; `ops[forward_ops:]` is the backward pass.
-        model_begin, model_end: the ops of `model.forward` are `ops[model_begin:model_end]`.
+        model_begin, model_end: the ops of the first call of the model, its hooks included, are
+            `ops[model_begin:model_end]`; the same number where the step never calls the model itself.
         persistent_bytes: parameters, buffers, optimizer state (also what its first step will create), inputs and
             whatever else lived before the step; counted in every `entry_bytes` and `peak_bytes`.
         step_ms: unprofiled in-core time of forward + backward (median of the repeats). In mode "offload" it is

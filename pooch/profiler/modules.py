@@ -1,4 +1,4 @@
-"""Which module is running: the path that labels ops, and the extent of `model.forward`."""
+"""Which module is running: the path that labels ops, and the extent of a call of the model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from pooch.torchtools.calls import called_within
+
 
 class ModulePath:
     """Stack of the modules that are running now.
 
     Args:
         model: whose modules have names.
-        on_enter, on_leave: called when the model's own forward begins and ends.
+        on_enter, on_leave: called when a call of the model begins and ends, where a plan's region will: before the
+            model's forward pre-hooks and after its forward hooks.
     """
 
     def __init__(
@@ -36,25 +39,36 @@ class ModulePath:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Follow every module call inside."""
+        """Follow every module call inside.
+
+        Raises:
+            UsageError: the model is compiled, or under a plan.
+        """
         handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         ]
         try:
-            yield
+            with called_within(self._model, self._call, "profile"):
+                yield
         finally:
             self._stack.clear()
             for handle in handles:
                 handle.remove()
 
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        if self._on_enter is not None:
+            self._on_enter()
+        try:
+            yield
+        finally:
+            if self._on_leave is not None:
+                self._on_leave()
+
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         self._stack.append(self._names.get(id(module), self.current))
-        if module is self._model and self._on_enter is not None:
-            self._on_enter()
 
     def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         if self._stack:
             self._stack.pop()
-        if module is self._model and self._on_leave is not None:
-            self._on_leave()

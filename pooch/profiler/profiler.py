@@ -86,7 +86,7 @@ def profile_step(
 
     Args:
         forward: () -> loss tensor.
-        model: whose `forward` the plan will be applied to.
+        model: that the plan will be applied to.
         optimizer: its state counts as persistent bytes, also what it will only create at its first step.
         link: cost of transfers, measured beforehand.
         options: how to profile.
@@ -276,10 +276,11 @@ class _Profiling:
         step_ms: float,
         notes: tuple[str, ...],
     ) -> Profile:
-        assembly, recorder = recorded.assembly, recorded.assembly.recorder
+        assembly = recorded.assembly
         facts = assemble_values(assembly)
         points = facts.in_core_points + persistent.total_bytes
         factor = step_ms / sum(recorded.times_ms)
+        begin, end = assembly.recorder.model_extent()
         return Profile(
             workload=self.options.workload or type(self.model).__name__,
             mode=mode,
@@ -289,8 +290,8 @@ class _Profiling:
             values=facts.values,
             anchors=facts.anchors,
             forward_ops=assembly.forward_ops,
-            model_begin=max(0, recorder.model_begin),
-            model_end=recorder.model_end if recorder.model_end >= 0 else assembly.forward_ops,
+            model_begin=begin,
+            model_end=end,
             persistent_bytes=persistent.total_bytes,
             step_ms=step_ms,
             peak_bytes=int(points.max()),

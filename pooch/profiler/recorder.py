@@ -99,6 +99,13 @@ class ForwardRecorder(TorchDispatchMode):
         if self.model_end < 0 and self._depth == 0:
             self.model_end = len(self.ops)
 
+    def model_extent(self) -> tuple[int, int]:
+        """First op of the model's first call, and the op after its last; (0, 0) where the model itself is not called.
+
+        An exception that leaves the call ends it too, so whatever begins ends.
+        """
+        return max(0, self.model_begin), max(0, self.model_end)
+
     @property
     def inside_model(self) -> bool:
         """Whether the first call of the model's forward is running (later calls count as outside)."""

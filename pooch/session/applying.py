@@ -37,6 +37,7 @@ def apply(
             None or 0: no step is measured. A GPU's allocator counts by itself, in every step.
 
     Raises:
+        UsageError: the model is compiled, or under a plan already.
         PlanMismatch: the plan was made for another model or device.
         InvalidSchedule: the plan was changed so that it cannot be executed.
         TierError: the swap tier cannot be set up.

@@ -45,14 +45,15 @@ def plan(
         policy: who decides: "ilp" (the integer program) or a published or plain method by name.
         host_budget: bytes that swapped activations may take in the swap tier; None: no limit.
         time_limit_s: most seconds to plan for; what was found until then carries its gap.
-        region: "model": the plan will be applied to `model.forward`; "step": to `with run.step()`.
+        region: "model": the plan will be applied to calls of the model; "step": to `with run.step()`.
         known: plans made before for the same profile and region: where they fit, "ilp" gives nothing slower.
         policy_options: parameters of the policy, such as {"n_tensors": 3} of "tflms".
         explain: also say what other choices would have cost, which takes some hundred simulations.
         progress: called with what is being done and the share that is done.
 
     Raises:
-        UsageError: the budget, the policy or its parameters cannot be understood.
+        UsageError: the budget, the policy or its parameters cannot be understood, or the step never calls the model
+            that a plan of region "model" is for.
         PlanMismatch: a known plan was made for another profile.
         InfeasibleBudget: no plan fits; names the smallest budget that does.
     """
@@ -60,7 +61,7 @@ def plan(
     host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
     if not (math.isfinite(time_limit_s) and time_limit_s > 0):
         raise UsageError(f"the time limit {time_limit_s} is not positive: give seconds, such as 30")
-    checked_region(region)
+    region = _region_for(profile, region)
     how: dict[str, Any] = {
         "policy": policy,
         "host_bytes": host_bytes,
@@ -142,7 +143,7 @@ def plan_from_decisions(
     started_s = time.monotonic()
     _check_choices(decisions)
     hooked = any(choice != "keep" for choice in decisions.values())
-    dataflow = dataflow_of(profile, checked_region(region), hooked=hooked)
+    dataflow = dataflow_of(profile, _region_for(profile, region), hooked=hooked)
     evaluator = StageEvaluator(dataflow)
     if budget is None:
         evaluation, budget_bytes = evaluator.evaluate_smallest(decisions), 0
@@ -176,7 +177,7 @@ def smallest_budget(
         UsageError: the policy, its parameters, the region or the host budget cannot be understood.
     """
     host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
-    dataflow = Dataflow(profile, checked_region(region))
+    dataflow = Dataflow(profile, _region_for(profile, region))
     needed = planned_smallest(
         dataflow,
         StageEvaluator(dataflow),
@@ -198,6 +199,22 @@ def checked_region(region: str) -> Region:
     if region == "step":
         return "step"
     raise UsageError(f"there is no region {region!r}: choose model or step")
+
+
+def _region_for(profile: Profile, region: str) -> Region:
+    """The region, where the profiled step has it.
+
+    Raises:
+        UsageError: it has not, or there is no such region.
+    """
+    checked = checked_region(region)
+    if checked == "model" and profile.model_begin == profile.model_end:
+        raise UsageError(
+            "the profiled step never calls the model itself (it calls model.forward(...), or parts of the model as "
+            "training_step does), so a plan of its calls would do nothing: plan for region 'step' and put the forward "
+            "pass into `with run.step():`"
+        )
+    return checked
 
 
 def _check_choices(decisions: Decisions) -> None:

@@ -45,7 +45,7 @@ def profile(
 
     Args:
         forward: () -> loss tensor (a scalar). It is run several times, forward and backward.
-        model: whose `forward` the plan will be applied to.
+        model: that the plan will be applied to; not compiled, and under no plan.
         optimizer: its state counts as persistent bytes, also what it will only create at its first step.
         accumulate: gradients live through the step (else they appear in the backward pass and are freed after it).
         warmup: plain steps before anything is measured.
@@ -63,11 +63,13 @@ def profile(
 
     Raises:
         ProfileError: the forward raises, its loss cannot be differentiated, or the step changes from run to run.
-        UsageError: an argument is of the wrong kind, or `device_model` goes with a mode that runs the step.
+        UsageError: the model is compiled or under a plan, an argument is of the wrong kind, or `device_model` goes with
+            a mode that runs the step.
     """
     import torch
 
     from pooch.profiler import ProfileOptions
+    from pooch.torchtools.calls import refuse_taken
     from pooch.torchtools.device_memory import give_memory_back
     from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
     from pooch.torchtools.training_state import model_device
@@ -78,6 +80,7 @@ def profile(
         )
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
+    refuse_taken(model)
     if warmup < 0 or repeats < 1:
         raise UsageError(f"warmup={warmup}, repeats={repeats}: give at least 0 and 1")
     most_bytes = None if memory_limit is None else absolute_bytes(memory_limit, "memory limit")

@@ -14,9 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pooch.errors import ProfileError
+from pooch.executor import apply_plan
 from pooch.ir.dataflow import Dataflow
 from pooch.profiler import assembly
-from tests.executor.support import quick_profile
+from tests.executor.support import all_of, quick_profile, tight_plan
 from tests.executor.test_ways_of_training import CHOICES, Layers, check
 
 RANKS = 2
@@ -160,6 +161,22 @@ def _fully_sharded(rank: int) -> None:
     # The model is as it was: its own shards, no gradients.
     assert {name: type(parameter) for name, parameter in model.named_parameters()} == names
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def _fully_sharded_calls(rank: int) -> None:
+    rows = rows_of(rank)
+    model = sharded()
+    profile = quick_profile(lambda: model(rows).sum(), model)
+    plan = tight_plan(profile, all_of(profile, "swap", "model"), "model")
+    with apply_plan(plan, model) as run:
+        model(rows).sum().backward()
+        assert run.stats.mismatches == 0
+        assert run.stats.swapped_in_bytes > 0
+
+
+def test_calls_of_a_sharded_model_are_on_the_path(tmp_path: Path) -> None:
+    """The root's parameters are gathered in a hook of the root, before its own forward pass."""
+    on_ranks(_fully_sharded_calls, tmp_path)
 
 
 def test_fully_sharded_training(tmp_path: Path) -> None:

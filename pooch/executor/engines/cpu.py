@@ -38,9 +38,10 @@ class CpuTicket:
 
     def wait(self) -> float:
         """Block until the copy is complete; returns how long that took, in ms. A copy whose thread is no more ends with
-        an error; one at the end of the interpreter, where threads stand still, is not waited for.
+        an error; one at the end of the interpreter, where threads stand still, is not waited for. Nor does its own
+        thread wait, in which the garbage collector may let go of a step: the copy holds what it needs until its end.
         """
-        if self._done.is_set():
+        if self._done.is_set() or threading.current_thread() is self.thread:
             return 0.0
         start = time.perf_counter()
         while not (sys.is_finalizing() or self._done.wait(LOOK_AGAIN_S)):
@@ -97,10 +98,13 @@ class _CopyThread:
         return self.thread.is_alive()
 
     def stop(self) -> None:
-        """Complete what was submitted, then end the thread."""
+        """Complete what was submitted, then end the thread. In the thread itself, where the garbage collector may find
+        an engine that nobody has, it ends by itself.
+        """
         if os.getpid() == self._process:
             self._tickets.put(None)
-            self.thread.join()
+            if threading.current_thread() is not self.thread:
+                self.thread.join()
 
 
 def _serve(tickets: queue.SimpleQueue[CpuTicket | None], buffer: mmap.mmap) -> None:
@@ -113,8 +117,9 @@ class CpuArena:
     """Room in one spill file, served by the engine's copy thread."""
 
     def __init__(self, engine: CpuEngine, file: SpillFile) -> None:
-        self._engine, self._file = engine, file
-        self._mover = Mover(file, engine.check)
+        self._engine = engine
+        self._file: SpillFile | None = file
+        self._mover: Mover | None = Mover(file, engine.check)
         self._last: CpuTicket | None = None
 
     def in_order(self) -> bool:
@@ -130,6 +135,7 @@ class CpuArena:
         return self._submit(storage, offset_bytes, False)
 
     def _submit(self, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool) -> CpuTicket:
+        assert self._mover is not None, "the arena is closed"
         ticket = CpuTicket(storage, offset_bytes, outwards, self._mover, self._engine.thread.ensure())
         self._last = ticket
         self._engine.thread.submit(ticket)
@@ -140,11 +146,16 @@ class CpuArena:
         if self._last is not None:
             self._last.wait()
             self._last = None
-        self._engine.take_back(self._file)
+        file, self._file, self._mover = self._file, None, None  # who holds the arena shall not hold the file
+        if file is not None:
+            self._engine.take_back(file)
 
 
 class CpuEngine:
     """Spill files and the thread that serves them. Files are used again from step to step.
+
+    Steps hold the engine, and may be begun and let go of in any thread. Whoever lets go of an engine without closing it
+    gives its files and its thread back as well.
 
     Args:
         directory: where to put them; None: POOCH_SPILL_DIRECTORY, or the system's directory for temporary files.
@@ -159,7 +170,7 @@ class CpuEngine:
         self._directory = Path(directory or os.environ.get("POOCH_SPILL_DIRECTORY") or tempfile.gettempdir())
         self._free: list[SpillFile] = []
         self._size_bytes = 0
-        self._open_arenas = 0
+        self._in_use: set[SpillFile] = set()  # by steps under way; not a number, since adding to one is not atomic
         self._closed = False
         self._process = os.getpid()
         self.thread = _CopyThread()
@@ -179,14 +190,18 @@ class CpuEngine:
     def open_arena(self, size_bytes: int) -> CpuArena:
         """A file with room for `size_bytes`: one that is free, or a new one."""
         if os.getpid() != self._process:  # a fork must not write into the files of its parent
-            self._process, self._open_arenas = os.getpid(), 0
-            self._close_files()
+            self._process = os.getpid()
+            self._in_use.clear()
+            self._free.clear()
         padded = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + ALIGNMENT_BYTES
         if padded > self._size_bytes:
-            self._close_files()
+            self._free.clear()
             self._size_bytes = padded
-        file = self._free.pop() if self._free else SpillFile(self._directory, self._size_bytes)
-        self._open_arenas += 1
+        try:
+            file = self._free.pop()  # not asked for beforehand: another thread may take it
+        except IndexError:
+            file = SpillFile(self._directory, self._size_bytes)
+        self._in_use.add(file)
         return CpuArena(self, file)
 
     @contextlib.contextmanager
@@ -195,23 +210,18 @@ class CpuEngine:
         yield lambda: None
 
     def take_back(self, file: SpillFile) -> None:
-        """A step is done with its file."""
-        self._open_arenas -= 1
-        if file.size_bytes == self._size_bytes:
+        """A step is done with its file. One that a fork has from its parent stays the parent's."""
+        if file not in self._in_use:
+            return
+        self._in_use.discard(file)
+        if file.size_bytes == self._size_bytes and not self._closed:
             self._free.append(file)
-        else:
-            file.close()
         if self._closed:
             self.close()
 
-    def _close_files(self) -> None:
-        for file in self._free:
-            file.close()
-        self._free.clear()
-
     def close(self) -> None:
-        """Stop the thread and close the files, as soon as no step is under way."""
+        """Stop the thread and let go of the files, as soon as no step is under way."""
         self._closed = True
-        if self._open_arenas == 0:
+        if not self._in_use:
             self._finalizer()
-            self._close_files()
+            self._free.clear()

@@ -168,7 +168,10 @@ class CudaEngine:
         if size_bytes > self._size_bytes:
             self._unlock_free()
             self._size_bytes = size_bytes
-        block = self._free.pop() if self._free else PinnedBlock(self._size_bytes, self._device)
+        try:
+            block = self._free.pop()  # not asked for beforehand: another thread may take it
+        except IndexError:
+            block = PinnedBlock(self._size_bytes, self._device)
         for event in block.in_use_until:  # the last step may have ended on another stream
             self.out_stream.wait_event(event)
         return CudaArena(self, block)

@@ -7,11 +7,12 @@ through an aligned buffer. They are in the processor's cache there, so a checksu
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ CHUNK_BYTES = 4 * 2**20
 
 
 class SpillFile:
-    """An unlinked file with room for one step.
+    """An unlinked file with room for one step; closed with the last reference to it, which may be that of a copy.
 
     Args:
         directory: where it lies, without a name. size_bytes: of its room, taken at once.
@@ -38,43 +39,48 @@ class SpillFile:
 
     def __init__(self, directory: Path, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self.descriptor, self.direct = _open_unlinked(directory)
+        self.descriptor = _open_unnamed(directory)
+        close = weakref.finalize(self, os.close, self.descriptor)
+        close.atexit = False
+        self.direct = _moved_directly(self.descriptor)
         try:
             if size_bytes:
                 os.posix_fallocate(self.descriptor, 0, size_bytes)
         except OSError as error:
-            os.close(self.descriptor)
+            close()
             raise TierError(
                 f"no room for {size_bytes} bytes of spill in {directory} ({error.strerror}): free some, or choose "
                 "another directory with spill_directory= or POOCH_SPILL_DIRECTORY"
             ) from error
 
-    def close(self) -> None:
-        """Give the file's room back to the file system."""
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
 
-
-def _open_unlinked(directory: Path) -> tuple[int, bool]:
+def _open_unnamed(directory: Path) -> int:
+    """A file that has no name, or had one for a moment where the system knows no such files."""
     try:
-        descriptor, name = tempfile.mkstemp(prefix="pooch-", dir=directory)
+        try:
+            return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        except (AttributeError, OSError):  # nor can some file systems; what else is wrong, the other way says as well
+            descriptor, name = tempfile.mkstemp(prefix="pooch-", dir=directory)
+            Path(name).unlink()
+            return descriptor
     except OSError as error:
         raise TierError(
             f"cannot write a spill file in {directory} ({error.strerror}): choose another directory with "
             "spill_directory= or POOCH_SPILL_DIRECTORY"
         ) from error
-    direct_flag = getattr(os, "O_DIRECT", 0)
+
+
+def _moved_directly(descriptor: int) -> bool:
+    """Switch to direct I/O, in the open file: by its name it would be whatever somebody has put there since."""
+    if not hasattr(os, "O_DIRECT"):
+        return False
     try:
-        direct = os.open(name, os.O_RDWR | direct_flag) if direct_flag else -1
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        direct = -1  # this file system has no direct I/O (tmpfs): go through its cache
-    Path(name).unlink()
-    if direct < 0:
-        return descriptor, False
-    os.close(descriptor)
-    return direct, True
+        return False  # this file system has none (tmpfs): go through its cache
+    return True
 
 
 def new_buffer() -> mmap.mmap:

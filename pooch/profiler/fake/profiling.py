@@ -130,7 +130,7 @@ class _FakeProfiling:
         forward_ms = [op.time_ms for op in assembly.recorder.ops]
         backward_ms = [step.backward_times_ms[span.start_ns] for span in assembly.spans[assembly.forward_ops : -1]]
         times = [*forward_ms, *backward_ms, 0.0]
-        recorder = assembly.recorder
+        begin, end = assembly.recorder.model_extent()
         return Profile(
             workload=self.options.workload or type(self.model).__name__,
             mode="fake",
@@ -140,8 +140,8 @@ class _FakeProfiling:
             values=facts.values,
             anchors=facts.anchors,
             forward_ops=assembly.forward_ops,
-            model_begin=max(0, recorder.model_begin),
-            model_end=recorder.model_end if recorder.model_end >= 0 else assembly.forward_ops,
+            model_begin=begin,
+            model_end=end,
             persistent_bytes=persistent,
             step_ms=sum(times),
             peak_bytes=int(points.max()),

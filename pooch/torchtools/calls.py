@@ -1,0 +1,153 @@
+"""A region around every call of a module, that leaves `forward`, hooks, copies and wrappers of the module alone.
+
+`torch.nn.Module` has a place for this: what lies in `_compiled_call_impl` is called instead of `_call_impl`, and copies
+of the module are made without it. `Module.compile()` uses it, so a module has either a region or a compiled call.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+import torch
+
+from pooch.errors import UsageError
+
+PLACE = "_compiled_call_impl"
+Purpose = Literal["plan", "profile", "watch"]
+Region = Callable[[], AbstractContextManager[object]]
+
+
+class CallRegion:
+    """Runs each call of a module, the module's own hooks included, inside of a region.
+
+    Copies of the module do not have it. Calling `module.forward(...)` itself goes past it.
+
+    Args:
+        module: whose calls they are; it holds the region, and is not held by it.
+        region: makes the context of one call.
+        purpose: what the region is for. One that only watches gives way to one that does not.
+
+    Raises:
+        UsageError: the module is compiled, under a plan, or being profiled.
+    """
+
+    def __init__(self, module: torch.nn.Module, region: Region, purpose: Purpose) -> None:
+        refuse_taken(module)
+        self.purpose = purpose
+        self._module, self._region = weakref.ref(module), region
+        vars(module)[PLACE] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The call itself."""
+        if torch.compiler.is_compiling():
+            if not torch.compiler.is_exporting():
+                _refuse_to_compile_a_planned_model()
+        elif callable(_compiling_now()):  # in a part of a compiled function that Dynamo left to Python
+            _refuse_to_compile_a_planned_model()
+        module = self._module()
+        assert module is not None, "it is being called"
+        with self._region():
+            return module._call_impl(*args, **kwargs)
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()
+
+    def is_in_place(self) -> bool:
+        """Whether calls of the module still pass here."""
+        module = self._module()
+        return module is not None and vars(module).get(PLACE) is self
+
+    def remove(self) -> None:
+        """Leave the module's calls as they were, unless something else has taken the place since."""
+        module = self._module()
+        if module is not None and self.is_in_place():
+            del vars(module)[PLACE]
+
+
+_compiling_now = torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+
+def _nothing() -> None:
+    return None
+
+
+# `torch.compiler.disable` would import Dynamo now. Where a compiler insists on a whole graph, it shows the name.
+@torch._compile._disable_dynamo
+def _refuse_to_compile_a_planned_model() -> None:
+    raise UsageError(
+        "the model was compiled while it is under a plan, and compiled code saves activations out of the plan's sight: "
+        "train without torch.compile, or take the plan off first"
+    )
+
+
+@contextmanager
+def called_within(module: torch.nn.Module, region: Region, purpose: Purpose) -> Iterator[None]:
+    """A region around the calls of a module, for a while."""
+    placed = CallRegion(module, region, purpose)
+    try:
+        yield
+    finally:
+        placed.remove()
+
+
+def refuse_taken(model: torch.nn.Module) -> None:
+    """Refuse a model whose calls, or those of one of its modules, are not free to be given a region.
+
+    Raises:
+        UsageError: it is compiled, or has a region already.
+    """
+    refuse_compiled(model)
+    for name, module in model.named_modules():
+        there = vars(module).get(PLACE)
+        if isinstance(there, CallRegion) and there.purpose != "watch":
+            state = "under a plan" if there.purpose == "plan" else "being profiled"
+            what = f"module {name!r} of the model" if name else "the model"
+            raise UsageError(f"{what} is {state} already: end that first (`run.remove()` takes a plan off)")
+
+
+def refuse_compiled(model: torch.nn.Module) -> None:
+    """Refuse a model that `torch.compile` has a part in.
+
+    Raises:
+        UsageError: it, or one of its modules, is compiled.
+    """
+    compiled = compiled_part(model)
+    if compiled is not None:
+        raise UsageError(
+            f"{compiled} is compiled by torch.compile, and compiled code saves activations out of a plan's sight: "
+            "give the model as it was before compiling, and train it so"
+        )
+
+
+def compiled_part(model: torch.nn.Module) -> str | None:
+    """One of the modules of a model that are compiled, in words; None where none is. Asked before every step."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # whoever compiles has imported it
+    if dynamo is None:
+        return None
+    ahead: list[torch.nn.Module | None] = [model]
+    while ahead:  # `modules()` takes three times as long
+        module = ahead.pop()
+        if module is not None:
+            if type(module) is dynamo.OptimizedModule or _has_compiled_call(module):
+                return "the model" if module is model else f"its module {_name_of(module, model)!r}"
+            ahead.extend(module._modules.values())
+    return None
+
+
+def _has_compiled_call(module: torch.nn.Module) -> bool:
+    own = vars(module)
+    call = own.get(PLACE)
+    if call is not None and not isinstance(call, CallRegion):
+        return True
+    return hasattr(own.get("forward") or type(module).forward, "_torchdynamo_orig_callable")
+
+
+def _name_of(part: torch.nn.Module, model: torch.nn.Module) -> str:
+    return next((name for name, module in model.named_modules() if module is part), "")
