@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.executor import apply_plan
+from pooch.executor.engines.spill_file import SpillFile
 from pooch.ir import Choice, Plan, Profile
 from pooch.ir.dataflow import Dataflow
 from pooch.ir.files import replace_file
@@ -108,18 +109,13 @@ def _sample(steps: int) -> Sample:
     descriptors = list(Path("/proc/self/fd").iterdir())
     resident = psutil.Process(os.getpid()).memory_info().rss
     live = live_bytes(torch.device("cpu"))
-    return Sample(steps, live, resident, threading.active_count(), len(descriptors), _tier_bytes(descriptors))
+    return Sample(steps, live, resident, threading.active_count(), len(descriptors), _tier_bytes())
 
 
-def _tier_bytes(descriptors: list[Path]) -> int:
-    found = 0
-    for link in descriptors:
-        try:
-            if "/pooch-" in str(link.readlink()):
-                found += link.stat().st_size
-        except FileNotFoundError:  # the descriptor through which the folder was listed
-            continue
-    return found
+def _tier_bytes() -> int:
+    """Room of the spill files that are open: they have no name by which they could be told from other open files."""
+    files = (each for each in gc.get_objects() if type(each) is SpillFile)
+    return sum(os.fstat(file.descriptor).st_size for file in files)
 
 
 def growth(samples: list[Sample]) -> list[str]:
