@@ -16,7 +16,7 @@ from pooch.process_limits import is_limited
 from pooch.session.evaluation import StageEvaluator, verified_timeline
 from pooch.session.hooked import dataflow_of
 from pooch.session.packing import PlanOutcome, pack_plan
-from pooch.session.planning_child import plan_in_child
+from pooch.session.planning_aside import plan_in_child
 from pooch.session.simulation import simulate
 from pooch.units import parse_budget
 
