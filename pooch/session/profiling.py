@@ -46,7 +46,8 @@ def profile(
     Args:
         forward: () -> loss tensor (a scalar). It is run several times, forward and backward.
         model: that the plan will be applied to; not compiled, and under no plan.
-        optimizer: its state counts as persistent bytes, also what it will only create at its first step.
+        optimizer: its state counts as persistent bytes, also what it will only create at its first step. Wrappers such
+            as Accelerate's and Lightning's are looked through.
         accumulate: gradients live through the step (else they appear in the backward pass and are freed after it).
         warmup: plain steps before anything is measured.
         repeats: timed plain steps, and as many with copies beside them. From three on their median counts.
@@ -69,6 +70,7 @@ def profile(
     import torch
 
     from pooch.profiler import ProfileOptions
+    from pooch.profiler.optimizers import unwrapped
     from pooch.torchtools.calls import refuse_taken
     from pooch.torchtools.device_memory import give_memory_back
     from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
@@ -81,6 +83,8 @@ def profile(
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
     refuse_taken(model)
+    if optimizer is not None:
+        optimizer = unwrapped(optimizer)
     if warmup < 0 or repeats < 1:
         raise UsageError(f"warmup={warmup}, repeats={repeats}: give at least 0 and 1")
     most_bytes = None if memory_limit is None else absolute_bytes(memory_limit, "memory limit")
