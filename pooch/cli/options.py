@@ -49,7 +49,7 @@ def training_options(function: Function) -> Function:
     for decorate in reversed(
         (
             click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to train."),
-            click.option("--check", is_flag=True, help="Train plainly first and compare bitwise."),
+            click.option("--check", is_flag=True, help="Train plainly first and compare bitwise; exit code 1 where they differ."),
             click.option("--hard-limit", is_flag=True, help="Make the budget physical: a plan that lies dies."),
         )
     ):

@@ -55,6 +55,27 @@ def random_state_kept(device: torch.device) -> Iterator[None]:
         states.restore(device)
 
 
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy and PyTorch."""
+    random.seed(seed)
+    numpy.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, all random generators start from this seed; at the end they stand where they stood."""
+    cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = [torch.device("cpu"), *(torch.device("cuda", number) for number in cards)]
+    states = [(RandomStates.of(device), device) for device in devices]
+    seed_all(seed)
+    try:
+        yield
+    finally:
+        for state, device in states:
+            state.restore(device)
+
+
 @contextmanager
 def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Restore gradients, buffers and random state of the model at the end, whatever happens inside.
