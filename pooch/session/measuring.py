@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pooch.ir import Plan, Profile, Region
 from pooch.progress import Progress, silent
 from pooch.session.hard_limit import LimitedOutcome, train_limited
 from pooch.session.in_core import fits_in_core, unless_out_of_memory
+from pooch.session.planning import budget_in_bytes
 from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import Mode, profile_workload
 from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_offloaded, train_steps
-from pooch.units import parse_budget
 from pooch.workloads import Workload
 from pooch.workloads.loading import WorkloadFactory
 
@@ -295,17 +295,20 @@ def optimize(
         InfeasibleBudget: no plan fits.
     """
     profile = profile_workload(factory(), mode=mode, memory_limit=memory_limit, progress=progress)
-    budget_bytes = parse_budget(budget, profile.peak_bytes)
+    planning: dict[str, Any] = {
+        "policy": policy,
+        "policy_options": policy_options,
+        "host_budget": host_budget,
+        "region": region,
+    }
+    budget_bytes = budget_in_bytes(profile.shared_by(ranks), budget, **planning)
 
     def planned_within(target_bytes: int) -> Plan:
         chosen = make_plan(
             profile.shared_by(ranks),
             target_bytes,
-            policy=policy,
-            policy_options=policy_options,
-            host_budget=host_budget,
             time_limit_s=time_limit_s,
-            region=region,
+            **planning,
             progress=lambda text, share: progress(f"planning: {text}"),
         )
         return replace(chosen, budget_bytes=budget_bytes)
