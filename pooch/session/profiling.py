@@ -45,7 +45,7 @@ def profile(
     That is: parameters, gradients, buffers and the optimizer; the random states of Python, NumPy and PyTorch;
     attributes of the model's modules with what their lists, dictionaries and tensors hold; hooks, training modes and
     `requires_grad`. What `forward` changes elsewhere cannot be put back: variables that it closes over, metrics outside
-    of the model, iterators over data. `forward` is called at most `warmup + 2 * repeats + 3` times on a CPU on which the
+    of the model, iterators over data. `forward` is called at most `warmup + 2 * repeats + 3` times on a CPU where the
     step fits, twice in mode "fake", and never more than `warmup + 2 * repeats + 12` times; the profile's notes say how
     often it was.
 
@@ -83,6 +83,7 @@ def profile(
     from pooch.profiler.optimizers import unwrapped
     from pooch.torchtools.calls import refuse_taken
     from pooch.torchtools.device_memory import give_memory_back
+    from pooch.torchtools.module_attributes import has_lazy_parameters
     from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
     from pooch.torchtools.training_state import model_device
 
@@ -93,6 +94,8 @@ def profile(
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
     refuse_taken(model)
+    if has_lazy_parameters(model):
+        raise UsageError("the model has lazy parameters, which have no shapes yet: call it once before profiling")
     if optimizer is not None:
         optimizer = unwrapped(optimizer)
     if warmup < 0 or repeats < 1:

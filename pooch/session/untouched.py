@@ -19,10 +19,10 @@ def leaving_the_model_alone(profiling: Profiling) -> Profiling:
     def profile(forward: Any, model: Any, *args: Any, **options: Any) -> Profile:
         import torch
 
-        from pooch.torchtools.module_attributes import attributes_kept
+        from pooch.torchtools.module_attributes import attributes_kept, has_lazy_parameters
         from pooch.torchtools.training_state import model_device, random_state_kept
 
-        if not callable(forward) or not isinstance(model, torch.nn.Module):
+        if not callable(forward) or not isinstance(model, torch.nn.Module) or has_lazy_parameters(model):
             return profiling(forward, model, *args, **options)  # which says what is wrong
         calls = 0
 

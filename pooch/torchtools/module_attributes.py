@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from pooch.torchtools.kept_contents import KeptContents
 
@@ -21,13 +21,12 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
 
     Attributes keep the objects that they had; lists, dictionaries and sets (hooks, parameters and buffers among them)
     have what they held; tensors in attributes have their contents. Parameters keep `requires_grad`, but contents of
-    parameters and buffers are not looked at here. What modules hold of other kinds is not looked into. Modules that
-    only now get their parameters (lazy ones), and wrappers of torch.distributed, which arrange themselves in their
-    first steps, stay as they have become.
+    parameters and buffers are not looked at here. What modules hold of other kinds is not looked into. Wrappers of
+    torch.distributed, which arrange themselves in their first steps, stay as they have become.
     """
     containers: _Containers = {}
     for module in model.modules():
-        if _can_be_put_back(module):
+        if not type(module).__module__.startswith("torch.distributed."):
             _remember(module.__dict__, containers)
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     contents = KeptContents(_plain_tensors(containers))
@@ -43,9 +42,9 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
         contents.close()
 
 
-def _can_be_put_back(module: torch.nn.Module) -> bool:
-    is_lazy = isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
-    return not is_lazy and not type(module).__module__.startswith("torch.distributed.")
+def has_lazy_parameters(model: torch.nn.Module) -> bool:
+    """Whether some parameters or buffers get their shapes only in the first forward pass."""
+    return any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _remember(value: Any, containers: _Containers) -> None:

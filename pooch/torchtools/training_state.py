@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy
 import torch
-from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pooch.errors import ProfileError
@@ -87,7 +86,7 @@ def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterato
     """
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     owners = [(module, dict(module._buffers)) for module in model.modules()]  # some modules replace their buffers
-    versions = [(name, each, version_of(each)) for name, each in model.named_parameters() if not is_lazy(each)]
+    versions = [(name, each, version_of(each)) for name, each in model.named_parameters()]
     buffers = KeptContents(model.buffers())
     with random_state_kept(device):
         try:

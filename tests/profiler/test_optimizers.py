@@ -240,7 +240,7 @@ def test_profiling_with_a_wrapped_optimizer_leaves_training_as_it_is() -> None:
             loss = forward()
             loss.backward()
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
     assert losses[:3] == losses[3:]
     assert len(set(losses)) == 3  # it does train
 

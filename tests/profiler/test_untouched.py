@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import pooch
-from pooch.errors import ProfileError
+from pooch.errors import ProfileError, UsageError
 from pooch.torchtools.kept_contents import KeptContents
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.module_attributes import attributes_kept
@@ -135,10 +135,13 @@ def test_the_profile_says_how_often_forward_was_called_and_keeps_to_what_is_docu
     assert len(calls) <= most
 
 
-def test_a_lazy_module_keeps_what_its_first_forward_made_of_it() -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_lazy_modules_are_refused_until_they_have_shapes(mode: str) -> None:
     model, rows = nn.Sequential(nn.LazyLinear(8), nn.ReLU()), torch.ones(4, 8)
-    profiled(lambda: model(rows).sum(), model, "run")
-    assert model(rows).shape == (4, 8)
+    with pytest.raises(UsageError, match="lazy parameters, which have no shapes yet: call it once before profiling"):
+        profiled(lambda: model(rows).sum(), model, mode)
+    model(rows)
+    assert profiled(lambda: model(rows).sum(), model, mode).forward_ops > 0
     assert model[0].in_features == 8
 
 

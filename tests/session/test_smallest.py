@@ -114,8 +114,8 @@ def make():
 
 
 def test_optimize_trains_under_the_smallest_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "measure_link", lambda engine, device: LINK)
-    monkeypatch.setattr(measurement, "with_step_shares", lambda link, engine, device, time_step: link)
+    monkeypatch.setattr(measurement, "measure_link", lambda engine, device, **options: LINK)
+    monkeypatch.setattr(measurement, "with_step_shares", lambda link, *measuring: link)
     monkeypatch.setattr(profiling, "with_hook_costs", lambda profile, progress: profile)
     (tmp_path / "waves.py").write_text(USER_FILE)
     result = optimize(WorkloadFactory(f"{tmp_path / 'waves.py'}:make"), "min", steps=1, time_limit_s=3)

@@ -236,8 +236,8 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     from pooch.session import profiling
     from tests.executor.support import LINK
 
-    monkeypatch.setattr(measurement, "measure_link", lambda engine, device: LINK)
-    monkeypatch.setattr(measurement, "with_step_shares", lambda link, engine, device, time_step: link)
+    monkeypatch.setattr(measurement, "measure_link", lambda engine, device, **options: LINK)
+    monkeypatch.setattr(measurement, "with_step_shares", lambda link, *measuring: link)
     monkeypatch.setattr(profiling, "with_hook_costs", lambda profile, progress: profile)
 
 
