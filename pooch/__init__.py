@@ -11,7 +11,7 @@ simulated (`simulate`) and what gets executed in your unchanged training loop (`
 and random state are bitwise those of plain training; the peak stays within the budget.
 
     >>> profile = pooch.profile(forward, model, optimizer)         # forward: () -> loss
-    >>> plan = pooch.plan(profile, budget="60%")                    # of the in-core peak, or "16GiB", or bytes
+    >>> plan = pooch.plan(profile, budget="60%")                    # of the in-core peak, or "16GiB", or "min"
     >>> with pooch.apply(plan, model):                              # then train as always
     ...     loss = forward(); loss.backward(); optimizer.step()
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from pooch.ir import Plan, Profile, Timeline
-    from pooch.session import MaxBatch, apply, guard, max_batch, plan, profile, simulate
+    from pooch.session import MaxBatch, apply, guard, max_batch, plan, profile, simulate, smallest_budget
     from pooch.workloads import Workload
 
 __version__ = "0.1.0"
@@ -49,6 +49,7 @@ _HOMES = {
     "profile": "pooch.session",
     "plan": "pooch.session",
     "simulate": "pooch.session",
+    "smallest_budget": "pooch.session",
     "apply": "pooch.session",
     "max_batch": "pooch.session",
     "MaxBatch": "pooch.session",
@@ -90,6 +91,7 @@ __all__ = [
     "plan",
     "profile",
     "simulate",
+    "smallest_budget",
 ]
 
 

@@ -25,6 +25,14 @@ _FACTORS = {
 _PATTERN = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*(%|[a-zA-Z]*)\s*")
 
 
+SMALLEST = "min"  # a budget in words: the smallest for which there is a plan
+
+
+def is_smallest(budget: object) -> bool:
+    """Whether a budget is asked for in words, as the smallest that there is a plan for."""
+    return isinstance(budget, str) and budget.strip().lower() == SMALLEST
+
+
 def parse_budget(budget: int | str, peak_bytes: int, *, name: str = "budget") -> int:
     """Turn a budget into bytes.
 
@@ -37,6 +45,8 @@ def parse_budget(budget: int | str, peak_bytes: int, *, name: str = "budget") ->
         UsageError: the text does not parse, or the budget is not positive.
     """
     remedy = f"give a {name} such as 16GiB, 800MB, 60% or a number of bytes"
+    if is_smallest(budget):
+        raise UsageError(f"the {name} cannot be {SMALLEST!r}: {remedy}")
     if isinstance(budget, bool) or not isinstance(budget, int | str):
         raise UsageError(f"the {name} {budget!r} is neither a number of bytes nor a text: {remedy}")
     if isinstance(budget, int):

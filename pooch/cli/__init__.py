@@ -22,8 +22,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; a traceback is shown with `--debug` alone."""
     from pooch.cli.commands import cli
 
-    # PyTorch's profiler writes its own log lines to stderr, between ours; read once, when torch is loaded.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:

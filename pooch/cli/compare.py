@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 
 @click.command("compare")
 @click.argument("profile_path", metavar="P.json", type=PATH)
-@click.option("--budget", "budgets", multiple=True, required=True, metavar="BYTES", help="May be given several times.")
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    required=True,
+    metavar="BYTES",
+    help="As for plan; may be given again.",
+)
 @click.option("--policy", "policies", multiple=True, help="Only these (default: all).")
 @policy_option_option
 @host_budget_option

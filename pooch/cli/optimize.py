@@ -10,6 +10,7 @@ import click
 from pooch.cli.exporting import Exporting
 from pooch.cli.options import (
     PATH,
+    budget_option,
     export_option,
     force_option,
     json_option,
@@ -34,7 +35,7 @@ _PROFILE, _PLAN = "profile.json", "plan.json"
 
 @click.command("optimize")
 @workload_options
-@click.option("--budget", required=True, metavar="BYTES", help="16GiB, 800MB, a number of bytes, or 60% of the peak.")
+@budget_option
 @mode_option
 @memory_limit_option
 @planning_options

@@ -49,7 +49,9 @@ def training_options(function: Function) -> Function:
     for decorate in reversed(
         (
             click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to train."),
-            click.option("--check", is_flag=True, help="Train plainly first and compare bitwise."),
+            click.option(
+                "--check", is_flag=True, help="Compare bitwise with plain training; exit code 1 if it differs."
+            ),
             click.option("--hard-limit", is_flag=True, help="Make the budget physical: a plan that lies dies."),
         )
     ):
@@ -57,6 +59,12 @@ def training_options(function: Function) -> Function:
     return function
 
 
+budget_option = click.option(
+    "--budget",
+    required=True,
+    metavar="BYTES",
+    help="16GiB, 800MB, a number of bytes, 60% of the peak, or min: the smallest that there is a plan for.",
+)
 time_limit_option = click.option(
     "--time-limit",
     "time_limit_s",

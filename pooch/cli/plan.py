@@ -9,6 +9,7 @@ import click
 
 from pooch.cli.options import (
     PATH,
+    budget_option,
     force_option,
     json_option,
     options_of_policy,
@@ -23,7 +24,7 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 
 @click.command("plan")
 @click.argument("profile_path", metavar="P.json", type=PATH)
-@click.option("--budget", required=True, metavar="BYTES", help="16GiB, 800MB, a number of bytes, or 60% of the peak.")
+@budget_option
 @output_option("Where to write the plan.")
 @planning_options
 @ranks_option

@@ -13,6 +13,7 @@ from pooch.profiler.recorder import ForwardRecorder
 from pooch.profiler.step import check_loss
 from pooch.torchtools.memory_trace import AUTOGRAD_NODE, MARKER
 from pooch.torchtools.operators import is_view_name
+from pooch.torchtools.profiler_log import quiet_start
 
 
 def cuda_slot_times_ms(
@@ -25,7 +26,7 @@ def cuda_slot_times_ms(
     """
     recorder = ForwardRecorder(model)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+    with quiet_start(), torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         with recorder.path.watched(), recorder:
             loss = check_loss(forward())
         loss.backward()

@@ -36,6 +36,11 @@ def broken_promise(report: TrainingReport) -> str | None:
             f"{report.steps_off_plan} of {report.steps} steps were not the planned step, so nothing that the plan "
             "promises holds: train with the batch size and the settings that were profiled, or profile and plan again"
         )
+    if report.repeatable is False:
+        return (
+            f"the plan cannot be checked: two plain trainings differ too, first at {report.first_difference}: "
+            "seed what draws random numbers, or leave --check out"
+        )
     if report.within_budget is False and report.budget_bytes is not None:
         peak, budget = format_bytes(report.measured_peak_bytes), format_bytes(report.budget_bytes)
         return f"the measured peak {peak} is over the budget {budget}: profile again, or plan with a smaller budget"
@@ -74,6 +79,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
     facts = {
         "in-core": _in_core(report),
         "same numbers": _same_numbers(report),
+        "repeatable": _repeatable(report),
         "within budget": "cannot be said, steps left the plan"
         if report.steps_off_plan
         else _yes_or_no(report.within_budget),
@@ -93,6 +99,8 @@ def _facts(report: TrainingReport) -> dict[str, str]:
 
 
 def _same_numbers(report: TrainingReport) -> str:
+    if report.repeatable is False:
+        return "cannot be checked"
     if report.bitwise_equal is None:
         return "not checked (--check)"
     than = " (compared with training whose saved tensors were all moved away: plain training does not fit)"
@@ -106,6 +114,12 @@ def _in_core(report: TrainingReport) -> str | None:
         return None
     peak, step = _bytes(report.in_core_peak_bytes), _ms(report.in_core_step_ms)
     return f"does not fit in-core (it takes {peak}); in-core time modelled: {step}"
+
+
+def _repeatable(report: TrainingReport) -> str | None:
+    if report.repeatable is False:
+        return f"NO: two plain trainings differ, first at {report.first_difference}"
+    return None
 
 
 def _swapped(report: TrainingReport) -> str | None:

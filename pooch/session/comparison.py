@@ -11,9 +11,8 @@ from pooch.ir import Plan, Profile, Region
 from pooch.planner import described
 from pooch.planner import policies as policies_by_name
 from pooch.progress import silent
-from pooch.session.planning import plan
+from pooch.session.planning import budget_in_bytes, plan
 from pooch.session.training import time_in_turns, train_steps
-from pooch.units import parse_budget
 from pooch.workloads.loading import WorkloadFactory
 
 
@@ -63,6 +62,7 @@ def compare(
     comparison more memory is never slower.
 
     Args:
+        budgets: as `plan` takes them; "min" is each policy's own.
         policy_options: by policy, its parameters. The others are those of `plan`.
 
     Raises:
@@ -75,8 +75,12 @@ def compare(
     for name in options:
         if name not in chosen:
             raise UsageError(f"options for policy {name!r}, which is not compared: choose it with --policy")
-    asked = [parse_budget(budget, profile.peak_bytes) for budget in budgets]
-    todo = [(budget_bytes, policy) for budget_bytes in sorted(set(asked)) for policy in chosen]
+    asked = [
+        (_budget_of(profile, budget, policy, options, host_budget, region), policy)
+        for budget in budgets
+        for policy in chosen
+    ]
+    todo = sorted(set(asked), key=lambda each: (each[0], chosen.index(each[1])))
     rows: dict[tuple[int, str], ComparisonRow] = {}
     for done, (budget_bytes, policy) in enumerate(todo):
         if progress is not None:
@@ -91,7 +95,26 @@ def compare(
             region=region,
             known=[row.plan for (_, name), row in rows.items() if name == policy == "ilp" and row.plan is not None],
         )
-    return tuple(rows[budget_bytes, policy] for budget_bytes in asked for policy in chosen)
+    return tuple(rows[each] for each in asked)
+
+
+def _budget_of(
+    profile: Profile,
+    budget: int | str,
+    policy: str,
+    options: Mapping[str, Mapping[str, object]],
+    host_budget: int | str | None,
+    region: Region,
+) -> int:
+    """Each policy has its own smallest budget."""
+    return budget_in_bytes(
+        profile,
+        budget,
+        policy=policy,
+        policy_options=options.get(policy, {}),
+        host_budget=host_budget,
+        region=region,
+    )
 
 
 def measure_rows(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Plan, Profile, Region
+from pooch.session.planning import budget_in_bytes
 from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import profile as make_profile
-from pooch.units import format_bytes, parse_budget
+from pooch.units import format_bytes, is_smallest
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -268,12 +269,14 @@ def guard(
     Raises:
         InfeasibleBudget: no plan fits.
     """
-    budget_bytes = parse_budget(budget, profile.peak_bytes)
     if replan_after is not None and replan_after < 1:
         raise UsageError(f"replan_after={replan_after}: give at least 1 step, or None")
     region = plan.region if plan is not None else region
 
-    def replan_of(measured: Profile) -> Replan:
+    def budget_of(measured: Profile) -> int:
+        return budget_in_bytes(measured, budget, region=region, **(planning or {}))
+
+    def replan_of(measured: Profile, budget_bytes: int) -> Replan:
         def replan(target_bytes: int) -> Plan:
             made = make_plan(measured, target_bytes, region=region, **(planning or {}))
             return replace(made, budget_bytes=budget_bytes)
@@ -281,10 +284,13 @@ def guard(
         return replan
 
     def reprofile(forward: Callable[[], torch.Tensor]) -> tuple[Plan, Replan]:
-        replan = replan_of(make_profile(forward, model, optimizer, workload=profile.workload))
-        return replan(budget_bytes), replan
+        measured = make_profile(forward, model, optimizer, workload=profile.workload)
+        known_bytes = budget_of(measured) if is_smallest(budget) else budget_bytes
+        replan = replan_of(measured, known_bytes)
+        return replan(known_bytes), replan
 
-    replan = replan_of(profile)
+    budget_bytes = budget_of(profile)
+    replan = replan_of(profile, budget_bytes)
     return Guard(
         plan if plan is not None else replan(budget_bytes),
         model,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pooch.ir import Plan, Profile, Region
 from pooch.progress import Progress, silent
 from pooch.session.hard_limit import LimitedOutcome, train_limited
 from pooch.session.in_core import fits_in_core, unless_out_of_memory
+from pooch.session.planning import budget_in_bytes
 from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import Mode, profile_workload
 from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_offloaded, train_steps
-from pooch.units import parse_budget
 from pooch.workloads import Workload
 from pooch.workloads.loading import WorkloadFactory
 
@@ -28,7 +28,9 @@ class TrainingReport:
     Attributes:
         steps: trained. bitwise_equal: loss, gradients, parameters, buffers and random state are those of plain
         training.
-        first_difference: where they are not.
+        repeatable: whether plain training itself gives the same numbers twice. Where it does not, nothing can be said
+            of the plan, and `bitwise_equal` is None.
+        first_difference: where they are not; of a training that is not repeatable, between two plain ones.
         budget_bytes, predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes: all bytes of the process's tensors.
         within_budget: the measured peak is at most the budget; None too where a step left the plan, whose promises
             are then void. peak_error: (predicted - measured) / measured.
@@ -79,6 +81,7 @@ class TrainingReport:
     in_core_peak_bytes: int | None = None
     in_core_step_ms: float | None = None
     steps_off_plan: int = 0
+    repeatable: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ def measure_training(
         factory: builds the workload afresh for each training.
         plan: None: plain training.
         steps: with the optimizer's step after each.
-        check: train the same steps plainly first and compare bitwise.
+        check: train the same steps plainly first and compare bitwise; where something differs, train plainly once more,
+            to tell a training that is not repeatable from a plan that is wrong.
         hard_limit: train twice more in processes that cannot take more than the budget, plainly and planned.
         when_trained: called with the workload after its last step (under the plan, where there is one).
 
@@ -151,7 +155,20 @@ def _measure_plan(
         limit = plan.budget_bytes or plan.predicted_peak_bytes
         outcomes["plain"] = train_limited(factory, None, limit, steps, progress)
         outcomes["planned"] = train_limited(factory, plan, limit, steps, progress)
-    return plan, report_of(plan, planned, timing, reference, outcomes)
+    report = report_of(plan, planned, timing, reference, outcomes)
+    if reference is None:
+        return plan, report
+    return plan, _with_repeatability(report, reference, lambda: _train_reference(factory, plan, steps, progress))
+
+
+def _with_repeatability(
+    report: TrainingReport, reference: Trained, train_again: Callable[[], Trained]
+) -> TrainingReport:
+    """Whether it is the training itself that differs from run to run; equal numbers were repeated already."""
+    difference = None if report.bitwise_equal else first_difference(reference, train_again())
+    if difference is None:
+        return replace(report, repeatable=True)
+    return replace(report, repeatable=False, bitwise_equal=None, first_difference=difference)
 
 
 def _train_reference(factory: WorkloadFactory, plan: Plan, steps: int, progress: Progress) -> Trained:
@@ -278,17 +295,20 @@ def optimize(
         InfeasibleBudget: no plan fits.
     """
     profile = profile_workload(factory(), mode=mode, memory_limit=memory_limit, progress=progress)
-    budget_bytes = parse_budget(budget, profile.peak_bytes)
+    planning: dict[str, Any] = {
+        "policy": policy,
+        "policy_options": policy_options,
+        "host_budget": host_budget,
+        "region": region,
+    }
+    budget_bytes = budget_in_bytes(profile.shared_by(ranks), budget, **planning)
 
     def planned_within(target_bytes: int) -> Plan:
         chosen = make_plan(
             profile.shared_by(ranks),
             target_bytes,
-            policy=policy,
-            policy_options=policy_options,
-            host_budget=host_budget,
             time_limit_s=time_limit_s,
-            region=region,
+            **planning,
             progress=lambda text, share: progress(f"planning: {text}"),
         )
         return replace(chosen, budget_bytes=budget_bytes)

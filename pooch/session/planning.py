@@ -18,7 +18,7 @@ from pooch.session.hooked import dataflow_of
 from pooch.session.packing import PlanOutcome, pack_plan
 from pooch.session.planning_aside import plan_in_child
 from pooch.session.simulation import simulate
-from pooch.units import parse_budget
+from pooch.units import is_smallest, parse_budget
 
 PlanningProgress = Callable[[str, float], None]
 
@@ -40,8 +40,9 @@ def plan(
 
     Args:
         profile: the measured step.
-        budget: bytes, a text such as "16GiB", or "60%" of the in-core peak. It bounds all device bytes of the
-            process's tensors: parameters, gradients, optimizer state, inputs, temporaries and activations.
+        budget: bytes, a text such as "16GiB", "60%" of the in-core peak, or "min": the smallest for which the policy
+            has a plan. It bounds all device bytes of the process's tensors: parameters, gradients, optimizer state,
+            inputs, temporaries and activations.
         policy: who decides: "ilp" (the integer program) or a published or plain method by name.
         host_budget: bytes that swapped activations may take in the swap tier; None: no limit.
         time_limit_s: most seconds to plan for; what was found until then carries its gap.
@@ -57,7 +58,9 @@ def plan(
         PlanMismatch: a known plan was made for another profile.
         InfeasibleBudget: no plan fits; names the smallest budget that does.
     """
-    budget_bytes = parse_budget(budget, profile.peak_bytes)
+    budget_bytes = budget_in_bytes(
+        profile, budget, policy=policy, policy_options=policy_options, host_budget=host_budget, region=region
+    )
     host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
     if not (math.isfinite(time_limit_s) and time_limit_s > 0):
         raise UsageError(f"the time limit {time_limit_s} is not positive: give seconds, such as 30")
@@ -134,7 +137,7 @@ def plan_from_decisions(
 ) -> Plan:
     """Make a plan of hand-made or foreign decisions; activations not named are kept.
 
-    Without a budget, the plan reaches the lowest peak that the decisions allow.
+    Without a budget, or with "min", the plan reaches the lowest peak that the decisions allow.
 
     Raises:
         UsageError: a decision names no activation of the region, or asks for an impossible recompute.
@@ -145,8 +148,9 @@ def plan_from_decisions(
     hooked = any(choice != "keep" for choice in decisions.values())
     dataflow = dataflow_of(profile, _region_for(profile, region), hooked=hooked)
     evaluator = StageEvaluator(dataflow)
-    if budget is None:
-        evaluation, budget_bytes = evaluator.evaluate_smallest(decisions), 0
+    if budget is None or is_smallest(budget):
+        evaluation = evaluator.evaluate_smallest(decisions)
+        budget_bytes = 0 if budget is None else evaluation.timeline.peak_bytes
     else:
         budget_bytes = parse_budget(budget, profile.peak_bytes)
         evaluation = evaluator.evaluate(decisions, budget_bytes)
@@ -163,6 +167,29 @@ def plan_from_decisions(
     return pack_plan(dataflow, evaluation.schedule, timeline, outcome)
 
 
+def budget_in_bytes(
+    profile: Profile,
+    budget: int | str,
+    *,
+    policy: str = "ilp",
+    policy_options: Mapping[str, object] | None = None,
+    host_budget: int | str | None = None,
+    region: Region = "model",
+    **others: object,
+) -> int:
+    """What a budget for the step comes to, in bytes. "min" asks for the planner's arguments; `others` of them are not
+    needed.
+
+    Raises:
+        UsageError: the budget does not parse, or is not positive.
+    """
+    if not is_smallest(budget):
+        return parse_budget(budget, profile.peak_bytes)
+    return smallest_budget(
+        profile, policy=policy, policy_options=policy_options, host_budget=host_budget, region=region
+    )
+
+
 def smallest_budget(
     profile: Profile,
     *,
@@ -173,11 +200,16 @@ def smallest_budget(
 ) -> int:
     """The smallest budget, in bytes, that the policy is known to keep; asking `plan` for it succeeds.
 
+    Args:
+        profile: the measured step.
+        policy, policy_options, host_budget, region: as `plan` takes them.
+
     Raises:
         UsageError: the policy, its parameters, the region or the host budget cannot be understood.
     """
     host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
-    dataflow = Dataflow(profile, _region_for(profile, region))
+    # As `plan` has it for what does not fit.
+    dataflow = dataflow_of(profile, _region_for(profile, region), hooked=True)
     needed = planned_smallest(
         dataflow,
         StageEvaluator(dataflow),

@@ -11,6 +11,7 @@ from pooch.ir import Device, Link, Profile
 from pooch.progress import Progress, silent
 from pooch.session.fake_profiling import fake_profile, fake_profile_of
 from pooch.session.hook_costs import with_hook_costs
+from pooch.session.untouched import leaving_the_model_alone
 from pooch.units import absolute_bytes
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "run", "offload", "fake"]
 
 
+@leaving_the_model_alone
 def profile(
     forward: Callable[[], torch.Tensor],
     model: torch.nn.Module,
@@ -38,15 +40,24 @@ def profile(
     batch_size: int = 0,
     progress: Progress = silent,
 ) -> Profile:
-    """Measure one training step. Parameters, gradients, buffers, optimizer and random state stay as they were.
+    """Measure one training step, and leave everything as it was.
+
+    That is: parameters, gradients, buffers and the optimizer; the random states of Python, NumPy and PyTorch;
+    attributes of the model's modules with what their lists, dictionaries and tensors hold; hooks, training modes and
+    `requires_grad`. What `forward` changes elsewhere cannot be put back: variables that it closes over, metrics outside
+    of the model, iterators over data. `forward` is called at most `warmup + 2 * repeats + 3` times on a CPU where the
+    step fits, twice in mode "fake", and never more than `warmup + 2 * repeats + 12` times; the profile's notes say how
+    often it was.
 
     A step that may not fit into what the device has left is never run plainly: its saved tensors leave the device
     while it is recorded, and where not even that fits, it is traced with fake tensors. The profile's notes say so.
 
     Args:
-        forward: () -> loss tensor (a scalar). It is run several times, forward and backward.
+        forward: () -> loss tensor (a scalar). It is run several times, forward and backward, and should do the same
+            each time: take the batch outside of it.
         model: that the plan will be applied to; not compiled, and under no plan.
-        optimizer: its state counts as persistent bytes, also what it will only create at its first step.
+        optimizer: its state counts as persistent bytes, also what it will only create at its first step. Wrappers such
+            as Accelerate's and Lightning's are looked through.
         accumulate: gradients live through the step (else they appear in the backward pass and are freed after it).
         warmup: plain steps before anything is measured.
         repeats: timed plain steps, and as many with copies beside them. From three on their median counts.
@@ -69,8 +80,10 @@ def profile(
     import torch
 
     from pooch.profiler import ProfileOptions
+    from pooch.profiler.optimizers import unwrapped
     from pooch.torchtools.calls import refuse_taken
     from pooch.torchtools.device_memory import give_memory_back
+    from pooch.torchtools.module_attributes import has_lazy_parameters
     from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
     from pooch.torchtools.training_state import model_device
 
@@ -81,6 +94,10 @@ def profile(
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
     refuse_taken(model)
+    if has_lazy_parameters(model):
+        raise UsageError("the model has lazy parameters, which have no shapes yet: call it once before profiling")
+    if optimizer is not None:
+        optimizer = unwrapped(optimizer)
     if warmup < 0 or repeats < 1:
         raise UsageError(f"warmup={warmup}, repeats={repeats}: give at least 0 and 1")
     most_bytes = None if memory_limit is None else absolute_bytes(memory_limit, "memory limit")

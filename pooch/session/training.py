@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pooch.executor import Run, RunStats
     from pooch.workloads import Workload
 
-SEED = 1234
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -68,7 +66,11 @@ def digest(tensor: torch.Tensor) -> str:
     import torch
 
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(raw.numpy().data, digest_size=16).hexdigest()
+    return _digest(raw.numpy().data)
+
+
+def _digest(raw: bytes | memoryview) -> str:
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 
 def train_steps(
@@ -111,9 +113,12 @@ def train_offloaded(workload: Workload, steps: int, progress: Progress) -> Train
 def _begin() -> None:
     import torch
 
+    from pooch.torchtools.training_state import seed_all
+    from pooch.workloads.loading import SEED
+
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # what an earlier training left in the cache is not reserved by this one
-    torch.manual_seed(SEED)
+    seed_all(SEED)
 
 
 def _train_guarded(
@@ -184,28 +189,30 @@ def _finished_step(
 
 
 def _final_digests(workload: Workload) -> dict[str, str]:
-    import torch
-
-    from pooch.torchtools.training_state import model_device
+    from pooch.torchtools.training_state import RandomStates, model_device
 
     found = {f"parameter {name}": digest(p) for name, p in workload.model.named_parameters()}
     found |= {f"buffer {name}": digest(b) for name, b in workload.model.named_buffers()}
-    found["random state"] = digest(torch.get_rng_state())
-    if model_device(workload.model).type == "cuda":
-        found["random state of the GPU"] = digest(torch.cuda.get_rng_state(model_device(workload.model)))
+    states = RandomStates.of(model_device(workload.model))
+    algorithm, key, *position = states.numpy
+    found["random state"] = _digest(states.cpu)
+    found["random state of Python"] = _digest(repr(states.python).encode())
+    found["random state of NumPy"] = _digest(key.tobytes() + repr((algorithm, *position)).encode())
+    if states.device is not None:
+        found["random state of the GPU"] = _digest(states.device)
     return found
 
 
-def first_difference(plain: Trained, planned: Trained) -> str | None:
-    """What differs first between two trainings ("step 2: gradient of fc.weight"), or None where all is bitwise
-    equal.
+def first_difference(first: Trained, second: Trained) -> str | None:
+    """What differs first between two trainings ("step 2: gradient of fc.weight"), in the order in which a step makes
+    it, or None where all is bitwise equal.
     """
     pairs = [
         (f"step {i + 1}: ", a.digests, b.digests)
-        for i, (a, b) in enumerate(zip(plain.steps, planned.steps, strict=True))
+        for i, (a, b) in enumerate(zip(first.steps, second.steps, strict=True))
     ]
-    for prefix, expected, actual in [*pairs, ("after training: ", plain.final, planned.final)]:
-        for name in expected.keys() | actual.keys():
+    for prefix, expected, actual in [*pairs, ("after training: ", first.final, second.final)]:
+        for name in [*expected, *(name for name in actual if name not in expected)]:
             if expected.get(name) != actual.get(name):
                 return prefix + name
     return None

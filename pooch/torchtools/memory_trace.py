@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
+from pooch.torchtools.profiler_log import QuietAllocator, quiet_start
 from pooch.torchtools.tensors import storage_bytes
 
 MARKER = "pooch:"
@@ -79,19 +80,24 @@ class MemoryTracer:
     """Records a `MemoryTrace` between `start` and `stop`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._quiet = device, QuietAllocator()
         # Not acc_events: torch would build its own table of events at the end, which costs more than the step.
         self._profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def start(self) -> None:
         """Begin to record."""
-        self._profiler.__enter__()
+        self._quiet.begin()
+        with quiet_start():
+            self._profiler.__enter__()
 
     def stop(self) -> MemoryTrace:
         """End, and read what was recorded."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._profiler.__exit__(None, None, None)
+        try:
+            self._profiler.__exit__(None, None, None)
+        finally:
+            self._quiet.end()
         results: Any = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
         return _read_tree(results.experimental_event_tree(), self._device)
 

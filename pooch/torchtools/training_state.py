@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-
-@contextmanager
-def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Restore the random generators of the CPU and of `device` at the end."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
+from pooch.errors import ProfileError
+from pooch.torchtools.kept_contents import KeptContents
+from pooch.torchtools.tensors import version_of
 
 
 @dataclass(frozen=True)
@@ -32,25 +29,65 @@ class RandomStates:
     @classmethod
     def of(cls, device: torch.device) -> RandomStates:
         """Read them."""
-        on_device = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else None
-        cpu = torch.get_rng_state().numpy().tobytes()
+        with _disable_current_modes():  # in a fake world too, real states are asked for
+            on_device = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else None
+            cpu = torch.get_rng_state().numpy().tobytes()
         return cls(random.getstate(), numpy.random.get_state(), cpu, on_device)  # noqa: NPY002
 
     def restore(self, device: torch.device) -> None:
         """Put them back."""
         random.setstate(self.python)
         numpy.random.set_state(self.numpy)  # noqa: NPY002
-        torch.set_rng_state(torch.frombuffer(bytearray(self.cpu), dtype=torch.uint8))
-        if self.device is not None:
-            torch.cuda.set_rng_state(torch.frombuffer(bytearray(self.device), dtype=torch.uint8), device)
+        with _disable_current_modes():
+            torch.set_rng_state(torch.frombuffer(bytearray(self.cpu), dtype=torch.uint8))
+            if self.device is not None:
+                torch.cuda.set_rng_state(torch.frombuffer(bytearray(self.device), dtype=torch.uint8), device)
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Restore the random generators of Python, NumPy, the CPU and `device` at the end."""
+    states = RandomStates.of(device)
+    try:
+        yield
+    finally:
+        states.restore(device)
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy and PyTorch."""
+    random.seed(seed)
+    numpy.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, all random generators start from this seed; at the end they stand where they stood."""
+    cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = [torch.device("cpu"), *(torch.device("cuda", number) for number in cards)]
+    states = [(RandomStates.of(device), device) for device in devices]
+    seed_all(seed)
+    try:
+        yield
+    finally:
+        for state, device in states:
+            state.restore(device)
 
 
 @contextmanager
 def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore gradients, buffers and random state of the model at the end, whatever happens inside."""
+    """Restore gradients, buffers and random state of the model at the end, whatever happens inside.
+
+    Parameters are not copied, since neither forward nor backward changes them.
+
+    Raises:
+        ProfileError: a parameter was changed all the same, or there is no room to keep buffers aside.
+    """
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     owners = [(module, dict(module._buffers)) for module in model.modules()]  # some modules replace their buffers
+    versions = [(name, each, version_of(each)) for name, each in model.named_parameters()]
+    buffers = KeptContents(model.buffers())
     with random_state_kept(device):
         try:
             for parameter, _ in gradients:
@@ -61,10 +98,14 @@ def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterato
                 parameter.grad = gradient
             for module, names in owners:
                 module._buffers.update(names)
-            with torch.no_grad():
-                for buffer, saved in buffers:
-                    if not torch.equal(buffer, saved):
-                        buffer.copy_(saved)
+            buffers.restore()
+            buffers.close()
+    for name, parameter, version in versions:
+        if version_of(parameter) != version:
+            raise ProfileError(
+                f"the step changes parameter {name} itself, and did so once now: take optimizer steps out of hooks and "
+                "changes in place out of forward while profiling"
+            )
 
 
 def model_device(model: torch.nn.Module) -> torch.device:

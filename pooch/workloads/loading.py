@@ -15,6 +15,8 @@ from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth
 from pooch.workloads.settings import Setting, call_arguments, check_batch_size
 from pooch.workloads.user_file import first_line, load_function
 
+SEED = 1234  # of every build and every training, so that two of them can be compared
+
 
 def load_workload(
     name: str,
@@ -23,7 +25,7 @@ def load_workload(
     device: str | None = None,
     settings: Mapping[str, Setting] | None = None,
 ) -> Workload:
-    """Build a workload.
+    """Build a workload, from the same random numbers each time; the caller's random states stay as they are.
 
     Args:
         name: a built-in name, one with a size (`resnet50@pooch`), `file.py:function` or `model.onnx`.
@@ -34,9 +36,16 @@ def load_workload(
         UsageError: the batch size is not positive, or the function does not take what was asked for.
         WorkloadError: the workload is unknown, cannot be loaded, or does not return what it must.
     """
+    from pooch.torchtools.training_state import seeded
+
     check_batch_size(batch_size)
+    with seeded(SEED):  # the user's file too may draw numbers when it is imported
+        return _load(name, batch_size, device, settings or {})
+
+
+def _load(name: str, batch_size: int | None, device: str | None, settings: Mapping[str, Setting]) -> Workload:
     function, fixed = find_function(name)
-    given = dict(settings or {})
+    given = dict(settings)
     if batch_size is None and "batch_size" not in given:
         batch_size = fixed.pop("batch_size", None)  # type: ignore[assignment]
     fixed.pop("batch_size", None)

@@ -80,6 +80,20 @@ def test_plan_writes_a_plan_and_says_what_it_is(pooch_command: Command, profile_
     assert f"wrote {tmp_path / 'out.json'}" in outcome.out
 
 
+def test_plan_and_compare_take_the_smallest_budget_in_words(pooch_command: Command, profile_path: Path) -> None:
+    import pooch
+
+    smallest = pooch.smallest_budget(Profile.load(profile_path))
+    outcome = pooch_command("plan", profile_path, "--budget", "min", "--json")
+    assert outcome.code == 0, outcome.error
+    assert json.loads(outcome.out)["budget_bytes"] == smallest
+    rows = pooch_command("compare", profile_path, "--budget", "min", "--policy", "ilp", "--json")
+    assert [row["budget_bytes"] for row in json.loads(rows.out)] == [smallest]
+    refused = pooch_command("plan", profile_path, "--budget", "60%", "--host-budget", "min")
+    assert refused.code == 2
+    assert "the host budget cannot be 'min'" in refused.error_line
+
+
 def test_plan_as_json_is_one_document(pooch_command: Command, profile_path: Path, profile: Profile) -> None:
     outcome = pooch_command("plan", profile_path, "--budget", "60%", "--policy", "recompute_all", "--json")
     record = json.loads(outcome.out)

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pooch.errors import PoochError
 from pooch.ir import Region
-from pooch.session import measuring, optimize, plan, profile_workload, training
+from pooch.report.training import broken_promise, training_record
+from pooch.session import measure_training, measuring, optimize, plan, profile_workload, training
 from pooch.session.hard_limit import train_limited
-from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_steps
+from pooch.session.training import StepResult, Timing, Trained, first_difference, time_in_turns, train_steps
 from pooch.workloads import Workload, WorkloadFactory
 
 WIDE = """
@@ -196,3 +197,136 @@ def test_optimize_keeps_the_promise_on_a_workload_of_the_users(wide: str) -> Non
     moved = (result.training.swapped_out_bytes or 0) + (result.training.recomputed_ops or 0)
     assert moved > 0
     assert isinstance(WorkloadFactory(wide)(), Workload)
+
+
+UNSEEDED = """
+import random
+import numpy
+import torch
+import pooch
+
+SCALE = random.random()  # drawn when the file is imported
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+        self.register_buffer("shift", torch.from_numpy(numpy.random.rand(64)).float())
+
+    def forward(self, rows):
+        for layer in self.layers:
+            rows = torch.nn.functional.dropout(torch.tanh(layer(rows)), 0.1) + self.shift
+        return (rows * SCALE * random.random() * numpy.random.rand()).square().mean()
+
+def make():
+    model, data = Noisy(), torch.randn(2048, 64)
+    return pooch.Workload(model, lambda: model(data), torch.optim.SGD(model.parameters(), lr=0.1))
+
+def of_the_clock():
+    import time
+    model, data = Noisy(), torch.randn(2048, 64)
+    return pooch.Workload(model, lambda: model(data) * (time.perf_counter_ns() % 1e6))
+"""
+
+
+@pytest.fixture
+def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs of transfers and hooks are not what these tests are about, and take most of a profile's time."""
+    from pooch.executor.engines import measurement
+    from pooch.session import profiling
+    from tests.executor.support import LINK
+
+    monkeypatch.setattr(measurement, "measure_link", lambda engine, device, **options: LINK)
+    monkeypatch.setattr(measurement, "with_step_shares", lambda link, *measuring: link)
+    monkeypatch.setattr(profiling, "with_hook_costs", lambda profile, progress: profile)
+
+
+@pytest.fixture
+def unseeded(tmp_path: Path) -> str:
+    path = tmp_path / "unseeded.py"
+    path.write_text(UNSEEDED)
+    return f"{path}:make"
+
+
+def test_a_file_of_the_users_without_a_seed_is_built_and_trained_alike_each_time(unseeded: str) -> None:
+    first, second = (train_steps(WorkloadFactory(unseeded)(), None, 2, quiet) for _ in range(2))
+    assert first_difference(first, second) is None
+    assert first.steps[0].loss != first.steps[1].loss
+
+
+@pytest.mark.usefixtures("known_costs")
+def test_check_finds_the_same_numbers_for_a_file_without_a_seed(unseeded: str) -> None:
+    factory = WorkloadFactory(unseeded)
+    chosen = plan(profile_workload(factory(), repeats=1), "60%", region="step")
+    report = measure_training(factory, chosen, steps=2, check=True)
+    assert (report.bitwise_equal, report.repeatable) == (True, True), report.first_difference
+    assert (report.swapped_out_bytes or 0) + (report.recomputed_ops or 0) > 0
+    assert broken_promise(report) is None
+
+
+@pytest.mark.usefixtures("known_costs")
+def test_a_training_that_is_not_repeatable_is_not_blamed_on_the_plan(unseeded: str) -> None:
+    factory = WorkloadFactory(unseeded.replace(":make", ":of_the_clock"))
+    chosen = plan(profile_workload(factory(), repeats=1), "60%", region="step")
+    report = measure_training(factory, chosen, steps=1, check=True)
+    assert (report.bitwise_equal, report.repeatable) == (None, False)
+    assert report.first_difference == "step 1: loss"
+    assert training_record(report)["kept"] is False
+    assert "two plain trainings differ too, first at step 1: loss" in str(broken_promise(report))
+
+
+@pytest.mark.usefixtures("known_costs")
+def test_a_plan_that_changes_numbers_is_told_from_a_training_that_does(
+    wide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory = WorkloadFactory(wide, settings={"width": 2**18})
+    chosen = plan(profile_workload(factory(), repeats=1), "60%", region="step")
+    real = train_steps
+
+    def wrong(workload: Workload, given: Any, *others: Any) -> Trained:
+        if given is not None:
+            with torch.no_grad():
+                workload.model.start[7] += 1e-3
+        return real(workload, given, *others)
+
+    monkeypatch.setattr(measuring, "train_steps", wrong)
+    report = measure_training(factory, chosen, steps=1, check=True)
+    assert (report.bitwise_equal, report.repeatable) == (False, True)
+    assert "the numbers are not those of plain training" in str(broken_promise(report))
+
+
+def test_the_first_difference_is_the_first_in_the_order_of_the_step() -> None:
+    names = [f"gradient of layer{number}" for number in range(30)]
+    same = {"loss": "a"} | dict.fromkeys(names, "a")
+    other = {"loss": "a"} | dict.fromkeys(names, "b")
+    assert first_difference(trained([same]), trained([other])) == "step 1: gradient of layer0"
+    assert first_difference(trained([same]), trained([other | {"loss": "b"}])) == "step 1: loss"
+    assert first_difference(trained([same, other]), trained([same, same])) == "step 2: gradient of layer0"
+    longer = trained([same | {"gradient of new": "a"}])
+    assert first_difference(trained([same]), longer) == "step 1: gradient of new"
+    final = {"parameter a": "1", "parameter b": "1", "buffer a": "1", "random state": "1"}
+    ends = trained([same], final), trained([same], dict.fromkeys(final, "2"))
+    assert first_difference(*ends) == "after training: parameter a"
+
+
+def trained(steps: list[dict[str, str]], final: dict[str, str] | None = None) -> Trained:
+    return Trained(tuple(StepResult(0.0, digests, 1) for digests in steps), final or {}, None)
+
+
+@pytest.mark.parametrize("generator", ["Python", "NumPy"])
+def test_random_numbers_beside_pytorchs_are_compared_too(wide: str, generator: str) -> None:
+    import random
+
+    import numpy
+
+    factory = WorkloadFactory(wide, settings={"width": 1024})
+    plain = train_steps(factory(), None, 1, quiet)
+    changed = factory()
+    real = changed.forward
+
+    def forward() -> torch.Tensor:
+        random.random() if generator == "Python" else numpy.random.rand()  # noqa: NPY002
+        return real()
+
+    other = train_steps(replace(changed, forward=forward), None, 1, quiet)
+    assert first_difference(plain, other) == f"after training: random state of {generator}"

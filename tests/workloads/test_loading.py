@@ -159,3 +159,53 @@ def test_named_sizes_are_settings_that_others_win_against() -> None:
 def test_sizes_that_do_not_exist() -> None:
     assert "there are lstm@small" in refusal("lstm@huge", UsageError)
     assert "did you mean resnet50" in refusal("resnet5@small")
+
+
+DRAWING = """
+import random
+import numpy
+import torch
+from pooch import Workload
+
+FACTOR = random.random()
+
+def make():
+    model = torch.nn.Linear(4, 1)
+    data = torch.from_numpy(numpy.random.rand(3, 4)).float() * FACTOR
+    return Workload(model, lambda: model(data).sum())
+"""
+
+
+@pytest.mark.parametrize("is_fake", [False, True])
+def test_a_build_draws_the_same_random_numbers_each_time_and_none_of_the_callers(is_fake: bool, tmp_path: Path) -> None:
+    import random
+
+    import numpy
+    import torch
+
+    from pooch.profiler.fake import FakeWorld
+
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    factory = workload_factory(f"{tmp_path / 'drawing.py'}:make")
+
+    def drawn_around_a_build() -> tuple[float, ...]:
+        random.seed(3)
+        numpy.random.seed(3)  # noqa: NPY002
+        torch.manual_seed(3)
+        if is_fake:
+            FakeWorld().build(workload_factory("lstm@small"))
+        else:
+            factory()
+        return random.random(), float(numpy.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+    found = drawn_around_a_build()
+    random.seed(3)
+    numpy.random.seed(3)  # noqa: NPY002
+    torch.manual_seed(3)
+    assert found == (random.random(), float(numpy.random.rand()), float(torch.rand(())))  # noqa: NPY002
+    losses = []
+    for seed in (1, 2):
+        random.seed(seed)
+        torch.manual_seed(seed)
+        losses.append(float(factory().forward().detach()))
+    assert losses[0] == losses[1]

@@ -21,7 +21,7 @@ from pooch.progress import Progress
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.signature import model_signature
 from pooch.torchtools.tensors import storage_bytes
-from pooch.torchtools.training_state import model_device
+from pooch.torchtools.training_state import model_device, random_state_kept
 
 Forward = Callable[[], torch.Tensor]
 
@@ -106,7 +106,7 @@ class _FakeProfiling:
                 with world.entered():
                     parameter.grad = torch.zeros_like(parameter)
         try:
-            with user_errors_named(), _data_dependence_named(), torch.random.fork_rng(devices=[]):
+            with user_errors_named(), _data_dependence_named(), random_state_kept(torch.device("cpu")):
                 yield
         finally:
             for module, names in buffers:

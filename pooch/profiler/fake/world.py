@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pooch.profiler.fake.contents import KnownContents
 from pooch.torchtools.tensors import map_tensors, storage_bytes
+from pooch.torchtools.training_state import random_state_kept
 
 Built = TypeVar("Built")
 
@@ -37,8 +38,8 @@ class FakeWorld:
         self._fakes: Any = WeakTensorKeyDictionary()
 
     def build(self, builder: Callable[[], Built]) -> Built:
-        """Call a builder so that all tensors it makes are fake ones. The random state is put back afterwards."""
-        with torch.random.fork_rng(devices=[]), self.entered(), _Forgetful(self.mode):
+        """Call a builder so that all tensors it makes are fake ones. Random states are put back afterwards."""
+        with random_state_kept(torch.device("cpu")), self.entered(), _Forgetful(self.mode):
             return builder()
 
     @contextmanager

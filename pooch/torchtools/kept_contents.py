@@ -1,0 +1,140 @@
+"""Contents of tensors, kept aside without a tensor: what measures memory does not count them as the user's."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import IO
+
+import numpy
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pooch.errors import ProfileError
+from pooch.torchtools.tensors import storage_key, tensors_with_memory
+from pooch.units import format_bytes
+
+_SMALL_BYTES = 2**20  # what is larger goes into a file: a step that barely fits has no room for a second copy
+_CHUNK_BYTES = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A stretch of a storage that a tensor covers; `small`: its bytes, None where the file has them."""
+
+    storage: torch.UntypedStorage
+    begin: int
+    end: int
+    small: bytes | None
+
+    def chunks(self) -> Iterator[torch.Tensor]:
+        """Its bytes as they are now, in the device's memory."""
+        whole = torch.empty(0, dtype=torch.uint8, device=self.storage.device).set_(self.storage)
+        for begin in range(self.begin, self.end, _CHUNK_BYTES):
+            yield whole[begin : min(begin + _CHUNK_BYTES, self.end)]
+
+
+class KeptContents:
+    """The contents of tensors as they are now: small ones as bytes in host memory, large ones in a file without a name.
+
+    Args:
+        tensors: of any device; those without memory, such as fake ones, are left out.
+
+    Raises:
+        ProfileError: the file cannot be written.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._file: IO[bytes] | None = None
+        self._stretches: list[_Stretch] = []
+        self._opaque: list[tuple[torch.Tensor, torch.Tensor]] = []  # sparse ones, for which there is no other way
+        seen: set[tuple[int, int, int]] = set()
+        try:
+            for tensor in tensors:
+                self._keep(tensor, seen)
+        except BaseException:
+            self.close()
+            raise
+
+    def _keep(self, tensor: torch.Tensor, seen: set[tuple[int, int, int]]) -> None:
+        parts, is_hidden = tensors_with_memory(tensor)
+        if is_hidden:
+            self._opaque.append((tensor, tensor.detach().clone()))
+        for part in parts:
+            begin, end = _extent(part)
+            key = storage_key(part), begin, end
+            if begin < end and key not in seen:
+                seen.add(key)
+                self._stretches.append(self._kept(_Stretch(part.untyped_storage(), begin, end, None)))
+
+    def _kept(self, stretch: _Stretch) -> _Stretch:
+        size_bytes = stretch.end - stretch.begin
+        if size_bytes <= _SMALL_BYTES:
+            small = b"".join(bytes(_host(chunk)) for chunk in stretch.chunks())
+            return _Stretch(stretch.storage, stretch.begin, stretch.end, small)
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="pooch-", dir=_directory())  # noqa: SIM115
+            for chunk in stretch.chunks():
+                self._file.write(_host(chunk).data)
+            self._file.flush()
+        except OSError as error:
+            raise ProfileError(
+                f"buffers of {format_bytes(size_bytes)} cannot be kept aside in {_directory()} ({error.strerror}): "
+                "set POOCH_SPILL_DIRECTORY to a folder with more room"
+            ) from error
+        return stretch
+
+    def restore(self) -> None:
+        """Put the contents back, where they changed."""
+        if self._file is not None:
+            self._file.seek(0)
+        for stretch in self._stretches:
+            position = 0
+            for chunk in stretch.chunks():
+                size_bytes = chunk.numel()
+                kept = self._file_bytes(size_bytes) if stretch.small is None else stretch.small[position:][:size_bytes]
+                _write_changed(chunk, kept)
+                position += size_bytes
+        with torch.no_grad():
+            for tensor, clone in self._opaque:
+                tensor.copy_(clone)
+
+    def _file_bytes(self, size_bytes: int) -> bytes:
+        assert self._file is not None
+        read = self._file.read(size_bytes)
+        if len(read) != size_bytes:
+            raise ProfileError(f"buffers kept aside in {_directory()} cannot be read back: the file was cut off")
+        return read
+
+    def close(self) -> None:
+        """Give the file's room back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _directory() -> str:
+    return os.environ.get("POOCH_SPILL_DIRECTORY") or tempfile.gettempdir()
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte of a tensor's storage that it covers, and the one after the last."""
+    has_memory = tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
+    if not has_memory or tensor.numel() == 0:
+        return 0, 0
+    steps = sum(int((n - 1) * s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    return begin, begin + (steps + 1) * tensor.element_size()
+
+
+def _host(chunk: torch.Tensor) -> numpy.ndarray:
+    found: numpy.ndarray = chunk.cpu().numpy()
+    return found
+
+
+def _write_changed(chunk: torch.Tensor, kept: bytes) -> None:
+    if _host(chunk).data != kept:
+        chunk.copy_(torch.frombuffer(bytearray(kept), dtype=torch.uint8))
