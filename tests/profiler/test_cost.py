@@ -58,7 +58,7 @@ def test_a_step_that_may_not_fit_is_run_twice_and_never_plainly(monkeypatch: pyt
     assert profile.mode == "offload"
     assert len(calls) == 2
     assert any("may not fit in-core" in note and "modelled" in note for note in profile.notes)
-    plan = pooch.plan(profile, "100%")
+    plan = pooch.plan(profile, "100%", region="step")
     assert any("modelled" in note for note in plan.notes)
 
 

@@ -123,7 +123,7 @@ with pooch.guard(profile, BUDGET, work.model, work.optimizer) as guard:
     for _ in range(2):
         losses.append(float(guard.step(work.forward))); work.optimizer.step(); work.optimizer.zero_grad()
     told["guarded_peak"] = guard.run.stats.peak_bytes
-del work
+del work, loss, guard, run  # they hold the model and its data
 found = pooch.max_batch(make, BUDGET, start=16384, most=131072, points=2, measure_steps=1, policy="swap_all")
 told["mode"], told["largest"] = profile.mode, found.largest.size
 told["trained"] = [[m.size, m.planned, m.peak_bytes] for m in found.measured]
