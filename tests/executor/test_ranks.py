@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +36,7 @@ def _rank(rank: int, work: Callable[[int], None], store: str) -> None:
         "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120)
     )
     work(rank)
+    gc.collect()  # models hold their process group, and it has to go before the process does
     distributed.barrier()
     distributed.destroy_process_group()
 
