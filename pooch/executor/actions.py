@@ -97,9 +97,14 @@ class StepActions:
             self.records[value].home = weakref.ref(storage)
 
     def hold(self, step: object, record: Record, tensor: torch.Tensor) -> PackedRecord:
-        """A handle for a tensor that autograd saves on a planned value, maybe after it let go of an earlier one."""
+        """A handle for a tensor that autograd saves on a planned value, maybe after it let go of an earlier one.
+
+        The tier may hold the value from a gap of the forward pass, in a room that another one has since; so what counts
+        is that its bytes are here.
+        """
         with self.lock:
-            if record.storage is None and record.value in self.table.swapped and not record.copied_out:
+            here = not record.copied_out or record.value in self.table.emptied
+            if record.storage is None and record.value in self.table.swapped and here:
                 record.storage = tensor.untyped_storage()
             return PackedRecord(step, record, tensor, self.lock.end)
 

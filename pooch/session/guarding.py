@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -139,7 +138,7 @@ class Guard:
 
     def _attempt(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor | BaseException:
         """The loss, or the error that says that memory ran out, without the frames that hold the failed step."""
-        from pooch.torchtools.out_of_memory import is_out_of_memory
+        from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 
         try:
             with self.run.measured() if self._to_measure > 0 else nullcontext():
@@ -150,7 +149,7 @@ class Guard:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            return error.with_traceback(None)
+            return forgotten(error)
 
     def _missing_bytes(self, error: BaseException) -> int:
         from pooch.torchtools.out_of_memory import missing_bytes
@@ -158,11 +157,10 @@ class Guard:
         return missing_bytes(error) or int(UNKNOWN_SHARE * self.plan.predicted_peak_bytes)
 
     def _give_memory_back(self) -> None:
-        import torch
+        from pooch.torchtools.device_memory import give_memory_back
+        from pooch.torchtools.training_state import model_device
 
-        gc.collect()
-        if self.plan.device_kind == "cuda":
-            torch.cuda.empty_cache()
+        give_memory_back(model_device(self.model))
 
     def _tighten(self, reason: Reason, missing_bytes: int, cause: str = "") -> None:
         target_bytes = self.plan.predicted_peak_bytes - missing_bytes

@@ -13,19 +13,30 @@ import torch
 
 from pooch.executor.engines.protocol import Arena, CopyEngine, Ticket
 from pooch.ir import Link
+from pooch.process_limits import is_limited
 from pooch.torchtools.training_state import synchronize
 
 SMALL_BYTES = 4096
-LARGE_BYTES = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}  # long enough that the latency does not count
+# Long enough that the latency does not count, and above 32 MiB, where the C library has fresh pages for every copy in.
+LARGE_BYTES = {"cpu": 64 * 2**20, "cuda": 64 * 2**20}
+_LIMITED_BYTES = 16 * 2**20  # in a process with little memory, which takes fresh pages for all blocks
 REPEATS = 3
 _ENOUGH_BYTES = 64 * 2**20  # copied beside a step, so that the rate is taken from there
 _MOST_SHARE = 2.0  # one copy thread takes at most its own core, and makes the others wait for it
 
 
+def _large_bytes(device: torch.device) -> int:
+    """Size of the copies that are timed."""
+    return min(LARGE_BYTES[device.type], _LIMITED_BYTES) if is_limited() else LARGE_BYTES[device.type]
+
+
 @dataclass(frozen=True, slots=True)
 class _Direction:
+    """Cost of copies one way. `processor_share`: part of all cores that a copy keeps busy."""
+
     latency_ms: float
     bytes_per_ms: float
+    processor_share: float
 
 
 def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = False) -> Link:
@@ -33,11 +44,12 @@ def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = Fal
 
     Args:
         engine: whose copies are measured.
-        device: where the storages live. Takes some tenths of a second, and 48 MiB of a CPU or 192 MiB of a GPU.
+        device: where the storages live. Takes some tenths of a second and 192 MiB, or 48 MiB under
+            a limit of the process.
         shares: also measure how much copying slows compute down, with matrix products, in about a second;
             `with_step_shares` measures it on the step itself.
     """
-    large_bytes = LARGE_BYTES[device.type]
+    large_bytes = _large_bytes(device)
     arena = engine.open_arena(4 * large_bytes)
     try:
         storages = [_noise(large_bytes, device).untyped_storage() for _ in range(2)]
@@ -56,6 +68,8 @@ def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = Fal
             out_bytes_per_ms=out.bytes_per_ms,
             in_bytes_per_ms=back.bytes_per_ms,
             full_duplex=engine.has_two_lanes and _is_full_duplex(arena, storages, out, back, device),
+            out_compute_share=out.processor_share,
+            in_compute_share=back.processor_share,
         )
         if not shares:
             return link
@@ -89,13 +103,14 @@ def with_step_shares(
     with a barrier at the end, suffer more than the matrix products that `measure_link` has to do with.
 
     Args:
-        link: as measured without a step.
+        link: as measured without a step. Its shares are what copies take of the cores, and hold from below: times of
+            single steps scatter.
         engine: whose copies run beside the step.
         device: where the storages live.
         alone: (forward, backward) ms of plain steps without copies.
         time_step: runs one plain step; called as often as there are steps in `alone`, and the fastest pass counts.
     """
-    large_bytes = LARGE_BYTES[device.type]
+    large_bytes = _large_bytes(device)
     arena = engine.open_arena(2 * large_bytes)
     try:
         source = _noise(large_bytes, device).untyped_storage()
@@ -114,8 +129,8 @@ def with_step_shares(
     back = min((backward for _, backward in beside), key=_pass_ms_of)
     return replace(
         link,
-        out_compute_share=out.share(min(forward_ms for forward_ms, _ in alone)),
-        in_compute_share=back.share(min(backward_ms for _, backward_ms in alone)),
+        out_compute_share=max(link.out_compute_share, out.share(min(forward_ms for forward_ms, _ in alone))),
+        in_compute_share=max(link.in_compute_share, back.share(min(backward_ms for _, backward_ms in alone))),
         out_bytes_per_ms=out.rate(large_bytes, link.out_bytes_per_ms),
         in_bytes_per_ms=back.rate(large_bytes, link.in_bytes_per_ms),
     )
@@ -197,8 +212,12 @@ def _direction(
     once(small, 3 * large.nbytes())
     latency = statistics.median(once(small, 3 * large.nbytes()) for _ in range(REPEATS))
     once(large, 0)
-    duration = statistics.median(once(large, 0) for _ in range(REPEATS))
-    return _Direction(latency, large.nbytes() / max(duration - latency, 1e-6))
+    begin_s = time.process_time()
+    durations_ms = [once(large, 0) for _ in range(REPEATS)]
+    busy_ms = (time.process_time() - begin_s) * 1000
+    share = busy_ms / sum(durations_ms) / torch.get_num_threads() if device.type == "cpu" else 0.0
+    rate = large.nbytes() / max(statistics.median(durations_ms) - latency, 1e-6)
+    return _Direction(latency, rate, min(share, 1.0))
 
 
 def _is_full_duplex(
@@ -221,7 +240,7 @@ def _compute_share(copy: Callable[[], object], direction: _Direction, device: to
     """Compute work that one ms of copying displaces: the same products with and without copies beside them."""
     size = 4096 if device.type == "cuda" else 1024
     left, right = (_noise(4 * size * size, device).view(size, size) for _ in range(2))
-    copy_ms = LARGE_BYTES[device.type] / direction.bytes_per_ms
+    copy_ms = _large_bytes(device) / direction.bytes_per_ms
 
     def product_ms() -> float:
         return _timed_ms(lambda: left @ right, device)
