@@ -149,6 +149,8 @@ class StepActions:
 
     def _copy_out(self, record: Record) -> None:
         if record.storage is None:
+            record.storage = record.home()  # autograd let go, the program did not, and may have it saved again
+        if record.storage is None:
             return  # the program let go of it before anybody saved it
         record.size_bytes = record.storage.nbytes()
         if record.size_bytes > self.table.room_bytes[record.value]:
@@ -227,6 +229,7 @@ class StepActions:
 
     def _let_go(self, record: Record) -> None:
         """Give up the device bytes, once no copy reads or fills them any more."""
+        self._end_copy_out(record)  # the tier has it then, should the program have it saved again
         if record.ticket is not None:
             record.ticket.wait()
             record.ticket = None
