@@ -67,6 +67,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "time limits": paragraph(sentences.time_limits),
     },
     "docs/runtime.md": {
+        "does not fit": table("does-not-fit-cpu"),
         "plain op": sentences.plain_op,
         "hook cost": table("hook-cost-cpu"),
         "in-core overhead": table("in-core-overhead-cpu"),

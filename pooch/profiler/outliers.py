@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pooch.profiler.assembly import StepAssembly
 
 MOST_TIMES_THE_SIBLINGS = 4.0
-WORTH_A_RUN = 0.01  # of the step: what outliers must take together to be measured again
+WORTH_A_RUN = 0.03  # of the step: what outliers must take together to be measured again
 _SIBLINGS = 3
 
 
