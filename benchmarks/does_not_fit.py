@@ -1,6 +1,6 @@
 """Steps that do not fit: plain training and `pooch optimize` in processes with a limit below the in-core peak.
 
-    python -m benchmarks.does_not_fit [--workload NAME ...] [--steps 3]
+    python -m benchmarks.does_not_fit [--workload NAME ...] [--steps 3] [--cost-only]
 
 Every process starts cold with the same limit on its private writable memory (`ulimit -d`): the budget, what a process
 takes besides its tensors once the model is built (interpreter, PyTorch, the libraries of the model), and 192 MiB for
@@ -146,6 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", help=f"default: {', '.join(BUDGETS)}")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--cost-only", action="store_true", help="measure again what profiling costs; the rest is kept")
     parser.add_argument("--cost-of", help=argparse.SUPPRESS)
     parser.add_argument("--base-of", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
@@ -154,7 +155,11 @@ def main() -> None:
         answer = _measure_cost(arguments.cost_of) if arguments.cost_of else _measure_base(arguments.base_of)
         sys.stdout.write(json.dumps(answer))
         return
-    results = [measured(name, BUDGETS[name], arguments.steps) for name in arguments.workload or BUDGETS]
+    if arguments.cost_only:
+        stored = json.loads((arguments.output / "does-not-fit-cpu.json").read_text())["results"]
+        results = [found | {"cost": _asked("--cost-of", found["workload"])} for found in stored]
+    else:
+        results = [measured(name, BUDGETS[name], arguments.steps) for name in arguments.workload or BUDGETS]
     rows = [row_of(found) for found in results]
     write_results("does-not-fit-cpu", "Steps that do not fit, from a cold start", rows, results, arguments.output)
     sys.stdout.write(markdown_table(rows) + "\n")
