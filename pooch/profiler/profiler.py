@@ -25,7 +25,7 @@ from pooch.profiler.release import record_releases
 from pooch.profiler.step import StepRecord, record_step
 from pooch.profiler.timing import StepTimes, shortest_ms, slot_times_ms, time_step, typical
 from pooch.progress import Progress
-from pooch.torchtools.device_memory import free_bytes, give_memory_back, return_large_blocks
+from pooch.torchtools.device_memory import give_memory_back, return_large_blocks, room_bytes
 from pooch.torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 from pooch.torchtools.signature import model_signature
@@ -34,7 +34,6 @@ from pooch.torchtools.training_state import model_device, training_state_kept
 from pooch.units import format_bytes
 
 CUDA_GRANULE_BYTES = 512  # the caching allocator hands out multiples of this
-SLACK_BYTES = 32 * 2**20  # of what the device has left: for what recording itself takes
 IN_CORE_MODELLED = "the in-core time is modelled: the sum of op times"
 Mode = Literal["run", "offload", "auto"]
 Forward = Callable[[], torch.Tensor]
@@ -187,21 +186,21 @@ class _Profiling:
 
     def _room_bytes(self, persistent: Persistent) -> int:
         """Device bytes that the process's tensors may take during a step."""
-        room_bytes = persistent.live_bytes + free_bytes(self.device) - SLACK_BYTES
+        room = room_bytes(self.device, persistent.live_bytes)
         limit_bytes = self.options.memory_limit_bytes
-        return room_bytes if limit_bytes is None else min(room_bytes, limit_bytes)
+        return room if limit_bytes is None else min(room, limit_bytes)
 
     def _profile_plainly(self, released: ForwardRecorder, persistent: Persistent) -> ProfiledStep:
         for number in range(self.options.warmup):
             self._time_plain_step(f"warm-up {number + 1}")
         recorded = self._recorded("run", released)
         plain = tuple(self._time_plain_step(f"timed step {n + 1}") for n in range(max(1, self.options.repeats)))
-        return ProfiledStep(self._make("run", recorded, persistent, typical(plain).step_ms, ()), plain)
+        return ProfiledStep(self._make("run", recorded, persistent, typical(plain).step_ms), plain)
 
     def _profile_offloaded(self, released: ForwardRecorder, persistent: Persistent) -> ProfiledStep:
         recorded = self._recorded("offload", released)
         step_ms = sum(recorded.times_ms)  # the plain step is not run, so nothing says how far recording slows ops down
-        profile = self._make("offload", recorded, persistent, step_ms, ())
+        profile = self._make("offload", recorded, persistent, step_ms)
         left = format_bytes(max(0, self._room_bytes(persistent)))
         asked = "saved tensors were kept off the device"
         if self.options.mode == "auto":
@@ -274,7 +273,6 @@ class _Profiling:
         recorded: RecordedStep,
         persistent: Persistent,
         step_ms: float,
-        notes: tuple[str, ...],
     ) -> Profile:
         assembly = recorded.assembly
         facts = assemble_values(assembly)
@@ -299,7 +297,7 @@ class _Profiling:
             time_factor=factor,
             model_signature=model_signature(self.model),
             batch_size=self.options.batch_size,
-            notes=(*persistent.notes, *recorded.notes, *notes),
+            notes=(*persistent.notes, *recorded.notes),
         )
 
 

@@ -10,7 +10,6 @@ small copy buffers).
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pooch.errors import PoochError
 from pooch.ir import Plan
+from pooch.session.children import child_environment
 from pooch.workloads.loading import WorkloadFactory
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def train_limited(
             capture_output=True,
             text=True,
             check=False,
-            env=exact_allocator(os.environ),
+            env=exact_allocator(child_environment()),
         )
     return _read_outcome(child)
 

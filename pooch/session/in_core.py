@@ -12,21 +12,20 @@ if TYPE_CHECKING:
 
     from pooch.workloads import Workload
 
-SLACK_BYTES = 32 * 2**20  # of what the device has left: for what measuring itself takes
 Result = TypeVar("Result")
 
 
 def fits_in_core(plan: Plan, workload: Workload) -> bool:
     """Whether the plain step that a plan was made from has room on the device, beside what lives there now."""
     from pooch.process_limits import is_limited
-    from pooch.torchtools.device_memory import free_bytes, return_large_blocks
+    from pooch.torchtools.device_memory import return_large_blocks, room_bytes
     from pooch.torchtools.memory_trace import live_bytes
     from pooch.torchtools.training_state import model_device
 
     if is_limited():
         return_large_blocks()
     device = model_device(workload.model)
-    return plan.in_core_peak_bytes + SLACK_BYTES <= live_bytes(device) + free_bytes(device)
+    return plan.in_core_peak_bytes <= room_bytes(device, live_bytes(device))
 
 
 def unless_out_of_memory(run: Callable[[], Result], device: torch.device) -> Result | None:

@@ -8,6 +8,7 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
+from pooch.session.children import tell
 from pooch.session.hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
 from pooch.torchtools.device_memory import return_large_blocks
 
@@ -19,15 +20,15 @@ def main() -> None:
     training = _Training(job)
     try:
         training.settle()
-        _tell(limit_bytes=_set_limit(training, job.budget_bytes))
+        tell({"limit_bytes": _set_limit(training, job.budget_bytes)})
         for _ in range(job.steps):
-            _tell(loss=training.step())
-        _tell(done=True)
+            tell({"loss": training.step()})
+        tell({"done": True})
     except (RuntimeError, MemoryError) as error:
         most = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        _tell(died=f"{type(error).__name__}: {lines[0]}"[:300])
+        tell({"died": f"{type(error).__name__}: {lines[0]}"[:300]})
 
 
 class _Training:
@@ -84,11 +85,6 @@ def _address_space_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().vms)
-
-
-def _tell(**event: object) -> None:
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from pooch.process_limits import left_by_control_groups, left_by_limits
 
 _LARGE_BLOCK_BYTES = 256 * 1024
+_SLACK_BYTES = 32 * 2**20
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
@@ -27,6 +28,16 @@ def free_bytes(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0] + cached)
     left = [int(psutil.virtual_memory().available), *left_by_limits(), *left_by_control_groups()]
     return max(0, min(left))
+
+
+def room_bytes(device: torch.device, live_bytes: int) -> int:
+    """Bytes that the process's tensors may take in all, with a little left for what measuring itself takes.
+
+    Args:
+        device: where they lie.
+        live_bytes: what they take now.
+    """
+    return live_bytes + free_bytes(device) - _SLACK_BYTES
 
 
 def give_memory_back(device: torch.device) -> None:
