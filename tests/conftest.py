@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
 
 SLOW_LIMIT_S = 1200
 
@@ -10,3 +14,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
+
+
+@pytest.fixture(autouse=True)
+def no_mistakes_on_the_device() -> Iterator[None]:
+    """Where the tests run on the simulated CUDA device: whatever it found wrong fails the test that did it."""
+    yield
+    if is_simulated():
+        assert take_mistakes() == []

@@ -13,7 +13,9 @@ from tests.simulated_cuda.environment import Unavailable, set_up, variables
 def main() -> int:
     """Set the device up where that is not done yet, then become the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulated_cuda", description=__doc__)
-    parser.add_argument("--numbers", action="store_true", help="kernels compute, on the CPU; otherwise they only take time")
+    parser.add_argument(
+        "--numbers", action="store_true", help="kernels compute, on the CPU; otherwise they only take time"
+    )
     parser.add_argument("--device-memory-mib", type=int, default=4096, help="memory of each device (4096)")
     parser.add_argument("--devices", type=int, default=1, help="how many devices there are (1)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run; nothing: only set up")
@@ -21,7 +23,7 @@ def main() -> int:
     try:
         set_up()
     except (Unavailable, subprocess.CalledProcessError) as error:
-        print(f"The simulated CUDA device cannot be set up here: {error}", file=sys.stderr)
+        sys.stderr.write(f"The simulated CUDA device cannot be set up here: {error}\n")
         return 3
     if not arguments.command:
         return 0

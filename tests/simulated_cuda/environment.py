@@ -1,4 +1,4 @@
-"""The virtual environment with PyTorch's CUDA build, and the variables under which a process meets the simulated device."""
+"""The virtual environment with PyTorch's CUDA build, and the variables under which a process meets the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.simulated_cuda import libraries
@@ -35,7 +35,9 @@ def set_up() -> None:
     _once(VENV / ".installed", _digest([ROOT / "pyproject.toml", ROOT / "constraints.txt"]) + TORCH, _install)
     sources = sorted(path for path in libraries.HERE.rglob("*") if path.suffix in (".h", ".cpp"))
     _once(
-        BUILD / "lib" / ".built", _digest([*sources, Path(libraries.__file__)]), lambda: libraries.build(packages(), BUILD / "lib")
+        BUILD / "lib" / ".built",
+        _digest([*sources, Path(libraries.__file__)]),
+        lambda: libraries.build(packages(), BUILD / "lib"),
     )
     _write_autoload(BUILD / "autoload")
 
@@ -102,7 +104,7 @@ def _digest(files: list[Path]) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _once(stamp: Path, digest: str, act) -> None:
+def _once(stamp: Path, digest: str, act: Callable[[], None]) -> None:
     if stamp.exists() and stamp.read_text() == digest:
         return
     act()
