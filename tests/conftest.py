@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
 
@@ -22,3 +24,17 @@ def no_mistakes_on_the_device() -> Iterator[None]:
     yield
     if is_simulated():
         assert take_mistakes() == []
+
+
+@pytest.fixture(autouse=True)
+def on_the_chosen_device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With POOCH_TEST_DEVICE=cuda, tests that are not about one kind of device make their tensors there."""
+    chosen = os.environ.get("POOCH_TEST_DEVICE", "cpu")
+    if chosen == "cpu" or request.node.get_closest_marker("gpu"):
+        yield
+        return
+    if request.node.get_closest_marker("cpu"):
+        pytest.skip("about the CPU's tier")
+    torch.set_default_device(chosen)
+    yield
+    torch.set_default_device("cpu")

@@ -23,12 +23,14 @@ class Job:
     device: torch.device
 
     def __post_init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(7)
+        self._generator = torch.Generator("cpu").manual_seed(7)
         self.next_batch()
 
     def next_batch(self) -> None:
         """Replace the batch."""
-        self.batch = tuple(tensor.to(self.device) for tensor in self.draw(self._generator))
+        with torch.device("cpu"):
+            drawn = self.draw(self._generator)
+        self.batch = tuple(tensor.to(self.device) for tensor in drawn)
 
     def forward(self) -> Tensor:
         """The forward pass up to the loss."""
@@ -147,8 +149,11 @@ def _picture_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return functional.mse_loss(model(batch[0]), batch[0])
 
 
-def make_job(kind: str, size: int = 1, device: str = "cpu") -> Job:
-    """A job from the same seed each time. `size`: 1 is tiny; 2 has activations of at least 1 MiB."""
+def make_job(kind: str, size: int = 1, device: str | torch.device | None = None) -> Job:
+    """A job from the same seed each time. `size`: 1 is tiny; 2 has activations of at least 1 MiB. `device`: the
+    default one if it is not given.
+    """
+    device = device or torch.get_default_device()
     torch.manual_seed(3)
     big = size > 1
     if kind == "conv":

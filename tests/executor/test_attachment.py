@@ -61,7 +61,9 @@ def new_net(kind: type[nn.Module] = Net) -> nn.Module:
 
 
 def rows() -> Tensor:
-    return torch.rand(4, 8, generator=torch.Generator().manual_seed(5))
+    return torch.rand(4, 8, generator=torch.Generator("cpu").manual_seed(5), device="cpu").to(
+        torch.get_default_device()
+    )
 
 
 def plan_of(model: nn.Module, region: Region = "model", choice: str = "mixed") -> Plan:

@@ -48,7 +48,11 @@ def check(
     mechanism: bool = True,
 ) -> RunStats:
     """Two steps plainly and planned, with an optimizer; gradients, parameters, buffers and random state are equal."""
-    rows = torch.rand(6, 8, generator=torch.Generator().manual_seed(1)) if rows is None else rows
+    rows = (
+        torch.rand(6, 8, generator=torch.Generator("cpu").manual_seed(1), device="cpu").to(torch.get_default_device())
+        if rows is None
+        else rows
+    )
     step = step or (lambda model, batch: model(batch).abs().sum())
     backward = backward or (lambda model, loss: loss.backward())
     results: list[dict[str, Tensor]] = []

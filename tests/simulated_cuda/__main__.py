@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 
@@ -11,7 +10,7 @@ from tests.simulated_cuda.environment import Unavailable, set_up, variables
 
 
 def main() -> int:
-    """Set the device up where that is not done yet, then become the command."""
+    """Set the device up where that is not done yet, then run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulated_cuda", description=__doc__)
     parser.add_argument(
         "--numbers", action="store_true", help="kernels compute, on the CPU; otherwise they only take time"
@@ -28,7 +27,7 @@ def main() -> int:
     if not arguments.command:
         return 0
     environment = variables(arguments.numbers, arguments.device_memory_mib, arguments.devices)
-    os.execvpe(arguments.command[0], arguments.command, environment)
+    return subprocess.run(arguments.command, env=environment).returncode
 
 
 if __name__ == "__main__":
