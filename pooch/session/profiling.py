@@ -230,8 +230,9 @@ def measure_devices(progress: Progress = silent) -> list[tuple[Device, Link]]:
     import torch
 
     from pooch.profiler.hardware import describe_device
+    from pooch.torchtools.accelerators import all_accelerators
 
-    devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] + [torch.device("cpu")]
+    devices = [*all_accelerators(), torch.device("cpu")]
     found: list[tuple[Device, Link]] = []
     for device in devices:
         progress(f"measuring {device}")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import pooch
 from pooch.errors import PlanMismatch, UsageError
 from pooch.executor import apply_plan
-from pooch.executor.engines.cuda import CudaEngine
 from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.engines.streams import StreamEngine
 from pooch.executor.snapshot import StepSnapshot
 from pooch.session.hard_limit import SLACK_BYTES, limit_gpu
 from pooch.torchtools.memory_meter import MemoryMeter
@@ -57,7 +57,7 @@ def test_five_steps_with_buffers_used_again(kind: str, own_stream: bool) -> None
 
 def test_copies_wait_for_a_slow_producer_and_reads_for_copies() -> None:
     device = torch.device("cuda", 0)
-    engine = CudaEngine(device)
+    engine = StreamEngine(device)
     for fill in range(1, 4):
         arena = engine.open_arena(LARGE_BYTES)
         busy(20)
@@ -77,7 +77,7 @@ def test_a_step_is_repeated_whose_model_has_buffers_on_two_devices() -> None:
     model = nn.Linear(4, 4).cuda()
     model.register_buffer("steps", torch.zeros(3))
     model.register_buffer("mean", torch.ones(5, device="cuda"))
-    engine = CudaEngine(torch.device("cuda", 0))
+    engine = StreamEngine(torch.device("cuda", 0))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     snapshot = StepSnapshot(model, engine, torch.device("cuda", 0))
     for buffer in model.buffers():

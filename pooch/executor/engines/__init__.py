@@ -1,4 +1,4 @@
-"""Copy engines: one protocol, a CPU engine (thread and file) and a CUDA engine (streams and pinned memory)."""
+"""Copy engines: one protocol, a CPU engine (thread and file) and one for devices with streams (and pinned memory)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from pooch.executor.engines.protocol import CopyEngine
+from pooch.torchtools.accelerators import has_streams
 
 
 def make_engine(
@@ -22,10 +23,10 @@ def make_engine(
     Raises:
         TierError: the tier cannot be set up.
     """
-    if device.type == "cuda":
-        from pooch.executor.engines.cuda import CudaEngine
+    if has_streams(device):
+        from pooch.executor.engines.streams import StreamEngine
 
-        return CudaEngine(device)
+        return StreamEngine(device)
     from pooch.executor.engines.cpu import CpuEngine
 
     return CpuEngine(spill_directory, check=check_copies)

@@ -14,20 +14,20 @@ import torch
 from pooch.executor.engines.protocol import Arena, CopyEngine, Ticket
 from pooch.ir import Link
 from pooch.process_limits import is_limited
-from pooch.torchtools.training_state import synchronize
+from pooch.torchtools.accelerators import has_streams, synchronize
 
 SMALL_BYTES = 4096
 # Long enough that the latency does not count, and above 32 MiB, where the C library has fresh pages for every copy in.
-LARGE_BYTES = {"cpu": 64 * 2**20, "cuda": 64 * 2**20}
+LARGE_BYTES = 64 * 2**20
 _LIMITED_BYTES = 16 * 2**20  # in a process with little memory, which takes fresh pages for all blocks
 REPEATS = 3
 _ENOUGH_BYTES = 64 * 2**20  # copied beside a step, so that the rate is taken from there
 _MOST_SHARE = 2.0  # one copy thread takes at most its own core, and makes the others wait for it
 
 
-def _large_bytes(device: torch.device) -> int:
+def _large_bytes() -> int:
     """Size of the copies that are timed."""
-    return min(LARGE_BYTES[device.type], _LIMITED_BYTES) if is_limited() else LARGE_BYTES[device.type]
+    return min(LARGE_BYTES, _LIMITED_BYTES) if is_limited() else LARGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = Fal
         shares: also measure how much copying slows compute down, with matrix products, in about a second;
             `with_step_shares` measures it on the step itself.
     """
-    large_bytes = _large_bytes(device)
+    large_bytes = _large_bytes()
     arena = engine.open_arena(4 * large_bytes)
     try:
         storages = [_noise(large_bytes, device).untyped_storage() for _ in range(2)]
@@ -110,7 +110,7 @@ def with_step_shares(
         alone: (forward, backward) ms of plain steps without copies.
         time_step: runs one plain step; called as often as there are steps in `alone`, and the fastest pass counts.
     """
-    large_bytes = _large_bytes(device)
+    large_bytes = _large_bytes()
     arena = engine.open_arena(2 * large_bytes)
     try:
         source = _noise(large_bytes, device).untyped_storage()
@@ -215,7 +215,7 @@ def _direction(
     begin_s = time.process_time()
     durations_ms = [once(large, 0) for _ in range(REPEATS)]
     busy_ms = (time.process_time() - begin_s) * 1000
-    share = busy_ms / sum(durations_ms) / torch.get_num_threads() if device.type == "cpu" else 0.0
+    share = busy_ms / sum(durations_ms) / torch.get_num_threads() if not has_streams(device) else 0.0
     rate = large.nbytes() / max(statistics.median(durations_ms) - latency, 1e-6)
     return _Direction(latency, rate, min(share, 1.0))
 
@@ -238,9 +238,9 @@ def _is_full_duplex(
 
 def _compute_share(copy: Callable[[], object], direction: _Direction, device: torch.device) -> float:
     """Compute work that one ms of copying displaces: the same products with and without copies beside them."""
-    size = 4096 if device.type == "cuda" else 1024
+    size = 4096 if has_streams(device) else 1024
     left, right = (_noise(4 * size * size, device).view(size, size) for _ in range(2))
-    copy_ms = _large_bytes(device) / direction.bytes_per_ms
+    copy_ms = _large_bytes() / direction.bytes_per_ms
 
     def product_ms() -> float:
         return _timed_ms(lambda: left @ right, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import weakref
@@ -11,8 +10,7 @@ import psutil
 import torch
 
 from pooch.errors import TierError
-
-_PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
+from pooch.torchtools import accelerators, cuda_only
 
 
 class PinnedBlock:
@@ -30,13 +28,12 @@ class PinnedBlock:
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes = size_bytes
-        self.in_use_until: tuple[torch.cuda.Event, ...] = ()  # ends of the last copies, for whoever has it next
+        self.in_use_until: tuple[torch.Event, ...] = ()  # ends of the last copies, for whoever has it next
         mapping = _map(size_bytes)
         self.bytes = torch.frombuffer(mapping, dtype=torch.uint8)
         pointer = self.bytes.data_ptr()
-        code = int(torch.cuda.cudart().cudaHostRegister(pointer, size_bytes, _PORTABLE))
+        code = cuda_only.lock_pages(pointer, size_bytes, device)
         if code != 0:
-            _forget_error(device)
             raise TierError(
                 f"{size_bytes} bytes of host memory cannot be page-locked (CUDA error {code}): "
                 "set a smaller host budget"
@@ -60,12 +57,6 @@ def _map(size_bytes: int) -> mmap.mmap:
 def _unlock(pointer: int, device: torch.device, mapping: mmap.mmap, process: int) -> None:
     """Unlock, then let go of the mapping. A fork has no CUDA context and leaves the memory to its parent."""
     if os.getpid() == process:
-        torch.cuda.synchronize(device)
-        torch.cuda.cudart().cudaHostUnregister(pointer)
+        accelerators.synchronize(device)
+        cuda_only.unlock_pages(pointer)
     del mapping
-
-
-def _forget_error(device: torch.device) -> None:
-    """A failed call leaves its error behind, and the next kernel launch would be blamed for it: launch one."""
-    with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device=device)

@@ -1,4 +1,4 @@
-"""The CUDA engine's ordering rules, under a fake of streams and events that finds races; and that it finds them."""
+"""The stream engine's ordering rules, under a fake of streams and events that finds races; and that it finds them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from torch import nn
 from pooch.errors import TierError, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.actions import StepActions
-from pooch.executor.engines.cuda import CudaArena, CudaEngine, CudaTicket
 from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.engines.streams import StreamArena, StreamEngine, StreamTicket
 from pooch.executor.mode import StepMode
 from pooch.executor.step import PlannedStep
 from pooch.ir import Plan
-from tests.executor.fake_cuda import Machine, Race, Stream, install
+from pooch.torchtools import accelerators
+from tests.executor.fake_streams import Machine, Race, Stream, install
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train
 
@@ -42,7 +43,7 @@ def storage(fill: int, size: int = 64) -> torch.UntypedStorage:
 # One step, told as the executor would do it ---------------------------------------------------------------------
 
 
-def one_step(machine: Machine, engine: CudaEngine, fill: int = 1) -> None:
+def one_step(machine: Machine, engine: StreamEngine, fill: int = 1) -> None:
     """Produce, copy out, free, compute with the room, copy in, read, let go; then the step is over."""
     arena = engine.open_arena(8192)
     machine.compute.work()
@@ -61,7 +62,7 @@ def one_step(machine: Machine, engine: CudaEngine, fill: int = 1) -> None:
     arena.close()
 
 
-def abandoned_step(machine: Machine, engine: CudaEngine) -> None:
+def abandoned_step(machine: Machine, engine: StreamEngine) -> None:
     """A step whose backward pass never comes: nobody waits for its copies."""
     arena = engine.open_arena(8192)
     machine.compute.work()
@@ -73,7 +74,7 @@ def abandoned_step(machine: Machine, engine: CudaEngine) -> None:
 
 
 def test_steps_keep_the_rules_of_order(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     for number in range(3):
         one_step(machine, engine, number)
     abandoned_step(machine, engine)
@@ -84,7 +85,7 @@ def test_steps_keep_the_rules_of_order(machine: Machine) -> None:
 
 
 def test_a_wait_blocks_no_host_and_orders_compute(machine: Machine) -> None:
-    arena = CudaEngine(CPU).open_arena(64)
+    arena = StreamEngine(CPU).open_arena(64)
     value = storage(1)
     ticket = arena.copy_out(value, 0)
     copy = machine.copies[-1]
@@ -95,7 +96,7 @@ def test_a_wait_blocks_no_host_and_orders_compute(machine: Machine) -> None:
 
 def test_a_step_on_another_stream(machine: Machine) -> None:
     """Each step on its own stream: the second must not write into the block before the first is done reading it."""
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     abandoned_step(machine, engine)
     other = Stream()
     machine.compute = other
@@ -107,7 +108,7 @@ def test_a_step_on_another_stream(machine: Machine) -> None:
 
 def test_a_step_that_ends_on_another_stream(machine: Machine) -> None:
     """A graph may be let go of by any thread, whose current stream is not the one that gets the memory back."""
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     arena = engine.open_arena(8192)
     value = storage(1)
     arena.copy_out(value, 0)
@@ -118,7 +119,7 @@ def test_a_step_that_ends_on_another_stream(machine: Machine) -> None:
 
 
 def test_a_value_that_is_read_on_another_stream(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     arena = engine.open_arena(8192)
     value, back = storage(1), storage(0)
     arena.copy_out(value, 0).wait()
@@ -133,7 +134,7 @@ def test_a_value_that_is_read_on_another_stream(machine: Machine) -> None:
 
 def shared_room(machine: Machine) -> None:
     """A value comes back, and before anybody waits for it another one goes where it was."""
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     arena = engine.open_arena(8192)
     first, second, back = storage(1), storage(2, 32), storage(0)
     arena.copy_out(first, 0).wait()
@@ -149,18 +150,18 @@ def test_room_that_two_values_have_in_turn(machine: Machine) -> None:
 
 
 def test_room_that_is_taken_too_early_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_out = CudaArena.copy_out
+    copy_out = StreamArena.copy_out
 
-    def forgetful(self: CudaArena, *given: Any) -> CudaTicket:
+    def forgetful(self: StreamArena, *given: Any) -> StreamTicket:
         self._read_rooms.clear()
         return copy_out(self, *given)
 
-    monkeypatch.setattr(CudaArena, "copy_out", forgetful)
+    monkeypatch.setattr(StreamArena, "copy_out", forgetful)
     assert any("not done with" in race for race in judged(lambda: shared_room(machine), machine))
 
 
 def test_measuring_copies_wait_for_nothing_that_computes(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     arena = engine.open_arena(8192)
     machine.compute.work()
     with engine.aside() as completed:
@@ -180,59 +181,59 @@ def nothing(*_: Any) -> float:
 
 
 def starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaArena, "_wait_for_compute", nothing)
+    monkeypatch.setattr(StreamArena, "_wait_for_compute", nothing)
 
 
 def compute_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaTicket, "wait", nothing)
+    monkeypatch.setattr(StreamTicket, "wait", nothing)
 
 
 def one_event_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks are taken before the copy, not after it."""
-    mark = CudaEngine.mark
+    mark = StreamEngine.mark
     early: list[Any] = []
 
-    def stale(self: CudaEngine, stream: Any) -> Any:
+    def stale(self: StreamEngine, stream: Any) -> Any:
         if stream not in (self.out_stream, self.in_stream):
             return mark(self, stream)
         early.append(mark(self, stream))
-        return early[max(0, len(early) - 2)] if len(early) > 1 else torch.cuda.Event()
+        return early[max(0, len(early) - 2)] if len(early) > 1 else torch.Event(CPU)
 
-    monkeypatch.setattr(CudaEngine, "mark", stale)
+    monkeypatch.setattr(StreamEngine, "mark", stale)
 
 
 def copy_in_ignores_copy_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_in = CudaArena.copy_in
+    copy_in = StreamArena.copy_in
 
-    def forgetful(self: CudaArena, target: Any, offset: int) -> Any:
-        self._out_events[offset] = torch.cuda.Event()
+    def forgetful(self: StreamArena, target: Any, offset: int) -> Any:
+        self._out_events[offset] = torch.Event(CPU)
         return copy_in(self, target, offset)
 
-    monkeypatch.setattr(CudaArena, "copy_in", forgetful)
+    monkeypatch.setattr(StreamArena, "copy_in", forgetful)
 
 
 def the_end_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    close = CudaArena.close
+    close = StreamArena.close
 
-    def careless(self: CudaArena) -> None:
+    def careless(self: StreamArena) -> None:
         self._last.clear()
         close(self)
 
-    monkeypatch.setattr(CudaArena, "close", careless)
+    monkeypatch.setattr(StreamArena, "close", careless)
 
 
 def blocks_are_given_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_back = CudaEngine.take_back
+    take_back = StreamEngine.take_back
 
-    def careless(self: CudaEngine, block: PinnedBlock) -> None:
+    def careless(self: StreamEngine, block: PinnedBlock) -> None:
         block.in_use_until = ()
         take_back(self, block)
 
-    monkeypatch.setattr(CudaEngine, "take_back", careless)
+    monkeypatch.setattr(StreamEngine, "take_back", careless)
 
 
 def only_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaArena, "compute_streams", lambda self: [self._engine.current_stream()])
+    monkeypatch.setattr(StreamArena, "compute_streams", lambda self: [self._engine.current_stream()])
 
 
 def judged(scenario: Callable[[], None], machine: Machine) -> list[str]:
@@ -257,7 +258,7 @@ def test_a_broken_rule_is_found(
     breaks: Callable[[pytest.MonkeyPatch], None], complaint: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks(monkeypatch)
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
 
     def scenario() -> None:
         if breaks is not the_end_waits_for_nothing:
@@ -284,7 +285,7 @@ def test_minding_the_current_stream_alone_is_found(
 
 def test_a_storage_that_is_emptied_too_early_is_found(machine: Machine) -> None:
     """Its memory goes back while the program still holds it."""
-    arena = CudaEngine(CPU).open_arena(8192)
+    arena = StreamEngine(CPU).open_arena(8192)
     value = storage(1)
     ticket = arena.copy_out(value, 0)
     with pytest.raises(Race, match="given back before"):
@@ -428,15 +429,15 @@ def test_a_value_that_is_let_go_of_in_mid_copy_stays_until_the_copy_is_done(
 
 
 def event_of(stream: Stream) -> Any:
-    event: Any = torch.cuda.Event()
+    event: Any = torch.Event(CPU)
     event.record(stream)
     return event
 
 
 @pytest.fixture
 def on_the_fake(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Plans are applied with the CUDA engine."""
-    monkeypatch.setattr("pooch.executor.run.make_engine", lambda *_, **__: CudaEngine(CPU))
+    """Plans are applied with the stream engine."""
+    monkeypatch.setattr("pooch.executor.run.make_engine", lambda *_, **__: StreamEngine(CPU))
     return machine
 
 
@@ -496,7 +497,7 @@ def test_a_model_on_two_streams_leaves_the_plan_and_stays_right(
 
 
 def test_blocks_have_the_planned_size_and_are_unlocked(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     under_way = engine.open_arena(5000)
     engine.open_arena(5000).close()
     assert machine.log == [("lock", 5000), ("lock", 5000)]
@@ -509,7 +510,7 @@ def test_blocks_have_the_planned_size_and_are_unlocked(machine: Machine) -> None
 
 def test_a_block_that_became_too_small_is_not_used_again(machine: Machine) -> None:
     """A step with little to swap ends after a larger plan has begun: its block comes back and must not be given out."""
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     small = engine.open_arena(4096)
     engine.open_arena(8192).close()
     engine.open_arena(8192).close()
@@ -526,7 +527,7 @@ def test_a_block_that_became_too_small_is_not_used_again(machine: Machine) -> No
 
 
 def test_free_blocks_that_are_too_small_for_the_next_step_are_given_up(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     engine.open_arena(4096).close()
     arena = engine.open_arena(8192)
     assert machine.log == [("lock", 4096), ("unlock", 4096), ("lock", 8192)]
@@ -538,7 +539,7 @@ def test_free_blocks_that_are_too_small_for_the_next_step_are_given_up(machine: 
 @pytest.mark.parametrize("how", ["the engine is closed", "the engine is forgotten", "the block is too small"])
 def test_memory_is_unlocked_only_when_the_device_is_done_with_it(how: str, machine: Machine) -> None:
     """Compute waits for a copy at the end of a step, and the host does not: the copy may still be under way."""
-    engine: CudaEngine | None = CudaEngine(CPU)
+    engine: StreamEngine | None = StreamEngine(CPU)
     assert engine is not None
     abandoned_step(machine, engine)
     if how == "the engine is closed":
@@ -553,15 +554,15 @@ def test_memory_is_unlocked_only_when_the_device_is_done_with_it(how: str, machi
 
 
 def test_unlocking_too_early_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", nothing)
-    engine = CudaEngine(CPU)
+    monkeypatch.setattr(accelerators, "synchronize", nothing)
+    engine = StreamEngine(CPU)
     abandoned_step(machine, engine)
     engine.close()
     assert machine.races == ["memory is unlocked before a copy is done with it"]
 
 
 def test_a_forgotten_engine_unlocks_its_blocks(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     engine.open_arena(5000).close()
     del engine
     gc.collect()
@@ -569,7 +570,7 @@ def test_a_forgotten_engine_unlocks_its_blocks(machine: Machine) -> None:
 
 
 def test_nothing_is_locked_where_nothing_is_swapped(machine: Machine) -> None:
-    arena = CudaEngine(CPU).open_arena(0)
+    arena = StreamEngine(CPU).open_arena(0)
     assert arena.in_order()
     arena.close()
     assert machine.log == []
@@ -580,14 +581,14 @@ def test_memory_that_cannot_be_locked(machine: Machine, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "zeros", lambda count, device=None: launched.append(count))
     machine.refuse_to_lock = 2
     with pytest.raises(TierError, match=r"cannot be page-locked \(CUDA error 2\)") as caught:
-        CudaEngine(CPU).open_arena(4096)
+        StreamEngine(CPU).open_arena(4096)
     assert "\n" not in str(caught.value)
     assert launched == [1]  # the next kernel of the program is not blamed for it
 
 
 def test_more_than_the_machine_has(machine: Machine) -> None:
     with pytest.raises(TierError, match="set a smaller host budget"):
-        CudaEngine(CPU).open_arena(2**60)
+        StreamEngine(CPU).open_arena(2**60)
     assert machine.log == []
 
 
@@ -595,7 +596,7 @@ def test_a_default_device_and_dtype_of_the_users(machine: Machine) -> None:
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"):
-            one_step(machine, CudaEngine(CPU))
+            one_step(machine, StreamEngine(CPU))
     finally:
         torch.set_default_dtype(torch.float32)
     assert machine.races == []

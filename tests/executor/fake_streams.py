@@ -1,4 +1,4 @@
-"""A fake of CUDA streams and events that finds races: every stream has a vector clock, and every copy, read and free is
+"""A fake of streams and events that finds races: every stream has a vector clock, and every copy, read and free is
 checked against it. Copies themselves are done at once, on CPU tensors, so numbers stay right while order is judged.
 """
 
@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from pooch.torchtools import accelerators
 
 Clock = dict[str, int]
 
@@ -25,9 +27,11 @@ class Stream:
     """A row of jobs. `clock`: how many jobs of each stream are complete before the next one here starts."""
 
     made = 0
+    device_index = 0
 
     def __init__(self, device: Any = None) -> None:
         Stream.made += 1
+        self.stream_id = Stream.made
         self.name = f"stream {Stream.made}"
         self.clock: Clock = {self.name: 0}
 
@@ -51,7 +55,7 @@ class Stream:
 class Event:
     """Remembers what its stream had been given, and had waited for, when it was recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Any = None, enable_timing: bool = False) -> None:
         self.clock: Clock = {}
 
     def record(self, stream: Stream) -> None:
@@ -90,6 +94,9 @@ class Machine:
         self.programs = [self.compute]
         self.host: Clock = {}  # what the host has waited for
         self._touching: dict[int, list[Copy]] = {}
+
+    def set_stream(self, stream: Stream) -> None:
+        self.current = stream
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
@@ -174,20 +181,22 @@ class Machine:
 
 
 def install(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the fake in the place of `torch.cuda`, and watch the arenas' copies."""
-    from pooch.executor.engines import cuda
-
+    """Put the fake in the place of PyTorch's streams, and watch the arenas' copies. Its device is the CPU, which has
+    streams then.
+    """
     runtime = SimpleNamespace(cudaHostRegister=machine.register, cudaHostUnregister=machine.unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch, "Event", Event)
     replaced = {
-        "Stream": Stream,
-        "Event": Event,
-        "current_stream": lambda device=None: machine.current,
-        "stream": machine.stream,
+        "current_stream": lambda index=None: machine.current,
+        "set_stream": machine.set_stream,
+        "device_index": lambda index: nullcontext(),
         "synchronize": machine.synchronize,
-        "cudart": lambda: runtime,
     }
     for name, what in replaced.items():
-        monkeypatch.setattr(torch.cuda, name, what)
+        monkeypatch.setattr(torch.accelerator, name, what)
+    monkeypatch.setattr(accelerators, "synchronize", machine.synchronize)
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda self, stream: machine.recorded.append((self.data_ptr(), stream))
     )
@@ -211,4 +220,4 @@ def install(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         with torch._C.DisableTorchFunction():  # a default device would send this through here again
             return copy(self, source)
 
-    monkeypatch.setattr(cuda.torch.Tensor, "copy_", watched)
+    monkeypatch.setattr(torch.Tensor, "copy_", watched)

@@ -1,4 +1,4 @@
-"""The CUDA engine: two copy streams, events, and one pinned block of exactly the planned size.
+"""The engine for devices with streams: two copy streams, events, and one pinned block of exactly the planned size.
 
 Everything is ordered by streams: `wait` makes the compute stream wait for an event, and the host goes on. A storage is
 let go of only after the compute stream waits for its copy, so the caching allocator may hand it out again at once.
@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 import torch
 
 from pooch.executor.engines.pinned import PinnedBlock
+from pooch.torchtools import accelerators
 
 
 @dataclass
-class CudaTicket:
+class StreamTicket:
     """One copy: the event at its end, and the arena that knows who computes."""
 
-    event: torch.cuda.Event
-    arena: CudaArena
+    event: torch.Event
+    arena: StreamArena
     error: BaseException | None = None
 
     def wait(self) -> float:
@@ -34,15 +35,15 @@ class CudaTicket:
         return 0.0
 
 
-class CudaArena:
+class StreamArena:
     """Room in one pinned block of host memory; `block` is None where nothing is swapped."""
 
-    def __init__(self, engine: CudaEngine, block: PinnedBlock | None) -> None:
+    def __init__(self, engine: StreamEngine, block: PinnedBlock | None) -> None:
         self._engine, self._block = engine, block
         self._seen = [engine.current_stream()]
-        self._out_events: dict[int, torch.cuda.Event] = {}
-        self._read_rooms: list[tuple[int, int, torch.cuda.Event]] = []  # begin, end, end of the copy out of it
-        self._last: dict[torch.cuda.Stream, torch.cuda.Event] = {}
+        self._out_events: dict[int, torch.Event] = {}
+        self._read_rooms: list[tuple[int, int, torch.Event]] = []  # begin, end, end of the copy out of it
+        self._last: dict[torch.Stream, torch.Event] = {}
 
     def in_order(self) -> bool:
         """Whether all was computed on one stream so far. Each stream is remembered, and copies wait for all of them."""
@@ -51,14 +52,14 @@ class CudaArena:
             self._seen.append(current)
         return len(self._seen) == 1
 
-    def compute_streams(self) -> list[torch.cuda.Stream]:
+    def compute_streams(self) -> list[torch.Stream]:
         """Streams whose work copies come after, and that wait for copies."""
         current = self._engine.current_stream()
         if self._engine.is_aside():
             return [current]
         return self._seen if current in self._seen else [*self._seen, current]
 
-    def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> CudaTicket:
+    def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
         """Copy a storage to the host once compute so far is done."""
         stream = self._engine.out_stream
         self._wait_for_compute(stream)
@@ -66,29 +67,29 @@ class CudaArena:
         for begin, end, event in self._read_rooms:
             if begin < end_bytes and offset_bytes < end:
                 stream.wait_event(event)  # the value that had the room before must be back
-        with torch.cuda.stream(stream):
+        with accelerators.on_stream(stream):
             self._room(storage, offset_bytes).copy_(_bytes_of(storage), non_blocking=True)
         event = self._out_events[offset_bytes] = self._marked(stream)
-        return CudaTicket(event, self)
+        return StreamTicket(event, self)
 
-    def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> CudaTicket:
+    def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
         """Fill a storage that compute has just taken, after its copy out."""
         stream = self._engine.in_stream
         self._wait_for_compute(stream)
         stream.wait_event(self._out_events[offset_bytes])
         raw = _bytes_of(storage)
-        with torch.cuda.stream(stream):
+        with accelerators.on_stream(stream):
             raw.copy_(self._room(storage, offset_bytes), non_blocking=True)
         self._tell_allocator(raw)
         event = self._marked(stream)
         self._read_rooms.append((offset_bytes, offset_bytes + storage.nbytes(), event))
-        return CudaTicket(event, self)
+        return StreamTicket(event, self)
 
-    def _wait_for_compute(self, stream: torch.cuda.Stream) -> None:
+    def _wait_for_compute(self, stream: torch.Stream) -> None:
         for compute in self.compute_streams():
             stream.wait_event(self._engine.mark(compute))
 
-    def _marked(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    def _marked(self, stream: torch.Stream) -> torch.Event:
         event = self._last[stream] = self._engine.mark(stream)
         return event
 
@@ -108,7 +109,7 @@ class CudaArena:
         came may end with copies under way, and what they read and fill is about to be given out again.
         """
         for event in self._last.values():
-            CudaTicket(event, self).wait()
+            StreamTicket(event, self).wait()
         if self._block is not None:
             self._block.in_use_until = tuple(self._last.values())
             self._engine.take_back(self._block)
@@ -125,13 +126,13 @@ class _Aside(threading.local):
     active: bool = field(default=False)
 
 
-class CudaEngine:
+class StreamEngine:
     """Two copy streams and pinned blocks, used again from step to step."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.out_stream = torch.cuda.Stream(device)
-        self.in_stream = torch.cuda.Stream(device)
+        self.out_stream = accelerators.new_stream(device)
+        self.in_stream = accelerators.new_stream(device)
         self._aside = _Aside()
         self._free: list[PinnedBlock] = []
         self._size_bytes = 0
@@ -147,24 +148,24 @@ class CudaEngine:
         """There is a stream for each direction."""
         return True
 
-    def current_stream(self) -> torch.cuda.Stream:
+    def current_stream(self) -> torch.Stream:
         """The calling thread's stream on the engine's device, which need not be the thread's current device."""
-        return torch.cuda.current_stream(self._device)
+        return accelerators.current_stream(self._device)
 
     def is_aside(self) -> bool:
         """Whether the calling thread is inside of `aside`."""
         return self._aside.active
 
-    def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    def mark(self, stream: torch.Stream) -> torch.Event:
         """An event at the end of what a stream was given so far."""
-        event = torch.cuda.Event()
+        event = accelerators.new_event(self._device)
         event.record(stream)
         return event
 
-    def open_arena(self, size_bytes: int) -> CudaArena:
+    def open_arena(self, size_bytes: int) -> StreamArena:
         """A pinned block of `size_bytes`: one that is free, or a new one; none where nothing is swapped."""
         if size_bytes == 0:
-            return CudaArena(self, None)
+            return StreamArena(self, None)
         if size_bytes > self._size_bytes:
             self._unlock_free()
             self._size_bytes = size_bytes
@@ -174,15 +175,15 @@ class CudaEngine:
             block = PinnedBlock(self._size_bytes, self._device)
         for event in block.in_use_until:  # the last step may have ended on another stream
             self.out_stream.wait_event(event)
-        return CudaArena(self, block)
+        return StreamArena(self, block)
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:
         """A stream of its own takes the place of the compute stream for this thread."""
-        stream = torch.cuda.Stream(self._device)
+        stream = accelerators.new_stream(self._device)
         self._aside.active = True
         try:
-            with torch.cuda.stream(stream):
+            with accelerators.on_stream(stream):
                 yield stream.synchronize
         finally:
             self._aside.active = False
