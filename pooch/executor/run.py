@@ -197,6 +197,7 @@ class Run:
 
     def _new_step(self) -> PlannedStep:
         arena = self._engine.open_arena(self._table.host_bytes)
+        self._stats.device_clock = arena.clock
         actions = StepActions(self._table, arena, self._device, self._stats, self._warn_once)
         return PlannedStep(actions, self._on_mismatch)
 

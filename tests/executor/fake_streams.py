@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from pooch.torchtools import accelerators
+from pooch.torchtools import accelerators, cuda_only
 
 Clock = dict[str, int]
 
@@ -24,7 +24,9 @@ class Race(AssertionError):
 
 
 class Stream:
-    """A row of jobs. `clock`: how many jobs of each stream are complete before the next one here starts."""
+    """A row of jobs. `clock`: how many jobs of each stream are complete before the next one here starts. `now_ms`: when
+    that is, on a device where each job takes its time and the host takes none.
+    """
 
     made = 0
     device_index = 0
@@ -34,10 +36,12 @@ class Stream:
         self.stream_id = Stream.made
         self.name = f"stream {Stream.made}"
         self.clock: Clock = {self.name: 0}
+        self.now_ms = 0.0
 
-    def work(self) -> int:
+    def work(self, takes_ms: float = 1.0) -> int:
         """Give it a job; returns its number."""
         self.clock[self.name] += 1
+        self.now_ms += takes_ms
         return self.clock[self.name]
 
     @property
@@ -47,6 +51,7 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         for name, count in event.clock.items():
             self.clock[name] = max(self.clock.get(name, 0), count)
+        self.now_ms = max(self.now_ms, event.time_ms)
 
     def synchronize(self) -> None:
         """The host waits; nothing to do where jobs are done at once."""
@@ -55,11 +60,27 @@ class Stream:
 class Event:
     """Remembers what its stream had been given, and had waited for, when it was recorded."""
 
+    is_device_done = True  # what `query` answers
+    host_waits = 0
+
     def __init__(self, device: Any = None, enable_timing: bool = False) -> None:
         self.clock: Clock = {}
+        self.time_ms, self._is_timed = 0.0, enable_timing
 
     def record(self, stream: Stream) -> None:
-        self.clock = dict(stream.clock)
+        self.clock, self.time_ms = dict(stream.clock), stream.now_ms
+
+    def query(self) -> bool:
+        return Event.is_device_done
+
+    def synchronize(self) -> None:
+        """The host waits."""
+        Event.host_waits += 1
+
+    def elapsed_time(self, later: Event) -> float:
+        if not (self._is_timed and later._is_timed and self.clock and later.clock):
+            raise RuntimeError("both events must be recorded with timing enabled")
+        return later.time_ms - self.time_ms
 
 
 @dataclass
@@ -87,6 +108,7 @@ class Machine:
     races: list[str] = field(default_factory=list)
     recorded: list[tuple[int, Stream]] = field(default_factory=list)
     refuse_to_lock: int = 0
+    copy_ms: float = 5.0
     capturing: bool = False
 
     def __post_init__(self) -> None:
@@ -124,6 +146,7 @@ class Machine:
 
     def synchronize(self, device: Any = None) -> None:
         """The host waits for all that was issued."""
+        Event.host_waits += 1
         for copy in self.copies:
             self.host[copy.stream] = max(self.host.get(copy.stream, 0), copy.number)
 
@@ -149,7 +172,7 @@ class Machine:
             shares_room = other.block == block and other.room[0] < room[1] and room[0] < other.room[1]
             if shares_room and (outwards or other.outwards) and not other.is_before(clock):
                 self._fail("a copy uses room in the tier that another copy is not done with")
-        copy = Copy(stream.name, stream.work(), outwards, room, block)
+        copy = Copy(stream.name, stream.work(self.copy_ms), outwards, room, block)
         self.copies.append(copy)
         if storage._cdata not in self._touching:
             self._touching[storage._cdata] = []
@@ -188,6 +211,8 @@ def install(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch, "Stream", Stream)
     monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(Event, "host_waits", 0)
+    monkeypatch.setattr(cuda_only, "is_cuda", lambda device: True)
     replaced = {
         "current_stream": lambda index=None: machine.current,
         "set_stream": machine.set_stream,

@@ -21,7 +21,7 @@ from pooch.executor.mode import StepMode
 from pooch.executor.step import PlannedStep
 from pooch.ir import Plan
 from pooch.torchtools import accelerators
-from tests.executor.fake_streams import Machine, Race, Stream, install
+from tests.executor.fake_streams import Event, Machine, Race, Stream, install
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train
 
@@ -491,6 +491,89 @@ def test_a_model_on_two_streams_leaves_the_plan_and_stays_right(
     assert stats.swapped_in_bytes > 0
     assert on_the_fake.races == []
     assert_same(plain, planned)
+
+
+# Times -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stall_is_what_compute_stood_still_for_and_not_what_the_copy_took(machine: Machine) -> None:
+    """A copy of 5 ms, 2 ms of compute beside it, then the wait: 3 ms. The copy back has nothing beside it: 5 ms."""
+    arena = StreamEngine(CPU).open_arena(64)
+    machine.compute.work(10)
+    value, back = storage(1), storage(0)
+    out = arena.copy_out(value, 0)
+    machine.compute.work(2)
+    assert out.wait() == 0.0
+    arena.copy_in(back, 0).wait()
+    machine.compute.work(4)
+    arena.close()
+    assert Event.host_waits == 0
+    assert arena.clock.stall_ms == 3 + 5
+    assert arena.clock.step_ms == 10 + 2 + 3 + 5 + 4
+
+
+def test_a_copy_that_is_done_when_it_is_waited_for_stalls_nothing(machine: Machine) -> None:
+    arena = StreamEngine(CPU).open_arena(64)
+    ticket = arena.copy_out(storage(1), 0)
+    machine.compute.work(50)
+    ticket.wait()
+    arena.close()
+    assert arena.clock.stall_ms == 0
+    assert arena.clock.step_ms == 50
+
+
+def test_asking_in_mid_step_waits_for_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = StreamEngine(CPU).open_arena(64)
+    arena.copy_out(storage(1), 0).wait()
+    monkeypatch.setattr(Event, "is_device_done", False)
+    assert (arena.clock.stall_ms, arena.clock.step_ms) == (0.0, 0.0)
+    monkeypatch.setattr(Event, "is_device_done", True)
+    assert (arena.clock.stall_ms, arena.clock.step_ms) == (5.0, 0.0)
+    assert Event.host_waits == 0
+    arena.close()
+    assert arena.clock.step_ms == 5.0
+    assert Event.host_waits == 1
+
+
+def test_a_step_tells_its_stalls_and_its_time_from_the_device(
+    on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device where each op, each read and each copy takes its time, and nothing else does."""
+    job = make_job("conv")
+    profile = profile_job(job)
+    plan = tight_plan(profile, all_of(profile, "swap"))
+    watch_program(on_the_fake, monkeypatch, lambda count: False)
+    with apply_plan(plan, job.model, measure_every=None) as run:
+        start_ms, done, waited = on_the_fake.compute.now_ms, on_the_fake.compute.issued, Event.host_waits
+        with run.step():
+            loss = job.forward()
+        assert run.stats.step_ms == 0
+        loss.backward()
+        worked_ms = on_the_fake.compute.issued - done
+        assert Event.host_waits == waited  # not once in a whole step
+        assert run.stats.swapped_in_bytes > 0
+        assert run.stats.stall_ms > 0
+        assert run.stats.step_ms == pytest.approx(worked_ms + run.stats.stall_ms)
+        assert run.stats.step_ms == pytest.approx(on_the_fake.compute.now_ms - start_ms)
+        assert run.stats.host_stall_ms == 0
+
+
+def test_finding_the_stream_of_each_op_asks_for_it_once_by_number(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a device in its place PyTorch compares types and looks for the current device, for each op."""
+    arena = StreamEngine(torch.device("cpu", 0)).open_arena(0)
+    asked: list[Any] = []
+
+    def current(index: Any) -> Stream:
+        asked.append(index)
+        return machine.current
+
+    monkeypatch.setattr(torch.accelerator, "current_stream", current)
+    made = Stream.made
+    assert all(arena.in_order() for _ in range(10))
+    assert asked == [0] * 10
+    assert Stream.made == made
 
 
 # Pinned memory ---------------------------------------------------------------------------------------------------

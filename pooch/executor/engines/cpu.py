@@ -116,6 +116,8 @@ def _serve(tickets: queue.SimpleQueue[CpuTicket | None], buffer: mmap.mmap) -> N
 class CpuArena:
     """Room in one spill file, served by the engine's copy thread."""
 
+    clock = None
+
     def __init__(self, engine: CpuEngine, file: SpillFile) -> None:
         self._engine = engine
         self._file: SpillFile | None = file

@@ -19,6 +19,8 @@ from typing import Protocol
 
 import torch
 
+from pooch.executor.engines.step_clock import StepClock
+
 
 class Ticket(Protocol):
     """One copy under way."""
@@ -33,6 +35,10 @@ class Ticket(Protocol):
 
 class Arena(Protocol):
     """Room in the tier for one step."""
+
+    @property
+    def clock(self) -> StepClock | None:
+        """Times of the step from the device itself; None where the host does all that is done."""
 
     def in_order(self) -> bool:
         """Whether everything so far was computed in one order; asked before each op."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.engines.step_clock import StepClock
 from pooch.torchtools import accelerators
 
 
@@ -30,8 +31,7 @@ class StreamTicket:
 
     def wait(self) -> float:
         """The compute stream waits; the host does not."""
-        for stream in self.arena.compute_streams():
-            stream.wait_event(self.event)
+        self.arena.await_copy(self.event)
         return 0.0
 
 
@@ -41,6 +41,7 @@ class StreamArena:
     def __init__(self, engine: StreamEngine, block: PinnedBlock | None) -> None:
         self._engine, self._block = engine, block
         self._seen = [engine.current_stream()]
+        self.clock = StepClock(self._seen[0], engine.device)
         self._out_events: dict[int, torch.Event] = {}
         self._read_rooms: list[tuple[int, int, torch.Event]] = []  # begin, end, end of the copy out of it
         self._last: dict[torch.Stream, torch.Event] = {}
@@ -58,6 +59,14 @@ class StreamArena:
         if self._engine.is_aside():
             return [current]
         return self._seen if current in self._seen else [*self._seen, current]
+
+    def await_copy(self, event: torch.Event) -> None:
+        """Compute waits for a copy, and the clock tells how long; what `aside` issues is no part of a step."""
+        for stream in self.compute_streams():
+            if stream == self._seen[0] and not self._engine.is_aside():
+                self.clock.wait(event)
+            else:
+                stream.wait_event(event)
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
         """Copy a storage to the host once compute so far is done."""
@@ -109,7 +118,8 @@ class StreamArena:
         came may end with copies under way, and what they read and fill is about to be given out again.
         """
         for event in self._last.values():
-            StreamTicket(event, self).wait()
+            self.await_copy(event)
+        self.clock.stop()
         if self._block is not None:
             self._block.in_use_until = tuple(self._last.values())
             self._engine.take_back(self._block)
@@ -130,7 +140,7 @@ class StreamEngine:
     """Two copy streams and pinned blocks, used again from step to step."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self.out_stream = accelerators.new_stream(device)
         self.in_stream = accelerators.new_stream(device)
         self._aside = _Aside()
@@ -150,7 +160,7 @@ class StreamEngine:
 
     def current_stream(self) -> torch.Stream:
         """The calling thread's stream on the engine's device, which need not be the thread's current device."""
-        return accelerators.current_stream(self._device)
+        return accelerators.current_stream(self.device)
 
     def is_aside(self) -> bool:
         """Whether the calling thread is inside of `aside`."""
@@ -158,7 +168,7 @@ class StreamEngine:
 
     def mark(self, stream: torch.Stream) -> torch.Event:
         """An event at the end of what a stream was given so far."""
-        event = accelerators.new_event(self._device)
+        event = accelerators.new_event(self.device)
         event.record(stream)
         return event
 
@@ -172,7 +182,7 @@ class StreamEngine:
         try:
             block = self._free.pop()  # not asked for beforehand: another thread may take it
         except IndexError:
-            block = PinnedBlock(self._size_bytes, self._device)
+            block = PinnedBlock(self._size_bytes, self.device)
         for event in block.in_use_until:  # the last step may have ended on another stream
             self.out_stream.wait_event(event)
         return StreamArena(self, block)
@@ -180,7 +190,7 @@ class StreamEngine:
     @contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:
         """A stream of its own takes the place of the compute stream for this thread."""
-        stream = accelerators.new_stream(self._device)
+        stream = accelerators.new_stream(self.device)
         self._aside.active = True
         try:
             with accelerators.on_stream(stream):
