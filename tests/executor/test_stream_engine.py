@@ -15,12 +15,13 @@ from torch import nn
 from pooch.errors import TierError, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.actions import StepActions
-from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.engines.pinned import PinnedBlock, blocks_kept
 from pooch.executor.engines.streams import StreamArena, StreamEngine, StreamTicket
 from pooch.executor.mode import StepMode
 from pooch.executor.step import PlannedStep
 from pooch.ir import Plan
-from pooch.torchtools import accelerators
+from pooch.session.guarding import Guard
+from pooch.torchtools import accelerators, cuda_only
 from tests.executor.fake_streams import Event, Machine, Race, Stream, install
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train
@@ -225,9 +226,9 @@ def the_end_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def blocks_are_given_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     take_back = StreamEngine.take_back
 
-    def careless(self: StreamEngine, block: PinnedBlock) -> None:
+    def careless(self: StreamEngine, block: PinnedBlock, purpose: Any) -> None:
         block.in_use_until = ()
-        take_back(self, block)
+        take_back(self, block, purpose)
 
     monkeypatch.setattr(StreamEngine, "take_back", careless)
 
@@ -598,8 +599,9 @@ def test_a_block_that_became_too_small_is_not_used_again(machine: Machine) -> No
     engine.open_arena(8192).close()
     engine.open_arena(8192).close()
     small.close()
-    assert machine.log == [("lock", 4096), ("lock", 8192), ("unlock", 4096)]
+    assert machine.log == [("lock", 4096), ("lock", 8192)]  # a step may be under way, and unlocking would wait for it
     arenas = [engine.open_arena(8192) for _ in range(2)]
+    assert machine.log == [("lock", 4096), ("lock", 8192), ("unlock", 4096), ("lock", 8192)]
     for arena in arenas:
         value, back = storage(7, 8192), storage(0, 8192)
         arena.copy_out(value, 0).wait()
@@ -682,6 +684,152 @@ def test_a_default_device_and_dtype_of_the_users(machine: Machine) -> None:
             one_step(machine, StreamEngine(CPU))
     finally:
         torch.set_default_dtype(torch.float32)
+    assert machine.races == []
+
+
+def test_host_memory_is_what_the_control_group_leaves(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has more; but whoever passes the group's limit is killed."""
+    monkeypatch.setattr("pooch.torchtools.device_memory.left_by_control_groups", lambda: [5000])
+    StreamEngine(CPU).open_arena(5000).close()
+    with pytest.raises(TierError, match="needs 8192 bytes of host memory, 5000 are available: set a smaller"):
+        StreamEngine(CPU).open_arena(8192)
+    assert [size for kind, size in machine.log if kind == "lock"] == [5000]
+
+
+def test_other_accelerators_get_pinned_memory_from_pytorch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    empty = torch.empty
+
+    def noted(*size: Any, **options: Any) -> torch.Tensor:
+        given.append(options)
+        return empty(*size, **(options | {"pin_memory": False}))
+
+    monkeypatch.setattr(torch, "empty", noted)
+    monkeypatch.setattr(cuda_only, "is_cuda", lambda device: False)
+    engine = StreamEngine(CPU)
+    arena = engine.open_arena(64)
+    assert [options["pin_memory"] for options in given if "pin_memory" in options] == [True]
+    value, back = storage(3), storage(0)
+    arena.copy_out(value, 0).wait()
+    arena.copy_in(back, 0).wait()
+    assert bytes(back) == bytes(value)
+    arena.close()
+    engine.close()
+    assert machine.log == []
+
+
+def test_memory_stays_locked_from_one_engine_to_the_next_while_somebody_keeps_it(machine: Machine) -> None:
+    with blocks_kept():
+        for size_bytes in (8192, 8192, 4096):
+            engine = StreamEngine(CPU)
+            one_step(machine, engine) if size_bytes == 8192 else engine.open_arena(size_bytes).close()
+            engine.close()
+        assert machine.log == [("lock", 8192)]
+        engine = StreamEngine(CPU)
+        engine.open_arena(2 * 8192).close()  # the host never has both
+        engine.close()
+        assert machine.log == [("lock", 8192), ("unlock", 8192), ("lock", 16384)]
+    assert machine.locked == {}
+    engine = StreamEngine(CPU)
+    engine.open_arena(8192).close()
+    engine.close()
+    assert machine.log[-2:] == [("lock", 8192), ("unlock", 8192)]  # at once, where nobody keeps it
+    assert machine.races == []
+
+
+# What is kept aside to repeat a step -----------------------------------------------------------------------------
+
+
+class WithBuffers(nn.Module):
+    """Small buffers, which change with each step, and parameters whose gradients are large enough for the tier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(640, 640), nn.BatchNorm1d(640)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(torch.tanh(self.inner(rows)))).sum()
+
+
+@pytest.fixture
+def guarded(on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Guard, nn.Module]]:
+    torch.manual_seed(3)
+    model, rows = WithBuffers(), torch.rand(8, 640)
+    profile = quick_profile(lambda: model(rows), model)
+    plan = tight_plan(profile, all_of(profile, "swap"))
+    monkeypatch.setattr("pooch.executor.snapshot.has_streams", lambda device: True)
+    watch_program(on_the_fake, monkeypatch, lambda count: False)
+    with Guard(plan, model, lambda target: plan, measured_steps=0) as guard:
+        yield guard, model
+
+
+def test_a_guarded_step_waits_for_nothing_and_locks_nothing(
+    guarded: tuple[Guard, nn.Module], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With buffers in every step, and gradients that accumulate from the second one on."""
+    guard, model = guarded
+    from_the_device: list[int] = []
+    cpu, rows = torch.Tensor.cpu, torch.rand(8, 640)
+
+    def read(self: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        from_the_device.append(self.numel())
+        return cpu(self, *given, **named)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", read)
+    waited, locked = Event.host_waits, list(machine.log)
+    in_the_step: list[list[tuple[str, int]]] = []
+
+    def forward() -> torch.Tensor:
+        in_the_step.append(list(machine.log))
+        return torch.as_tensor(model(rows))
+
+    for _ in range(4):
+        guard.step(forward)
+        assert in_the_step[-1] == machine.log
+    assert guard.run.stats.swapped_in_bytes > 0
+    assert from_the_device == []
+    assert (
+        Event.host_waits == waited + 1
+    )  # once, before a step: what the first snapshots had is too small with gradients
+    gradients = sum(4 * p.numel() for p in model.parameters())
+    sizes = [size for kind, size in machine.log[len(locked) :] if kind == "lock"]
+    assert len(sizes) == 2  # of the buffers alone, then with the gradients
+    assert sizes[1] > gradients > sizes[0]
+    assert machine.races == []
+
+
+def test_a_guard_locks_once_for_plans_that_need_no_more_and_gives_all_back(
+    guarded: tuple[Guard, nn.Module], machine: Machine
+) -> None:
+    guard, model = guarded
+    rows = torch.rand(8, 640)
+    guard.step(lambda: model(rows))
+    locked = [size for kind, size in machine.log if kind == "lock"]
+    guard._replace(guard.plan, "another path", 0)
+    model.zero_grad()
+    guard.step(lambda: model(rows))
+    assert [size for kind, size in machine.log if kind == "lock"] == locked
+    guard.remove()
+    assert machine.locked == {}
+    assert machine.races == []
+
+
+def test_what_was_kept_aside_is_put_back(guarded: tuple[Guard, nn.Module], machine: Machine) -> None:
+    guard, model = guarded
+    rows = torch.rand(8, 640)
+    guard.step(lambda: model(rows))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    snapshot = guard.run.snapshot()
+    for _ in range(2):
+        with guard.run.step():
+            loss = model(rows)
+        loss.backward()
+        assert not torch.equal(model.get_buffer("norm.running_mean"), before["norm.running_mean"])
+        snapshot.restore()
+        assert_same(before, dict(model.named_buffers()))
+        assert_same(gradients, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    snapshot.close()
     assert machine.races == []
 
 

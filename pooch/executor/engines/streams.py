@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.engines.pinned import PinnedBlock, give_block, take_block
+from pooch.executor.engines.protocol import Purpose
 from pooch.executor.engines.step_clock import StepClock
 from pooch.torchtools import accelerators
 
@@ -38,8 +39,8 @@ class StreamTicket:
 class StreamArena:
     """Room in one pinned block of host memory; `block` is None where nothing is swapped."""
 
-    def __init__(self, engine: StreamEngine, block: PinnedBlock | None) -> None:
-        self._engine, self._block = engine, block
+    def __init__(self, engine: StreamEngine, block: PinnedBlock | None, purpose: Purpose) -> None:
+        self._engine, self._block, self._purpose = engine, block, purpose
         self._seen = [engine.current_stream()]
         self.clock = StepClock(self._seen[0], engine.device)
         self._out_events: dict[int, torch.Event] = {}
@@ -122,7 +123,7 @@ class StreamArena:
         self.clock.stop()
         if self._block is not None:
             self._block.in_use_until = tuple(self._last.values())
-            self._engine.take_back(self._block)
+            self._engine.take_back(self._block, self._purpose)
             self._block = None
         self._last.clear()
         self._out_events.clear()
@@ -136,6 +137,14 @@ class _Aside(threading.local):
     active: bool = field(default=False)
 
 
+@dataclass
+class _Room:
+    """Blocks for one purpose that no step has, and how large they are."""
+
+    free: list[PinnedBlock] = field(default_factory=list)
+    size_bytes: int = 0
+
+
 class StreamEngine:
     """Two copy streams and pinned blocks, used again from step to step."""
 
@@ -144,8 +153,8 @@ class StreamEngine:
         self.out_stream = accelerators.new_stream(device)
         self.in_stream = accelerators.new_stream(device)
         self._aside = _Aside()
-        self._free: list[PinnedBlock] = []
-        self._size_bytes = 0
+        self._rooms: dict[Purpose, _Room] = {"step": _Room(), "snapshot": _Room()}
+        self._outgrown: list[PinnedBlock] = []  # too small for what came since; unlocked when no step is under way
         self._closed = False
 
     @property
@@ -172,20 +181,22 @@ class StreamEngine:
         event.record(stream)
         return event
 
-    def open_arena(self, size_bytes: int) -> StreamArena:
+    def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> StreamArena:
         """A pinned block of `size_bytes`: one that is free, or a new one; none where nothing is swapped."""
         if size_bytes == 0:
-            return StreamArena(self, None)
-        if size_bytes > self._size_bytes:
-            self._unlock_free()
-            self._size_bytes = size_bytes
+            return StreamArena(self, None, purpose)
+        room = self._rooms[purpose]
+        if size_bytes > room.size_bytes:
+            _give_all(room.free)
+            room.size_bytes = size_bytes
+        _give_all(self._outgrown)
         try:
-            block = self._free.pop()  # not asked for beforehand: another thread may take it
+            block = room.free.pop()  # not asked for beforehand: another thread may take it
         except IndexError:
-            block = PinnedBlock(self._size_bytes, self.device)
+            block = take_block(room.size_bytes, self.device)
         for event in block.in_use_until:  # the last step may have ended on another stream
             self.out_stream.wait_event(event)
-        return StreamArena(self, block)
+        return StreamArena(self, block, purpose)
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:
@@ -198,21 +209,30 @@ class StreamEngine:
         finally:
             self._aside.active = False
 
-    def take_back(self, block: PinnedBlock) -> None:
-        """A step is done with its block."""
-        if block.size_bytes >= self._size_bytes and not self._closed:
-            self._free.append(block)
+    def take_back(self, block: PinnedBlock, purpose: Purpose) -> None:
+        """A step is done with its block. The next step may be under way, so nothing is unlocked here: that waits for
+        the device.
+        """
+        room = self._rooms[purpose]
+        if self._closed:
+            give_block(block)
+        elif block.size_bytes >= room.size_bytes:
+            room.free.append(block)
         else:
-            block.unlock()
-
-    def _unlock_free(self) -> None:
-        while self._free:
-            self._free.pop().unlock()
+            self._outgrown.append(block)
 
     def close(self) -> None:
-        """Unlock the blocks once the device is done with them; those of steps under way when they are done."""
+        """Give up the blocks: they are unlocked once the device is done with them, or kept for the next engine where
+        somebody wants that (`blocks_kept`). Those of steps under way go when the steps are done.
+        """
         self._closed = True
-        self._unlock_free()
+        for blocks in (self._outgrown, *(room.free for room in self._rooms.values())):
+            _give_all(blocks)
+
+
+def _give_all(blocks: list[PinnedBlock]) -> None:
+    while blocks:
+        give_block(blocks.pop())
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
