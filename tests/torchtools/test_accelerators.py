@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from pooch.errors import UsageError
+from pooch.executor.engines import make_engine
 from pooch.torchtools import accelerators, cuda_only
 from pooch.torchtools.accelerators import current_stream, on_stream
 
@@ -22,6 +24,12 @@ gpu = pytest.mark.parametrize("device", [pytest.param(torch.device("cuda", 0), m
 def test_devices_with_streams_are_told_by_what_pytorch_has_for_them(kind: str, expected: bool) -> None:
     """Metal computes beside the host too, but PyTorch gives nobody its streams."""
     assert accelerators.has_streams(torch.device(kind)) == expected
+
+
+def test_a_device_that_is_neither_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match="type 'mps'.*: move the model to the CPU") as caught:
+        make_engine(torch.device("mps"))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_cpu_needs_no_accelerator_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
