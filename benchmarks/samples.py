@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.tables import Row, tell
 from pooch.session.training import Timing, forward_and_backward
-from pooch.torchtools.training_state import model_device, synchronize
+from pooch.torchtools.accelerators import synchronize
+from pooch.torchtools.training_state import model_device
 
 if TYPE_CHECKING:
     from pooch.executor import Run

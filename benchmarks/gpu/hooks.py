@@ -18,7 +18,7 @@ from pooch.executor import Run, apply_plan
 from pooch.ir import Choice, Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.session.planning import plan_from_decisions
-from pooch.torchtools.training_state import synchronize
+from pooch.torchtools.accelerators import synchronize
 
 OPS, SMALL_OPS = 400, 40
 ROUNDS, SMALL_ROUNDS = 15, 3

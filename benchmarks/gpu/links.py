@@ -13,7 +13,7 @@ from benchmarks.gpu.repeatable import on_device
 from pooch.executor.engines import make_engine
 from pooch.executor.engines.measurement import measure_link
 from pooch.executor.engines.protocol import CopyEngine
-from pooch.torchtools.training_state import synchronize
+from pooch.torchtools.accelerators import synchronize
 
 SIZES = (2**12, 2**16, 2**20, 2**24, 2**28)
 SMALL_SIZES = (2**12, 2**20)

@@ -7,14 +7,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from benchmarks.gpu.part import Job, Verdict
 from benchmarks.gpu.repeatable import on_device, use_deterministic_kernels
 from benchmarks.soak import tight_mixed_plan
 from pooch.ir import Plan
 from pooch.session.profiling import profile_workload
 from pooch.session.training import Trained, first_difference, forward_and_backward, train_steps
+from pooch.torchtools import accelerators
 from pooch.workloads import Setting, Workload, WorkloadFactory, workload_factory
 
 STEPS = 5
@@ -63,8 +62,8 @@ def _one(job: Job, race: Race) -> bool:
     plain = train_steps(factory(), None, STEPS, job.tell)
     good = True
     for name in ("current stream", "a stream of its own"):
-        own = name != "current stream" and device.type == "cuda"
-        stream: Any = torch.cuda.stream(torch.cuda.Stream(device)) if own else nullcontext()
+        own = name != "current stream" and accelerators.has_streams(device)
+        stream: Any = accelerators.on_stream(accelerators.new_stream(device)) if own else nullcontext()
         with stream:
             planned = train_steps(factory(), plan, STEPS, job.tell)
         difference = explained(factory, plain, planned, job)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from pooch.torchtools.accelerators import current_device
+
 
 def use_deterministic_kernels(step: Callable[[], object]) -> str:
     """Switch them on for this process; returns "", or what has no such kernel for this step.
@@ -31,4 +33,4 @@ def use_deterministic_kernels(step: Callable[[], object]) -> str:
 
 def on_device(device: str) -> torch.device:
     """The device that is measured."""
-    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+    return current_device(device)

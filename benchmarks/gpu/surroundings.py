@@ -79,16 +79,18 @@ def look_around() -> dict[str, object]:
 def _gpu() -> dict[str, object]:
     import torch
 
-    if not torch.cuda.is_available():
+    from pooch.torchtools import accelerators, cuda_only
+
+    here = accelerators.all_accelerators()
+    if not here:
         return {}
-    properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": True,
-        "device": properties.name,
-        "device memory": properties.total_memory,
-        "devices": torch.cuda.device_count(),
+        "device": accelerators.name_of(here[0]),
+        "device memory": accelerators.total_bytes(here[0]),
+        "devices": len(here),
         "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
-        "cuda": torch.version.cuda,
+        "cuda": cuda_only.versions(here[0]).get("cuda"),
         "cudnn": torch.backends.cudnn.version(),
     }
 

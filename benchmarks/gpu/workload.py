@@ -32,6 +32,8 @@ from pooch.session.training import (
     train_steps,
     train_under,
 )
+from pooch.torchtools import accelerators, cuda_only
+from pooch.torchtools.training_state import model_device
 from pooch.units import format_bytes, format_ms
 from pooch.workloads import Setting, Workload, WorkloadFactory, workload_factory
 
@@ -64,9 +66,9 @@ def factory_of(job: Job) -> WorkloadFactory:
         return workload_factory(f"{name}@small", device=job.device)
     size = FULL_SIZES[name]
     batch_size = size.batch_size
-    if job.device == "cuda":
-        total_bytes = torch.cuda.get_device_properties(on_device(job.device)).total_memory
-        batch_size = max(1, int(batch_size * min(1.0, total_bytes / CARD_BYTES)))
+    device = on_device(job.device)
+    if accelerators.has_streams(device):
+        batch_size = max(1, int(batch_size * min(1.0, accelerators.total_bytes(device) / CARD_BYTES)))
     return workload_factory(name, batch_size=batch_size, device=job.device, settings=size.settings)
 
 
@@ -208,9 +210,9 @@ def _row(report: TrainingReport, chosen: Plan, bits: str) -> dict[str, object]:
 def under_limit(job: Job, workload: Workload, run: Run, budget_bytes: int) -> dict[str, str]:
     """Two planned steps, then a plain one, on a card that has no more than the budget (and a fixed slack)."""
     planned, plain = "planned, card of that size", "plain, card of that size"
-    if job.device != "cuda":
-        return {planned: "not run: no GPU", plain: "not run: no GPU"}
     device = on_device(job.device)
+    if not accelerators.has_streams(device):
+        return {planned: "not run: no GPU", plain: "not run: no GPU"}
     workload.model.zero_grad(set_to_none=True)
     gc.collect()
     limit_gpu(device, budget_bytes)
@@ -219,7 +221,7 @@ def under_limit(job: Job, workload: Workload, run: Run, budget_bytes: int) -> di
         with run.paused():
             outcomes[plain] = _survives(workload, None, 1)
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        cuda_only.limit_memory(device, 1.0)
     return outcomes
 
 
@@ -230,7 +232,7 @@ def _survives(workload: Workload, run: Run | None, steps: int) -> str:
             forward_and_backward(workload, run)
             if workload.optimizer is not None:
                 workload.optimizer.step()
-        torch.cuda.synchronize()
+        accelerators.synchronize(model_device(workload.model))
     except torch.OutOfMemoryError as error:
         return f"died: {str(error).split('.')[0]}"
     return "went through"

@@ -66,9 +66,12 @@ def _measure(device: str | None, name: str, output: Path | None, as_json: bool) 
     from pooch.devices import user_catalogue, write_device
     from pooch.report.devices import catalogue_tables
     from pooch.report.summaries import device_model_record
+    from pooch.torchtools.accelerators import all_accelerators
 
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind.partition(":")[0] not in ("cpu", "cuda") or (kind.startswith("cuda") and not torch.cuda.is_available()):
+    here = [torch.device("cpu"), *all_accelerators()]
+    names = {name for each in here for name in (each.type, str(each))}
+    kind = device or here[-1].type
+    if kind not in names:
         raise UsageError(f"there is no device {kind!r} here: give --device cpu, or leave it out")
     path = output or user_catalogue()
     with progress_shown() as progress:

@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 import tomli_w
@@ -25,7 +25,7 @@ class _Entry:
     """A device as it stands in a file; units as data sheets have them."""
 
     title: str
-    kind: Literal["cpu", "cuda"]
+    kind: str
     memory_gib: float
     memory_gb_per_s: float
     tflops: dict[str, float]

@@ -42,7 +42,7 @@ class DeviceModel:
 
     Attributes:
         name: as typed, such as "V100-PCIe". title: for people.
-        kind: "cuda" or "cpu".
+        kind: "cpu", or the type of the accelerator as PyTorch calls it ("cuda").
         memory_bytes: device memory in all.
         tflops: peak rates by type, in 10^12 floating-point operations per second: at least "float32"; "tf32" is
             float32 data on tensor cores.
@@ -60,7 +60,7 @@ class DeviceModel:
 
     name: str
     title: str
-    kind: Literal["cpu", "cuda"]
+    kind: str
     memory_bytes: int
     tflops: dict[str, float]
     memory_gb_per_s: float
@@ -73,8 +73,8 @@ class DeviceModel:
     recalled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ("cpu", "cuda"):
-            raise UsageError(f"device {self.name!r}: its kind is {self.kind!r}: give cpu or cuda")
+        if not self.kind.isidentifier():
+            raise UsageError(f"device {self.name!r}: its kind is {self.kind!r}: give cpu, or cuda for a GPU")
         if "float32" not in self.tflops:
             raise UsageError(f"device {self.name!r} names no float32 rate: give tflops.float32")
         positive = {
@@ -134,6 +134,6 @@ class DeviceModel:
         """The link as a profile names it."""
         out, back = (rate * self.efficiency.link * 1e6 for rate in (self.link.out_gb_per_s, self.link.in_gb_per_s))
         latency_ms = self.link.latency_us / 1000
-        tier = f"{'host memory over ' if self.kind == 'cuda' else ''}{self.link.name}, modelled"
+        tier = f"{'host memory over ' if self.kind != 'cpu' else ''}{self.link.name}, modelled"
         duplex, share = self.link.full_duplex, self.copy_share
         return Link(tier, latency_ms, latency_ms, out, back, duplex, share, share)

@@ -82,7 +82,7 @@ class StepActions:
                 return
             record.changed = record.handles > 0
             if record.ticket is not None:
-                self.stats.stall_ms += record.ticket.wait()
+                self.stats.host_stall_ms += record.ticket.wait()
             if not record.handles:
                 self._end_copy_out(record)
                 self._let_go(record)
@@ -176,7 +176,7 @@ class StepActions:
         """Wait for the copy out, if it is under way; where it failed, the value stays."""
         if record.ticket is None or record.copied_out:
             return
-        self.stats.stall_ms += record.ticket.wait()
+        self.stats.host_stall_ms += record.ticket.wait()
         if record.ticket.error is None:
             record.copied_out = True
         else:
@@ -206,7 +206,7 @@ class StepActions:
     def _wait(self, record: Record) -> None:
         if record.ticket is None or not record.copied_out:
             return  # nothing is on its way back
-        self.stats.stall_ms += record.ticket.wait()
+        self.stats.host_stall_ms += record.ticket.wait()
         if record.ticket.error is not None:
             raise TierError(
                 f"a swapped activation cannot be read back ({record.ticket.error}): repeat the step, with another tier "

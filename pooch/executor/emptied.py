@@ -90,7 +90,7 @@ class EmptiedStorages:
             self._start(record, storage)
         ticket, record.ticket = record.ticket, None
         if ticket is not None:
-            self._stats.stall_ms += ticket.wait()
+            self._stats.host_stall_ms += ticket.wait()
             if ticket.error is not None:
                 raise TierError(f"an emptied activation cannot be read back ({ticket.error})") from ticket.error
         del self.away[storage._cdata]

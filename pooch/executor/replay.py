@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pooch.torchtools.accelerators import random_state, set_random_state
 from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from pooch.torchtools.geometry import Geometry
 from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
@@ -91,25 +92,6 @@ def find_made(call: RecordedCall) -> list[MadeArgument]:
         elif isinstance(item, dict):
             stack.extend(item.values())
     return found
-
-
-def random_state(device: torch.device) -> bytes:
-    """State of the default generator of a device.
-
-    Not kept as a tensor: on the CPU it would take 5,056 bytes for each op, of the memory that the plan counts to the
-    byte.
-    """
-    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return state.numpy().tobytes()
-
-
-def set_random_state(device: torch.device, state: bytes) -> None:
-    """Set the default generator of a device."""
-    tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8)
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(tensor, device)
-    else:
-        torch.set_rng_state(tensor)
 
 
 def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStorage]:

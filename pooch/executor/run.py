@@ -26,6 +26,7 @@ from pooch.executor.warn_once import WarnOnce
 from pooch.executor.watch import MEASURE_EVERY, RunWatch
 from pooch.ir import Plan
 from pooch.ir.executable import check_executable
+from pooch.torchtools import accelerators, cuda_only
 from pooch.torchtools.calls import refuse_taken
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.raw_looks import RawLooks
@@ -89,9 +90,9 @@ class Run:
     @property
     def stats(self) -> RunStats:
         """Counts of the last step that was begun."""
-        if self._device.type == "cuda":
-            self._stats.peak_bytes = torch.cuda.max_memory_allocated(self._device)
-            self._stats.reserved_bytes = torch.cuda.max_memory_reserved(self._device)
+        if accelerators.has_streams(self._device):
+            self._stats.peak_bytes = accelerators.peak_allocated_bytes(self._device)
+            self._stats.reserved_bytes = accelerators.peak_reserved_bytes(self._device)
         return self._stats
 
     @property
@@ -163,8 +164,8 @@ class Run:
         if self._paused or _STEP.active or not torch.is_grad_enabled() or self._bypassed():
             yield
             return
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if accelerators.has_streams(self._device):
+            accelerators.reset_peaks(self._device)
         self._begun = True
         self._stats = RunStats(peak_bytes=self._stats.peak_bytes, reserved_bytes=self._stats.reserved_bytes)
         self._watch.begin(self._stats)
@@ -196,6 +197,7 @@ class Run:
 
     def _new_step(self) -> PlannedStep:
         arena = self._engine.open_arena(self._table.host_bytes)
+        self._stats.device_clock = arena.clock
         actions = StepActions(self._table, arena, self._device, self._stats, self._warn_once)
         return PlannedStep(actions, self._on_mismatch)
 
@@ -266,7 +268,7 @@ _hooks_are_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks
 
 def _refuse_chosen_algorithms(plan: Plan, device: torch.device) -> None:
     """CuDNN's benchmark mode chooses algorithms for each thread anew, and autograd's threads are not the program's."""
-    if device.type != "cuda" or not torch.backends.cudnn.benchmark:
+    if not cuda_only.chooses_algorithms_by_timing(device):
         return
     replayed = {action.target - plan.first_slot for action in plan.schedule.actions if action.kind == "replay"}
     if any(plan.expected[op].fingerprint.startswith("aten.convolution") for op in replayed):
@@ -278,7 +280,7 @@ def _refuse_chosen_algorithms(plan: Plan, device: torch.device) -> None:
 
 def _refuse_capture() -> None:
     """What the host does between ops (hooks, replays, waits) would be missing when a graph is played again."""
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if cuda_only.is_capturing():
         raise UsageError(
             "a planned step cannot be captured into a CUDA graph: capture without the plan, or train without the graph"
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 
 from pooch.errors import TierError
 from pooch.executor.engines.protocol import Arena, CopyEngine, Ticket
+from pooch.torchtools.accelerators import has_streams
 from pooch.torchtools.tensors import has_plain_storage, storage_key
 from pooch.torchtools.training_state import RandomStates
 
@@ -28,8 +28,9 @@ class StepSnapshot:
 
     Parameters and the optimizer's state are not in it: forward and backward do not change them. Gradients that
     accumulate go to the swap tier, and so do large buffers, since a copy on the device would be over the budget by its
-    size; small ones, and those on another device, are bytes in host memory. Where gradients were dropped before the
-    step, nothing is copied but the buffers.
+    size. Small ones go there too where the device has streams, all in one copy, so that the host waits for nothing; on
+    a CPU, and on other devices than the model's, they are bytes in host memory. Where gradients were dropped before
+    the step, nothing is copied but the buffers.
 
     Args:
         model: whose step it is. engine: of its plan. device: where the model is.
@@ -44,26 +45,34 @@ class StepSnapshot:
         self._gradients = [(p, p.grad) for p in model.parameters()]
         self._owners = [(module, dict(module._buffers)) for module in model.modules()]  # some replace their buffers
         self._opaque = [(p, g.clone()) for p, g in self._gradients if g is not None and not has_plain_storage(g)]
-        self._small: list[torch.UntypedStorage] = []
         self._large: list[_InTier] = []
         self._arena: Arena | None = None
         self._keep(engine, [*(g for _, g in self._gradients if g is not None), *model.buffers()])
 
     def _keep(self, engine: CopyEngine, tensors: list[torch.Tensor]) -> None:
+        storages = list(_distinct_storages(tensors))
+        small = [s for s in storages if s.nbytes() < _SMALL_BYTES and s.device == self._device]
+        elsewhere = [s for s in storages if s.device != self._device]
+        self._packed = small if has_streams(self._device) else []
+        self._small = elsewhere if has_streams(self._device) else [*small, *elsewhere]
+        self._contents = b"".join(_bytes_of(s).cpu().numpy().tobytes() for s in self._small)
         room_bytes = 0
-        for storage in _distinct_storages(tensors):
-            if storage.nbytes() < _SMALL_BYTES or storage.device != self._device:
-                self._small.append(storage)
-            else:
+        for storage in storages:
+            if storage.device == self._device and storage.nbytes() >= _SMALL_BYTES:
                 self._large.append(_InTier(storage, room_bytes))
                 room_bytes += -(-storage.nbytes() // _ROOM_BYTES) * _ROOM_BYTES
-        self._small.sort(key=lambda storage: str(storage.device))
-        # One copy for all of a device: a GPU is waited for once.
-        together = [torch.cat([_bytes_of(s) for s in there]) for _, there in groupby(self._small, lambda s: s.device)]
-        self._contents = b"".join(each.cpu().numpy().tobytes() for each in together)
-        if self._large:
-            self._arena = engine.open_arena(room_bytes)
-            self._finish([self._arena.copy_out(each.storage, each.offset_bytes) for each in self._large])
+        self._packed_offset_bytes = room_bytes
+        room_bytes += sum(storage.nbytes() for storage in self._packed)
+        if room_bytes:
+            self._arena = engine.open_arena(room_bytes, "snapshot")
+            self._copy_out(self._arena)
+
+    def _copy_out(self, arena: Arena) -> None:
+        tickets = [arena.copy_out(each.storage, each.offset_bytes) for each in self._large]
+        if self._packed:
+            together = torch.cat([_bytes_of(storage) for storage in self._packed]).untyped_storage()
+            tickets.append(arena.copy_out(together, self._packed_offset_bytes))
+        self._finish(tickets)
 
     def restore(self) -> None:
         """Put everything back, in place.
@@ -83,9 +92,18 @@ class StepSnapshot:
             _bytes_of(storage).copy_(torch.frombuffer(contents, dtype=torch.uint8))
             begin += storage.nbytes()
         if self._arena is not None:
-            arena = self._arena
-            self._finish([arena.copy_in(each.storage, each.offset_bytes) for each in self._large])
+            self._copy_in(self._arena)
         self._random.restore(self._device)
+
+    def _copy_in(self, arena: Arena) -> None:
+        tickets = [arena.copy_in(each.storage, each.offset_bytes) for each in self._large]
+        sizes = [storage.nbytes() for storage in self._packed]
+        together = torch.UntypedStorage(sum(sizes), device=self._device)
+        if self._packed:
+            tickets.append(arena.copy_in(together, self._packed_offset_bytes))
+        self._finish(tickets)
+        for storage, contents in zip(self._packed, _bytes_of(together).split(sizes), strict=True):
+            _bytes_of(storage).copy_(contents)
 
     def _finish(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:

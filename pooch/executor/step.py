@@ -157,7 +157,7 @@ class PlannedStep:
 
     def unpack(self, packed: object) -> torch.Tensor:
         """The tensor that autograd reads, after the actions tied to its first read."""
-        self.stats.step_ms = (time.perf_counter() - self.begin) * 1000
+        self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
         if self.on_read is not None:
             on_read, self.on_read = self.on_read, None
             on_read()
@@ -182,7 +182,7 @@ class PlannedStep:
         if slot is not None and self.on_path and self.actions.is_due(slot):
             with torch._C._DisableTorchDispatch():
                 self.actions.act(slot)
-            self.stats.step_ms = (time.perf_counter() - self.begin) * 1000
+            self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
 
 
 def _kind(fingerprint: str) -> str:

@@ -34,6 +34,7 @@ from pooch.executor.statistics import RunStats, RunTotals
 from pooch.executor.step import PlannedStep
 from pooch.executor.warn_once import WarnOnce
 from pooch.ir import Plan
+from pooch.torchtools import accelerators
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.peak_window import PeakWindow
 from pooch.torchtools.tensors import storage_bytes
@@ -199,7 +200,7 @@ class RunWatch:
 
     @property
     def _can_measure(self) -> bool:
-        return self._device.type == "cuda" or self._measure_every > 0
+        return accelerators.has_streams(self._device) or self._measure_every > 0
 
     def _first_read(self, followed: _Followed) -> None:
         """Autograd reads the first saved tensor of a step in a backward pass."""
@@ -232,7 +233,7 @@ class RunWatch:
         if measurement.window is None and not self._is_measured_outside:
             if measurement.is_over:
                 self._measurement = None
-            self._judge(measurement, torch.cuda.max_memory_allocated(self._device))
+            self._judge(measurement, accelerators.peak_allocated_bytes(self._device))
 
     def _mark(self, followed: _Followed) -> None:
         measurement = self._measurement
@@ -243,7 +244,7 @@ class RunWatch:
 
     def _is_to_measure(self, causes: tuple[Cause, ...]) -> bool:
         """Whether the step that begins is one to be measured."""
-        if self._device.type == "cuda" and self._plan.schedule.actions:
+        if accelerators.has_streams(self._device) and self._plan.schedule.actions:
             return True
         if self._measure_every <= 0:
             return False
@@ -256,7 +257,7 @@ class RunWatch:
         return _Measurement(self.totals.steps, stats, start_bytes)
 
     def _open(self, stats: RunStats) -> None:
-        if self._device.type == "cuda":
+        if accelerators.has_streams(self._device):
             self._measurement = self._new_measurement(stats, live_bytes(self._device))
             return
         window = PeakWindow(self._backward_returned, interrupted=self._discard)

@@ -83,7 +83,7 @@ class Plan:
     """
 
     workload: str
-    device_kind: Literal["cpu", "cuda"]
+    device_kind: str
     model_signature: str
     policy: str
     region: Region

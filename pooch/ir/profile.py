@@ -25,14 +25,14 @@ class Device:
     """Where the profile was taken.
 
     Attributes:
-        kind: "cpu" or "cuda".
+        kind: "cpu", or the type of the accelerator as PyTorch calls it ("cuda").
         name: processor or card, as it calls itself.
         memory_bytes: device memory in all.
         modelled: True when times come from a device model and not from this device.
         software: versions, such as {"torch": "2.13.0+cpu", "python": "3.11.7"}.
     """
 
-    kind: Literal["cpu", "cuda"]
+    kind: str
     name: str
     memory_bytes: int
     modelled: bool = False

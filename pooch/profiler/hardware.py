@@ -10,15 +10,15 @@ import psutil
 import torch
 
 from pooch.ir import Device
+from pooch.torchtools import accelerators, cuda_only
 
 
 def describe_device(device: torch.device) -> Device:
     """Name, memory and software versions of a device."""
     software = {"torch": torch.__version__, "python": platform.python_version()}
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        software["cuda"] = str(torch.version.cuda)
-        return Device("cuda", properties.name, properties.total_memory, False, software)
+    if accelerators.has_streams(device):
+        software |= cuda_only.versions(device)
+        return Device(device.type, accelerators.name_of(device), accelerators.total_bytes(device), False, software)
     software["threads"] = str(torch.get_num_threads())
     return Device("cpu", _processor_name(), psutil.virtual_memory().total, False, software)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pooch.torchtools.accelerators import has_streams
 from pooch.torchtools.geometry import Geometry
 from pooch.torchtools.tensors import bytes_in_place, has_plain_storage, storage_key
 
@@ -66,7 +67,7 @@ class OffloadStore:
 
     def _copy_out(self, storage: torch.UntypedStorage) -> _Entry:
         entry = _Entry(storage.nbytes(), storage.device, self._end)
-        if storage.device.type == "cuda":
+        if has_streams(storage.device):
             entry.host = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu()
             return entry
         view, position = bytes_in_place(storage).data, self._end

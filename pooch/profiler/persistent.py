@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pooch.errors import PoochError
+from pooch.torchtools.accelerators import granule_bytes
 from pooch.torchtools.tensors import find_tensors, storage_bytes
 from pooch.torchtools.training_state import RandomStates, model_device
 
@@ -79,9 +80,7 @@ def _stepped_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> tu
 
 
 def _bytes_on(device: torch.device, shadow: Shadow) -> int:
-    from pooch.profiler.profiler import CUDA_GRANULE_BYTES
-
-    granule = CUDA_GRANULE_BYTES if device.type == "cuda" else 1
+    granule = granule_bytes(device.type)
     here = {t.untyped_storage()._cdata: t for t in shadow.states() if t.device.type == device.type}
     return sum(-(-storage_bytes([tensor]) // granule) * granule for tensor in here.values())
 

@@ -14,7 +14,7 @@ from pooch.errors import PoochError, ProfileError
 from pooch.ir import Link, Profile
 from pooch.process_limits import is_limited
 from pooch.profiler.assembly import StepAssembly, assemble_ops, assemble_values
-from pooch.profiler.cuda_times import cuda_slot_times_ms
+from pooch.profiler.device_times import device_slot_times_ms
 from pooch.profiler.fitting import expected_peak
 from pooch.profiler.hardware import describe_device
 from pooch.profiler.offload import OffloadStore, saved_tensors_offloaded
@@ -25,6 +25,7 @@ from pooch.profiler.release import record_releases
 from pooch.profiler.step import StepRecord, record_step
 from pooch.profiler.timing import StepTimes, shortest_ms, slot_times_ms, time_step, typical
 from pooch.progress import Progress
+from pooch.torchtools import accelerators
 from pooch.torchtools.device_memory import give_memory_back, return_large_blocks, room_bytes
 from pooch.torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
@@ -33,7 +34,6 @@ from pooch.torchtools.tensors import has_plain_storage, storage_key
 from pooch.torchtools.training_state import model_device, training_state_kept
 from pooch.units import format_bytes
 
-CUDA_GRANULE_BYTES = 512  # the caching allocator hands out multiples of this
 IN_CORE_MODELLED = "the in-core time is modelled: the sum of op times"
 Mode = Literal["run", "offload", "auto"]
 Forward = Callable[[], torch.Tensor]
@@ -213,9 +213,9 @@ class _Profiling:
 
     def _recorded(self, mode: str, released: ForwardRecorder) -> RecordedStep:
         """The step with the time of each op; recorded once more where some ops were disturbed."""
-        if self.device.type == "cuda":  # the reserved peak is to be that of the recorded steps alone
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if accelerators.has_streams(self.device):  # the reserved peak is to be that of the recorded steps alone
+            accelerators.empty_cache(self.device)
+            accelerators.reset_peaks(self.device)
         assembly = self._record(mode, "recorded step", released)
         times_ms, notes = self._op_times(mode, assembly)
         disturbed = {} if _has_other_ranks() else outliers(sibling_kinds(assembly), times_ms)
@@ -233,10 +233,10 @@ class _Profiling:
 
     def _op_times(self, mode: str, assembly: StepAssembly) -> tuple[list[float], tuple[str, ...]]:
         """Time of each slot in ms, and what a reader should know of it."""
-        if self.device.type == "cuda":
+        if accelerators.has_streams(self.device):
             saving = saved_tensors_offloaded(self.model) if mode == "offload" else nullcontext()
             with saving:
-                times = self._pass("timing kernels", lambda: cuda_slot_times_ms(self.forward, self.model, assembly))
+                times = self._pass("timing kernels", lambda: device_slot_times_ms(self.forward, self.model, assembly))
             if times is not None:
                 return list(times), ()
             told = "kernels could not be timed on the device: op times are those of launching them"
@@ -264,8 +264,11 @@ class _Profiling:
         """Device bytes of the gradients that the user's model holds now."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None and p.grad.device == self.device]
         sizes = {storage_key(g): g.untyped_storage().nbytes() for g in gradients if has_plain_storage(g)}
-        granule = CUDA_GRANULE_BYTES if self.device.type == "cuda" else 1
+        granule = accelerators.granule_bytes(self.device.type)
         return sum(-(-size // granule) * granule for size in sizes.values())
+
+    def _reserved_bytes(self) -> int:
+        return accelerators.peak_reserved_bytes(self.device) if accelerators.has_streams(self.device) else 0
 
     def _make(
         self,
@@ -293,7 +296,7 @@ class _Profiling:
             persistent_bytes=persistent.total_bytes,
             step_ms=step_ms,
             peak_bytes=int(points.max()),
-            reserved_bytes=torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else 0,
+            reserved_bytes=self._reserved_bytes(),
             time_factor=factor,
             model_signature=model_signature(self.model),
             batch_size=self.options.batch_size,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pooch.torchtools.training_state import synchronize
+from pooch.torchtools.accelerators import has_streams, synchronize
+from pooch.torchtools.cuda_only import has_tf32
 
 _SMALL_OPS = 200
 _RUNS = 5
@@ -46,7 +47,7 @@ def measure_rates(device: torch.device, progress: Callable[[str], None] = lambda
             except RuntimeError:  # not on this device
                 matmul.pop(name, None)
     tf32 = 0.0
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+    if has_tf32(device):
         with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=True):
             tf32 = _convolution_tflops(device, torch.float32)
     progress("moving memory")
@@ -55,7 +56,7 @@ def measure_rates(device: torch.device, progress: Callable[[str], None] = lambda
 
 def _types(device: torch.device) -> tuple[torch.dtype, ...]:
     """What is worth measuring: few processors compute in float16, and those that do not take very long."""
-    halves = (torch.float16, torch.bfloat16) if device.type == "cuda" else (torch.bfloat16,)
+    halves = (torch.float16, torch.bfloat16) if has_streams(device) else (torch.bfloat16,)
     return (torch.float32, *halves)
 
 
@@ -72,13 +73,13 @@ def _best_s(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
-    size = 8192 if device.type == "cuda" else 1024
+    size = 8192 if has_streams(device) else 1024
     left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / _best_s(lambda: left @ right, device) / 1e12
 
 
 def _convolution_tflops(device: torch.device, dtype: torch.dtype) -> float:
-    batch, channels, side = (64, 256, 56) if device.type == "cuda" else (4, 128, 28)
+    batch, channels, side = (64, 256, 56) if has_streams(device) else (4, 128, 28)
     pixels = torch.rand(batch, channels, side, side, device=device).to(dtype)
     weight = torch.rand(channels, channels, 3, 3, device=device).to(dtype)
     operations = 2 * 9 * batch * channels**2 * side**2
@@ -87,7 +88,7 @@ def _convolution_tflops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _memory_gb_per_s(device: torch.device) -> float:
-    size_bytes = (512 if device.type == "cuda" else 128) * 2**20
+    size_bytes = (512 if has_streams(device) else 128) * 2**20
     source = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     return 2 * size_bytes / _best_s(lambda: target.copy_(source), device) / 1e9

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pooch.profiler.modules import ModulePath
+from pooch.torchtools import accelerators
 from pooch.torchtools.effects import Effects, argument_keys, effects_of, written_tensors
 from pooch.torchtools.memory_trace import marker
 from pooch.torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
@@ -86,7 +87,7 @@ class ForwardRecorder(TorchDispatchMode):
         self._depth = 0
         self._parameters = {storage_key(p) for p in model.parameters() if has_plain_storage(p)}
         self._buffers = {storage_key(b) for b in model.buffers() if has_plain_storage(b)}
-        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+        self._stream = self._stream_now()
         self._own_work = 0
 
     def _enter_model(self) -> None:
@@ -149,7 +150,10 @@ class ForwardRecorder(TorchDispatchMode):
 
     def _is_beside(self) -> bool:
         """On a stream of the user's own, which may read later than the step's stream gets to."""
-        return self._stream is not None and torch.cuda.current_stream() != self._stream
+        return self._stream is not None and self._stream_now() != self._stream
+
+    def _stream_now(self) -> torch.Stream | None:
+        return accelerators.current_stream(self._device) if accelerators.is_in_use(self._device) else None
 
     def looked(self, arguments: Any, handed_out: bool) -> None:
         """The program looks at tensors without an op."""

@@ -10,7 +10,7 @@ import torch
 
 from pooch.profiler.assembly import StepAssembly
 from pooch.profiler.step import check_loss
-from pooch.torchtools.training_state import synchronize
+from pooch.torchtools.accelerators import synchronize
 
 
 @dataclass(frozen=True, slots=True)

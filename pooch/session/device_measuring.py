@@ -23,6 +23,7 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = l
     from pooch.profiler.hardware import describe_device
     from pooch.profiler.rates import measure_rates
     from pooch.session.profiling import measure_device_link
+    from pooch.torchtools.accelerators import has_streams
 
     rates = measure_rates(device, progress)
     progress("measuring the link to the swap tier")
@@ -39,7 +40,7 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = l
         memory_gb_per_s=rates.memory_gb_per_s,
         link=_link_model(link),
         efficiency=efficiency,
-        tensor_cores=device.type == "cuda",
+        tensor_cores=has_streams(device),
         launch_us=rates.launch_us,
         copy_share=max(link.out_compute_share, link.in_compute_share),
         source=f"measured here ({versions})",

@@ -63,8 +63,10 @@ def _runnable(builder: Any) -> tuple[Any, tuple[str, ...]]:
     """A PyTorch without CUDA makes no CUDA tensors, not even fake ones: the CPU's ops stand in for the card's."""
     import torch
 
+    from pooch.torchtools.accelerators import is_available
+
     asked = getattr(builder, "device", None)
-    if asked is None or not str(asked).startswith("cuda") or torch.cuda.is_available():
+    if asked is None or is_available(torch.device(asked).type):
         return builder, ()
     note = "ops are those of the CPU: this PyTorch cannot make tensors for a GPU, where some layers run other ops"
     return replace(builder, device="cpu"), (note,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,7 +78,15 @@ class Guard:
         self._steps = self._steps_off_path = 0
         self._watch_peak = watch_peak
         self._overrun: Overrun | None = None
+        self._kept = ExitStack()
+        self._keep_host_memory()
         self._apply(plan)
+
+    def _keep_host_memory(self) -> None:
+        """The next plan takes over what this one has page-locked, where it is enough."""
+        from pooch.executor.engines.pinned import blocks_kept
+
+        self._kept.enter_context(blocks_kept())
 
     def _apply(self, plan: Plan) -> None:
         from pooch.executor import apply_plan
@@ -227,6 +235,7 @@ class Guard:
     def remove(self) -> None:
         """Take the plan off the model."""
         self.run.remove()
+        self._kept.close()
 
     def __enter__(self) -> Guard:
         return self

@@ -98,12 +98,12 @@ def exact_allocator(environment: Mapping[str, str]) -> dict[str, str]:
 
 def limit_gpu(device: torch.device, budget_bytes: int) -> int:
     """Let this process take no more of the GPU than the budget and the slack; returns that limit in bytes."""
-    import torch
+    from pooch.torchtools import accelerators, cuda_only
 
-    torch.cuda.empty_cache()
-    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    accelerators.empty_cache(device)
+    total_bytes = accelerators.total_bytes(device)
     limit_bytes = min(total_bytes, budget_bytes + SLACK_BYTES)
-    torch.cuda.set_per_process_memory_fraction(limit_bytes / total_bytes, device)
+    cuda_only.limit_memory(device, limit_bytes / total_bytes)
     return limit_bytes
 
 

@@ -69,10 +69,11 @@ class _Training:
 
 def _set_limit(training: _Training, budget_bytes: int) -> int:
     """Limit this process to the budget; returns the limit in bytes (of address space on the CPU)."""
+    from pooch.torchtools.accelerators import has_streams
     from pooch.torchtools.memory_trace import live_bytes
 
     training.workload.model.zero_grad(set_to_none=True)
-    if training.device.type == "cuda":
+    if has_streams(training.device):
         return limit_gpu(training.device, budget_bytes)
     room = budget_bytes - live_bytes(training.device) + SLACK_BYTES
     limit = _address_space_bytes() + max(0, room)

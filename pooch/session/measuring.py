@@ -141,14 +141,17 @@ def _measure_plan(
     factory: WorkloadFactory, plan: Plan, how: _HowToTrain, replan: Callable[[int], Plan] | None
 ) -> tuple[Plan, TrainingReport]:
     """The report, and the plan that it is about: another one than was given if memory ran out and `replan` helped."""
+    from pooch.executor.engines.pinned import blocks_kept
+
     steps, progress = how.steps, how.progress
     reference = _train_reference(factory, plan, steps, progress) if how.check else None
     workload = factory()
-    planned = train_steps(workload, plan, steps, progress, replan)
-    _tell_trained(how.when_trained, workload)
-    assert planned.plan is not None
-    plan = planned.plan
-    timing = time_in_turns(workload, plan, steps, progress)
+    with blocks_kept():
+        planned = train_steps(workload, plan, steps, progress, replan)
+        _tell_trained(how.when_trained, workload)
+        assert planned.plan is not None
+        plan = planned.plan
+        timing = time_in_turns(workload, plan, steps, progress)
     del workload
     outcomes: dict[str, LimitedOutcome] = {}
     if how.hard_limit:

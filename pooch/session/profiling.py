@@ -153,9 +153,21 @@ def _measured(
             return times.forward_ms, times.backward_ms
 
         alone = [(times.forward_ms, times.backward_ms) for times in done.plain]
-        return replace(done.profile, link=with_step_shares(done.profile.link, engine, device, alone, time_plain_step))
+        spare_bytes = _spare_bytes(done.profile, device, options)
+        link = with_step_shares(done.profile.link, engine, device, alone, time_plain_step, spare_bytes)
+        return replace(done.profile, link=link or measure_link(engine, device, shares=True))
     finally:
         engine.close()
+
+
+def _spare_bytes(profile: Profile, device: torch.device, options: ProfileOptions) -> int:
+    """Device bytes that a plain step leaves of what the process may take."""
+    from pooch.torchtools.device_memory import room_bytes
+    from pooch.torchtools.memory_trace import live_bytes
+
+    room = room_bytes(device, live_bytes(device))
+    limit = options.memory_limit_bytes
+    return (room if limit is None else min(room, limit)) - profile.peak_bytes
 
 
 def _is_fake(mode: Mode, device_model: DeviceModel | None) -> bool:
@@ -230,8 +242,9 @@ def measure_devices(progress: Progress = silent) -> list[tuple[Device, Link]]:
     import torch
 
     from pooch.profiler.hardware import describe_device
+    from pooch.torchtools.accelerators import all_accelerators
 
-    devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] + [torch.device("cpu")]
+    devices = [*all_accelerators(), torch.device("cpu")]
     found: list[tuple[Device, Link]] = []
     for device in devices:
         progress(f"measuring {device}")

@@ -176,11 +176,14 @@ def with_measurements(
 def _measured(
     factory: Callable[[], Workload], point: SizePoint, plan: Plan | None, steps: int, progress: Progress
 ) -> MeasuredSize:
+    from pooch.executor.engines.pinned import blocks_kept
+
     progress(f"training {'under the plan' if plan else 'plainly'} at {point.size}")
     workload = factory()
-    peak_bytes = train_steps(workload, plan, steps, progress).peak_bytes
-    with applied(plan, workload) as run:
-        samples_ms = [timed_step(workload, run) for _ in range(steps)]
+    with blocks_kept():
+        peak_bytes = train_steps(workload, plan, steps, progress).peak_bytes
+        with applied(plan, workload) as run:
+            samples_ms = [timed_step(workload, run) for _ in range(steps)]
     return MeasuredSize(
         size=point.size,
         items=point.items,

@@ -111,13 +111,12 @@ def train_offloaded(workload: Workload, steps: int, progress: Progress) -> Train
 
 
 def _begin() -> None:
-    import torch
-
+    from pooch.torchtools.accelerators import accelerators_in_use, empty_cache
     from pooch.torchtools.training_state import seed_all
     from pooch.workloads.loading import SEED
 
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # what an earlier training left in the cache is not reserved by this one
+    for device in accelerators_in_use():
+        empty_cache(device)  # what an earlier training left in the cache is not reserved by this one
     seed_all(SEED)
 
 
@@ -289,7 +288,8 @@ def time_planned(workload: Workload, run: Run, steps: int, progress: Progress) -
 
 def timed_step(workload: Workload, run: Run | None) -> float:
     """One step, forward and backward, in ms; gradients are dropped before it."""
-    from pooch.torchtools.training_state import model_device, synchronize
+    from pooch.torchtools.accelerators import synchronize
+    from pooch.torchtools.training_state import model_device
 
     device = model_device(workload.model)
     workload.model.zero_grad(set_to_none=True)

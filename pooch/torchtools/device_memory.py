@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from pooch.process_limits import left_by_control_groups, left_by_limits
+from pooch.torchtools import accelerators
 
 _LARGE_BLOCK_BYTES = 256 * 1024
 _SLACK_BYTES = 32 * 2**20
@@ -23,9 +24,8 @@ def free_bytes(device: torch.device) -> int:
     On a CPU this is the least of what `ulimit -d` and `ulimit -v`, the control group and the machine leave. On a GPU it
     is what the card has free, and what the caching allocator holds without using it.
     """
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0] + cached)
+    if accelerators.has_streams(device):
+        return accelerators.available_bytes(device)
     left = [int(psutil.virtual_memory().available), *left_by_limits(), *left_by_control_groups()]
     return max(0, min(left))
 
@@ -43,8 +43,8 @@ def room_bytes(device: torch.device, live_bytes: int) -> int:
 def give_memory_back(device: torch.device) -> None:
     """Collect garbage and return cached blocks, so that what was let go of is free for the next attempt."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if accelerators.has_streams(device):
+        accelerators.empty_cache(device)
     else:
         _trim()
 

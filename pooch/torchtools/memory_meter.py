@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pooch.torchtools import accelerators
 from pooch.torchtools.memory_trace import MemoryTracer, live_bytes, quiet_collector
 
 
@@ -28,8 +29,8 @@ class MemoryMeter:
 
     def __enter__(self) -> MemoryMeter:
         self._quiet.__enter__()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if accelerators.has_streams(self._device):
+            accelerators.reset_peaks(self._device)
         else:
             self._start_bytes = live_bytes(self._device)
             self._tracer = MemoryTracer(self._device)
@@ -38,8 +39,8 @@ class MemoryMeter:
 
     def __exit__(self, *exception: object) -> None:
         if self._tracer is None:
-            self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
-            self.reserved_bytes = torch.cuda.max_memory_reserved(self._device)
+            self.peak_bytes = accelerators.peak_allocated_bytes(self._device)
+            self.reserved_bytes = accelerators.peak_reserved_bytes(self._device)
         else:
             self.peak_bytes = self._start_bytes + self._tracer.stop().peak_bytes
         self._quiet.__exit__(None, None, None)

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
+from pooch.torchtools import accelerators
 from pooch.torchtools.profiler_log import QuietAllocator, quiet_start
 from pooch.torchtools.tensors import storage_bytes
 
@@ -92,8 +93,7 @@ class MemoryTracer:
 
     def stop(self) -> MemoryTrace:
         """End, and read what was recorded."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        accelerators.synchronize(self._device)
         try:
             self._profiler.__exit__(None, None, None)
         finally:
@@ -172,8 +172,8 @@ def live_bytes(device: torch.device) -> int:
     """Device bytes of all tensors that live now: from the allocator on a GPU, from the interpreter's objects on the
     CPU.
     """
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
+    if accelerators.has_streams(device):
+        return accelerators.allocated_bytes(device)
     return storage_bytes(live_tensors())
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from pooch.torchtools.cuda_only import chooses_algorithms_by_timing
+
 # These update running statistics through arguments that their schema does not mark as written. In training mode
 # their outputs do not depend on the running statistics, so a replay gets scratch copies and the real ones move once.
 _BATCH_NORMS = {
@@ -110,7 +112,7 @@ def call_refusal(func: Any, args: tuple[Any, ...]) -> str | None:
     name = func._schema.name
     if name == "aten::_cudnn_rnn" and _argument(func, args, "dropout") and _argument(func, args, "train"):
         return "cuDNN draws this dropout from a state of its own, which the call moves on"
-    if name in _CONVOLUTIONS and torch.backends.cudnn.benchmark and args and args[0].is_cuda:
+    if name in _CONVOLUTIONS and args and chooses_algorithms_by_timing(args[0].device):
         return (
             "torch.backends.cudnn.benchmark chooses its algorithm by timing, for each thread anew, so a replay in the "
             "backward pass may be another one"

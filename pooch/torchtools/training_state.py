@@ -13,8 +13,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pooch.errors import ProfileError
+from pooch.torchtools.accelerators import accelerators_in_use, has_streams, random_state, set_random_state
 from pooch.torchtools.kept_contents import KeptContents
 from pooch.torchtools.tensors import version_of
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class RandomStates:
     def of(cls, device: torch.device) -> RandomStates:
         """Read them."""
         with _disable_current_modes():  # in a fake world too, real states are asked for
-            on_device = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else None
-            cpu = torch.get_rng_state().numpy().tobytes()
+            on_device = random_state(device) if has_streams(device) else None
+            cpu = random_state(_CPU)
         return cls(random.getstate(), numpy.random.get_state(), cpu, on_device)  # noqa: NPY002
 
     def restore(self, device: torch.device) -> None:
@@ -39,9 +42,9 @@ class RandomStates:
         random.setstate(self.python)
         numpy.random.set_state(self.numpy)  # noqa: NPY002
         with _disable_current_modes():
-            torch.set_rng_state(torch.frombuffer(bytearray(self.cpu), dtype=torch.uint8))
+            set_random_state(_CPU, self.cpu)
             if self.device is not None:
-                torch.cuda.set_rng_state(torch.frombuffer(bytearray(self.device), dtype=torch.uint8), device)
+                set_random_state(device, self.device)
 
 
 @contextmanager
@@ -64,8 +67,7 @@ def seed_all(seed: int) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Inside, all random generators start from this seed; at the end they stand where they stood."""
-    cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    devices = [torch.device("cpu"), *(torch.device("cuda", number) for number in cards)]
+    devices = [_CPU, *accelerators_in_use()]
     states = [(RandomStates.of(device), device) for device in devices]
     seed_all(seed)
     try:
@@ -113,9 +115,3 @@ def model_device(model: torch.nn.Module) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the device; nothing to do on the CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

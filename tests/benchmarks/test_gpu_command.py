@@ -22,7 +22,7 @@ from benchmarks.gpu.part import Job, Verdict, find
 from benchmarks.gpu.report import report_text
 from benchmarks.gpu.surroundings import look_around
 from benchmarks.gpu.wheels import PACKAGES, ROOT, download_command, pinned
-from pooch.executor.engines.measurement import LARGE_BYTES
+from pooch.executor.engines import measurement
 from pooch.ir import Profile
 
 AROUND = {
@@ -141,7 +141,7 @@ def test_wheels_for_another_python_are_left_alone(tmp_path: Path) -> None:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Job]]:
     """Small parts in this process; its settings are put back."""
     monkeypatch.setattr(pooch.profiler.assembly, "SMALLEST_ACTIVATION_BYTES", 1024)
-    monkeypatch.setitem(LARGE_BYTES, "cpu", 2**18)
+    monkeypatch.setattr(measurement, "LARGE_BYTES", 2**18)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

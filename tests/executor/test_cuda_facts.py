@@ -10,7 +10,7 @@ import torch
 
 from pooch.errors import PlanMismatch
 from pooch.executor.run import _refuse_chosen_algorithms
-from pooch.profiler.cuda_times import _kernels_ms
+from pooch.profiler.device_times import _kernels_ms
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.session.hard_limit import exact_allocator
 from pooch.torchtools.operators import call_refusal
@@ -39,7 +39,9 @@ def test_algorithms_chosen_by_timing_are_not_replayed(
     benchmark: bool, is_cuda: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
-    assert (call_refusal(CONVOLUTION, (SimpleNamespace(is_cuda=is_cuda),)) is not None) == refused
+    assert (
+        call_refusal(CONVOLUTION, (SimpleNamespace(device=torch.device("cuda" if is_cuda else "cpu")),)) is not None
+    ) == refused
 
 
 def test_a_plan_that_replays_convolutions_needs_fixed_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:

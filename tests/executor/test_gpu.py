@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import pooch
 from pooch.errors import PlanMismatch, UsageError
 from pooch.executor import apply_plan
-from pooch.executor.engines.cuda import CudaEngine
 from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.engines.streams import StreamEngine
 from pooch.executor.snapshot import StepSnapshot
+from pooch.session.guarding import Guard
 from pooch.session.hard_limit import SLACK_BYTES, limit_gpu
 from pooch.torchtools.memory_meter import MemoryMeter
 from tests.executor.nets import make_job
@@ -48,6 +49,7 @@ def test_five_steps_with_buffers_used_again(kind: str, own_stream: bool) -> None
         job = make_job(kind, 2, "cuda")
         profile = profile_job(job)
         planned, stats = train(job, tight_plan(profile, mixed(profile)), steps=5)
+    torch.cuda.synchronize()  # what was trained on one stream is compared on another
     assert stats is not None
     assert stats.swapped_in_bytes > 2**20
     assert stats.recomputed_ops > 0
@@ -57,7 +59,7 @@ def test_five_steps_with_buffers_used_again(kind: str, own_stream: bool) -> None
 
 def test_copies_wait_for_a_slow_producer_and_reads_for_copies() -> None:
     device = torch.device("cuda", 0)
-    engine = CudaEngine(device)
+    engine = StreamEngine(device)
     for fill in range(1, 4):
         arena = engine.open_arena(LARGE_BYTES)
         busy(20)
@@ -77,7 +79,7 @@ def test_a_step_is_repeated_whose_model_has_buffers_on_two_devices() -> None:
     model = nn.Linear(4, 4).cuda()
     model.register_buffer("steps", torch.zeros(3))
     model.register_buffer("mean", torch.ones(5, device="cuda"))
-    engine = CudaEngine(torch.device("cuda", 0))
+    engine = StreamEngine(torch.device("cuda", 0))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     snapshot = StepSnapshot(model, engine, torch.device("cuda", 0))
     for buffer in model.buffers():
@@ -86,6 +88,49 @@ def test_a_step_is_repeated_whose_model_has_buffers_on_two_devices() -> None:
     snapshot.close()
     engine.close()
     assert_same(before, dict(model.named_buffers()))
+
+
+def test_stalls_and_the_step_are_timed_by_the_device() -> None:
+    device = torch.device("cuda", 0)
+    engine = StreamEngine(device)
+    arena = engine.open_arena(LARGE_BYTES)
+    value = torch.ones(LARGE_BYTES, dtype=torch.uint8, device=device)
+    arena.copy_out(value.untyped_storage(), 0).wait()  # nothing to compute beside it
+    arena.close()
+    assert 0 < arena.clock.stall_ms <= arena.clock.step_ms
+    arena = engine.open_arena(LARGE_BYTES)
+    ticket = arena.copy_out(value.untyped_storage(), 0)
+    engine.out_stream.synchronize()
+    busy(20)
+    ticket.wait()  # done long ago
+    arena.close()
+    assert arena.clock.stall_ms < arena.clock.step_ms / 2
+    engine.close()
+
+
+@contextmanager
+def waits_refused() -> Iterator[None]:
+    """PyTorch raises where one of its operations makes the host wait."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_guarded_step_makes_the_host_wait_for_nothing() -> None:
+    """With buffers, and with gradients that accumulate from the second step on."""
+    torch.manual_seed(1)
+    model, rows = nn.Sequential(nn.Linear(640, 640), nn.BatchNorm1d(640), nn.Tanh()).cuda(), torch.rand(64, 640).cuda()
+    profile = quick_profile(lambda: model(rows).sum(), model)
+    plan = tight_plan(profile, all_of(profile, "swap"))
+    with Guard(plan, model, lambda target: plan, measured_steps=0) as guard:
+        for _ in range(3):
+            with waits_refused():
+                guard.step(lambda: model(rows).sum())
+        assert guard.run.stats.swapped_in_bytes > 0
+        assert guard.run.stats.step_ms > 0
+        assert guard.repairs == []
 
 
 def test_pinned_blocks_are_pinned_and_can_be_had_again() -> None:

@@ -605,8 +605,8 @@ class Counters:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Run, peak_bytes: int) -> None:
         self.peak_bytes, self.reads = peak_bytes, 0
         monkeypatch.setattr(run._watch, "_device", torch.device("cuda"))
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: run.plan.persistent_bytes)
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", self.read)
+        monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: run.plan.persistent_bytes)
+        monkeypatch.setattr(torch.accelerator, "max_memory_allocated", self.read)
 
     def read(self, device: torch.device) -> int:
         self.reads += 1

@@ -1,4 +1,4 @@
-"""Copy engines: one protocol, a CPU engine (thread and file) and a CUDA engine (streams and pinned memory)."""
+"""Copy engines: one protocol, a CPU engine (thread and file) and one for devices with streams (and pinned memory)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
+from pooch.errors import UsageError
 from pooch.executor.engines.protocol import CopyEngine
+from pooch.torchtools.accelerators import has_streams
 
 
 def make_engine(
@@ -21,11 +23,17 @@ def make_engine(
 
     Raises:
         TierError: the tier cannot be set up.
+        UsageError: the device is neither a CPU nor one with streams.
     """
-    if device.type == "cuda":
-        from pooch.executor.engines.cuda import CudaEngine
+    if has_streams(device):
+        from pooch.executor.engines.streams import StreamEngine
 
-        return CudaEngine(device)
+        return StreamEngine(device)
+    if device.type not in ("cpu", "meta"):
+        raise UsageError(
+            f"PyTorch gives nobody the streams of a device of type {device.type!r}, so nothing can be swapped beside "
+            "compute there: move the model to the CPU, or to an accelerator with streams"
+        )
     from pooch.executor.engines.cpu import CpuEngine
 
     return CpuEngine(spill_directory, check=check_copies)

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from pooch.errors import TierError
+from pooch.executor.engines.protocol import Purpose
 from pooch.executor.engines.spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
 
 # How often somebody who waits for a copy looks whether the thread that does it is still there.
@@ -116,6 +117,8 @@ def _serve(tickets: queue.SimpleQueue[CpuTicket | None], buffer: mmap.mmap) -> N
 class CpuArena:
     """Room in one spill file, served by the engine's copy thread."""
 
+    clock = None
+
     def __init__(self, engine: CpuEngine, file: SpillFile) -> None:
         self._engine = engine
         self._file: SpillFile | None = file
@@ -187,8 +190,8 @@ class CpuEngine:
         """One thread does all copies."""
         return False
 
-    def open_arena(self, size_bytes: int) -> CpuArena:
-        """A file with room for `size_bytes`: one that is free, or a new one."""
+    def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> CpuArena:
+        """A file with room for `size_bytes`: one that is free, or a new one, which costs little whatever it is for."""
         if os.getpid() != self._process:  # a fork must not write into the files of its parent
             self._process = os.getpid()
             self._in_use.clear()

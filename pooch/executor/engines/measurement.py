@@ -14,20 +14,29 @@ import torch
 from pooch.executor.engines.protocol import Arena, CopyEngine, Ticket
 from pooch.ir import Link
 from pooch.process_limits import is_limited
-from pooch.torchtools.training_state import synchronize
+from pooch.torchtools.accelerators import has_streams, synchronize
+from pooch.torchtools.device_memory import free_bytes, give_memory_back
+from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 
 SMALL_BYTES = 4096
 # Long enough that the latency does not count, and above 32 MiB, where the C library has fresh pages for every copy in.
-LARGE_BYTES = {"cpu": 64 * 2**20, "cuda": 64 * 2**20}
+LARGE_BYTES = 64 * 2**20
 _LIMITED_BYTES = 16 * 2**20  # in a process with little memory, which takes fresh pages for all blocks
+_LEAST_BYTES = 4 * 2**20
+_STORAGES = 3  # of that size, that live at the same time
 REPEATS = 3
+_LEAST_SIDE = 256  # of a matrix
 _ENOUGH_BYTES = 64 * 2**20  # copied beside a step, so that the rate is taken from there
 _MOST_SHARE = 2.0  # one copy thread takes at most its own core, and makes the others wait for it
 
 
-def _large_bytes(device: torch.device) -> int:
-    """Size of the copies that are timed."""
-    return min(LARGE_BYTES[device.type], _LIMITED_BYTES) if is_limited() else LARGE_BYTES[device.type]
+def _copy_sizes(room_bytes: int) -> list[int]:
+    """Sizes of copies that can be timed where so much device memory is left, from the best on; none where even the
+    least that tells a rate does not fit.
+    """
+    largest = min(LARGE_BYTES, _LIMITED_BYTES) if is_limited() else LARGE_BYTES
+    sizes = [largest, *(size for size in (largest // 4, largest // 16) if size >= _LEAST_BYTES)]
+    return [size for size in sizes if _STORAGES * size <= room_bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +54,11 @@ def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = Fal
     Args:
         engine: whose copies are measured.
         device: where the storages live. Takes some tenths of a second and 192 MiB, or 48 MiB under
-            a limit of the process.
+            a limit of the process, or less where the device has little left.
         shares: also measure how much copying slows compute down, with matrix products, in about a second;
             `with_step_shares` measures it on the step itself.
     """
-    large_bytes = _large_bytes(device)
+    large_bytes = next(iter(_copy_sizes(free_bytes(device) // 2)), _LEAST_BYTES)
     arena = engine.open_arena(4 * large_bytes)
     try:
         storages = [_noise(large_bytes, device).untyped_storage() for _ in range(2)]
@@ -75,8 +84,8 @@ def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = Fal
             return link
         return replace(
             link,
-            out_compute_share=_compute_share(lambda: arena.copy_out(storages[0], 0), out, device),
-            in_compute_share=_compute_share(lambda: arena.copy_in(storages[0], 0), back, device),
+            out_compute_share=_compute_share(lambda: arena.copy_out(storages[0], 0), large_bytes, out, device),
+            in_compute_share=_compute_share(lambda: arena.copy_in(storages[0], 0), large_bytes, back, device),
         )
     finally:
         arena.close()
@@ -95,7 +104,8 @@ def with_step_shares(
     device: torch.device,
     alone: Sequence[tuple[float, float]],
     time_step: TimesStep,
-) -> Link:
+    spare_bytes: int,
+) -> Link | None:
     """The link as the step itself sees it: plain steps with copies out beside their forward pass and copies in beside
     their backward pass, which is where plans have them.
 
@@ -109,8 +119,31 @@ def with_step_shares(
         device: where the storages live.
         alone: (forward, backward) ms of plain steps without copies.
         time_step: runs one plain step; called as often as there are steps in `alone`, and the fastest pass counts.
+        spare_bytes: device memory that a plain step leaves. The copies take no more, and get smaller should memory run
+            out all the same.
+
+    Returns:
+        None where the step leaves no room for copies that would tell anything.
     """
-    large_bytes = _large_bytes(device)
+    for copy_bytes in _copy_sizes(spare_bytes):
+        try:
+            return _with_shares_beside(link, engine, device, alone, time_step, copy_bytes)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            forgotten(error)
+        give_memory_back(device)
+    return None
+
+
+def _with_shares_beside(
+    link: Link,
+    engine: CopyEngine,
+    device: torch.device,
+    alone: Sequence[tuple[float, float]],
+    time_step: TimesStep,
+    large_bytes: int,
+) -> Link:
     arena = engine.open_arena(2 * large_bytes)
     try:
         source = _noise(large_bytes, device).untyped_storage()
@@ -166,8 +199,9 @@ def _step_beside(
     """One step, beside a thread that starts a copy whenever the last one is done."""
     forward, backward = _PassBeside(), _PassBeside()
     turned, ended = threading.Event(), threading.Event()
+    failed: list[BaseException] = []
 
-    def keep_copying() -> None:
+    def copy_on() -> None:
         with engine.aside() as completed:
             while not ended.is_set():
                 is_backward = turned.is_set()
@@ -176,6 +210,12 @@ def _step_beside(
                 completed()
                 (backward if is_backward else forward).copies_ms.append((time.perf_counter() - start_s) * 1000)
 
+    def keep_copying() -> None:
+        try:
+            copy_on()
+        except Exception as error:  # noqa: BLE001  (raised where the thread is waited for)
+            failed.append(error)
+
     copier = threading.Thread(target=keep_copying, name="pooch-measure")
     copier.start()
     try:
@@ -183,6 +223,8 @@ def _step_beside(
     finally:
         ended.set()
         copier.join()
+    if failed:
+        raise failed[0]
     return forward, backward
 
 
@@ -215,7 +257,7 @@ def _direction(
     begin_s = time.process_time()
     durations_ms = [once(large, 0) for _ in range(REPEATS)]
     busy_ms = (time.process_time() - begin_s) * 1000
-    share = busy_ms / sum(durations_ms) / torch.get_num_threads() if device.type == "cpu" else 0.0
+    share = busy_ms / sum(durations_ms) / torch.get_num_threads() if not has_streams(device) else 0.0
     rate = large.nbytes() / max(statistics.median(durations_ms) - latency, 1e-6)
     return _Direction(latency, rate, min(share, 1.0))
 
@@ -236,11 +278,13 @@ def _is_full_duplex(
     return together < 0.75 * alone
 
 
-def _compute_share(copy: Callable[[], object], direction: _Direction, device: torch.device) -> float:
+def _compute_share(copy: Callable[[], object], copy_bytes: int, direction: _Direction, device: torch.device) -> float:
     """Compute work that one ms of copying displaces: the same products with and without copies beside them."""
-    size = 4096 if device.type == "cuda" else 1024
+    size = 4096 if has_streams(device) else 1024
+    while size > _LEAST_SIDE and 3 * 4 * size * size > free_bytes(device) // 2:
+        size //= 2
     left, right = (_noise(4 * size * size, device).view(size, size) for _ in range(2))
-    copy_ms = _large_bytes(device) / direction.bytes_per_ms
+    copy_ms = copy_bytes / direction.bytes_per_ms
 
     def product_ms() -> float:
         return _timed_ms(lambda: left @ right, device)

@@ -15,9 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+
+from pooch.executor.engines.step_clock import StepClock
+
+Purpose = Literal["step", "snapshot"]  # what an arena is for: the values of a step, or what is kept aside to repeat it
 
 
 class Ticket(Protocol):
@@ -33,6 +37,10 @@ class Ticket(Protocol):
 
 class Arena(Protocol):
     """Room in the tier for one step."""
+
+    @property
+    def clock(self) -> StepClock | None:
+        """Times of the step from the device itself; None where the host does all that is done."""
 
     def in_order(self) -> bool:
         """Whether everything so far was computed in one order; asked before each op."""
@@ -58,8 +66,9 @@ class CopyEngine(Protocol):
     def has_two_lanes(self) -> bool:
         """Whether a copy out and a copy in can be under way at the same time."""
 
-    def open_arena(self, size_bytes: int) -> Arena:
-        """Take room for one step.
+    def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> Arena:
+        """Take room for one step. Each purpose has room of its own, so that none takes from another what it would have
+        to get anew in mid-step.
 
         Raises:
             TierError: there is not enough of it.

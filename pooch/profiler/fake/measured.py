@@ -10,11 +10,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pooch.profiler.fake.costs import OpCost, signature
+from pooch.torchtools.accelerators import has_streams, synchronize
 from pooch.torchtools.memory_trace import MemoryTracer
 from pooch.torchtools.operators import operator_facts
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors
-from pooch.torchtools.training_state import synchronize
 
 # An operator is run again after its first time (which sets up kernels) until so much is spent on it, or so often.
 _ENOUGH_MS = 10.0
@@ -86,7 +86,7 @@ class MeasuredCosts:
         return self._known[key]
 
     def _generators(self) -> list[torch.device]:
-        return [self._device] if self._device.type == "cuda" else []
+        return [self._device] if has_streams(self._device) else []
 
     def _measure(self, func: Any, args: Any, kwargs: Any) -> _Measured:
         contents = _Contents(self._device)

@@ -16,8 +16,9 @@ from pooch.profiler.fake.costs import OpCosts
 from pooch.profiler.fake.step import FakeStep, record_fake_releases, record_fake_step
 from pooch.profiler.fake.world import FakeWorld, data_dependence
 from pooch.profiler.persistent import foreseen_state_bytes
-from pooch.profiler.profiler import CUDA_GRANULE_BYTES, ProfileOptions, check_same_forward, user_errors_named
+from pooch.profiler.profiler import ProfileOptions, check_same_forward, user_errors_named
 from pooch.progress import Progress
+from pooch.torchtools.accelerators import granule_bytes
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.signature import model_signature
 from pooch.torchtools.tensors import storage_bytes
@@ -120,7 +121,7 @@ class _FakeProfiling:
 
     @property
     def _granularity_bytes(self) -> int:
-        return CUDA_GRANULE_BYTES if self.setting.device.kind == "cuda" else 1
+        return granule_bytes(self.setting.device.kind)
 
     def _make(
         self, assembly: StepAssembly, step: FakeStep, persistent: int, signature: str, notes: tuple[str, ...]

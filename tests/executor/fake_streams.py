@@ -1,4 +1,4 @@
-"""A fake of CUDA streams and events that finds races: every stream has a vector clock, and every copy, read and free is
+"""A fake of streams and events that finds races: every stream has a vector clock, and every copy, read and free is
 checked against it. Copies themselves are done at once, on CPU tensors, so numbers stay right while order is judged.
 """
 
@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from pooch.torchtools import accelerators, cuda_only
 
 Clock = dict[str, int]
 
@@ -22,18 +24,24 @@ class Race(AssertionError):
 
 
 class Stream:
-    """A row of jobs. `clock`: how many jobs of each stream are complete before the next one here starts."""
+    """A row of jobs. `clock`: how many jobs of each stream are complete before the next one here starts. `now_ms`: when
+    that is, on a device where each job takes its time and the host takes none.
+    """
 
     made = 0
+    device_index = 0
 
     def __init__(self, device: Any = None) -> None:
         Stream.made += 1
+        self.stream_id = Stream.made
         self.name = f"stream {Stream.made}"
         self.clock: Clock = {self.name: 0}
+        self.now_ms = 0.0
 
-    def work(self) -> int:
+    def work(self, takes_ms: float = 1.0) -> int:
         """Give it a job; returns its number."""
         self.clock[self.name] += 1
+        self.now_ms += takes_ms
         return self.clock[self.name]
 
     @property
@@ -43,6 +51,7 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         for name, count in event.clock.items():
             self.clock[name] = max(self.clock.get(name, 0), count)
+        self.now_ms = max(self.now_ms, event.time_ms)
 
     def synchronize(self) -> None:
         """The host waits; nothing to do where jobs are done at once."""
@@ -51,11 +60,27 @@ class Stream:
 class Event:
     """Remembers what its stream had been given, and had waited for, when it was recorded."""
 
-    def __init__(self) -> None:
+    is_device_done = True  # what `query` answers
+    host_waits = 0
+
+    def __init__(self, device: Any = None, enable_timing: bool = False) -> None:
         self.clock: Clock = {}
+        self.time_ms, self._is_timed = 0.0, enable_timing
 
     def record(self, stream: Stream) -> None:
-        self.clock = dict(stream.clock)
+        self.clock, self.time_ms = dict(stream.clock), stream.now_ms
+
+    def query(self) -> bool:
+        return Event.is_device_done
+
+    def synchronize(self) -> None:
+        """The host waits."""
+        Event.host_waits += 1
+
+    def elapsed_time(self, later: Event) -> float:
+        if not (self._is_timed and later._is_timed and self.clock and later.clock):
+            raise RuntimeError("both events must be recorded with timing enabled")
+        return later.time_ms - self.time_ms
 
 
 @dataclass
@@ -83,6 +108,7 @@ class Machine:
     races: list[str] = field(default_factory=list)
     recorded: list[tuple[int, Stream]] = field(default_factory=list)
     refuse_to_lock: int = 0
+    copy_ms: float = 5.0
     capturing: bool = False
 
     def __post_init__(self) -> None:
@@ -90,6 +116,9 @@ class Machine:
         self.programs = [self.compute]
         self.host: Clock = {}  # what the host has waited for
         self._touching: dict[int, list[Copy]] = {}
+
+    def set_stream(self, stream: Stream) -> None:
+        self.current = stream
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
@@ -117,6 +146,7 @@ class Machine:
 
     def synchronize(self, device: Any = None) -> None:
         """The host waits for all that was issued."""
+        Event.host_waits += 1
         for copy in self.copies:
             self.host[copy.stream] = max(self.host.get(copy.stream, 0), copy.number)
 
@@ -142,7 +172,7 @@ class Machine:
             shares_room = other.block == block and other.room[0] < room[1] and room[0] < other.room[1]
             if shares_room and (outwards or other.outwards) and not other.is_before(clock):
                 self._fail("a copy uses room in the tier that another copy is not done with")
-        copy = Copy(stream.name, stream.work(), outwards, room, block)
+        copy = Copy(stream.name, stream.work(self.copy_ms), outwards, room, block)
         self.copies.append(copy)
         if storage._cdata not in self._touching:
             self._touching[storage._cdata] = []
@@ -174,20 +204,24 @@ class Machine:
 
 
 def install(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the fake in the place of `torch.cuda`, and watch the arenas' copies."""
-    from pooch.executor.engines import cuda
-
+    """Put the fake in the place of PyTorch's streams, and watch the arenas' copies. Its device is the CPU, which has
+    streams then.
+    """
     runtime = SimpleNamespace(cudaHostRegister=machine.register, cudaHostUnregister=machine.unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(Event, "host_waits", 0)
+    monkeypatch.setattr(cuda_only, "is_cuda", lambda device: True)
     replaced = {
-        "Stream": Stream,
-        "Event": Event,
-        "current_stream": lambda device=None: machine.current,
-        "stream": machine.stream,
+        "current_stream": lambda index=None: machine.current,
+        "set_stream": machine.set_stream,
+        "device_index": lambda index: nullcontext(),
         "synchronize": machine.synchronize,
-        "cudart": lambda: runtime,
     }
     for name, what in replaced.items():
-        monkeypatch.setattr(torch.cuda, name, what)
+        monkeypatch.setattr(torch.accelerator, name, what)
+    monkeypatch.setattr(accelerators, "synchronize", machine.synchronize)
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda self, stream: machine.recorded.append((self.data_ptr(), stream))
     )
@@ -211,4 +245,4 @@ def install(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         with torch._C.DisableTorchFunction():  # a default device would send this through here again
             return copy(self, source)
 
-    monkeypatch.setattr(cuda.torch.Tensor, "copy_", watched)
+    monkeypatch.setattr(torch.Tensor, "copy_", watched)

@@ -1,4 +1,6 @@
-"""Op times on a GPU: the kernels that each op launched, as the device itself timed them (no synchronize per op)."""
+"""Op times on a device with streams: the kernels that each op launched, as the device itself timed them, without a
+synchronization per op.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity
 
 from pooch.profiler.assembly import StepAssembly
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.profiler.step import check_loss
+from pooch.torchtools.accelerators import synchronize
 from pooch.torchtools.memory_trace import AUTOGRAD_NODE, MARKER
 from pooch.torchtools.operators import is_view_name
 from pooch.torchtools.profiler_log import quiet_start
+from pooch.torchtools.training_state import model_device
 
 
-def cuda_slot_times_ms(
+def device_slot_times_ms(
     forward: Callable[[], torch.Tensor], model: torch.nn.Module, assembly: StepAssembly
 ) -> list[float] | None:
     """Device time of each slot's op in one more run of the step, in ms.
@@ -25,12 +28,12 @@ def cuda_slot_times_ms(
         None where the ops differ from the assembly, or torch's profiler got no times from the device.
     """
     recorder = ForwardRecorder(model)
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    activities = list(torch.profiler.supported_activities())
     with quiet_start(), torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         with recorder.path.watched(), recorder:
             loss = check_loss(forward())
         loss.backward()
-        torch.cuda.synchronize()
+        synchronize(model_device(model))
     events = list(profiler.events() or ())
     by_marker = {e.name: _kernels_ms(e) for e in events if e.name.startswith(MARKER) and _on_cpu(e)}
     forward_times = [by_marker.get(f"{MARKER}op {op.call}", 0.0) for op in recorder.ops]

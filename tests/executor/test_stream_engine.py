@@ -1,4 +1,4 @@
-"""The CUDA engine's ordering rules, under a fake of streams and events that finds races; and that it finds them."""
+"""The stream engine's ordering rules, under a fake of streams and events that finds races; and that it finds them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from torch import nn
 from pooch.errors import TierError, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.actions import StepActions
-from pooch.executor.engines.cuda import CudaArena, CudaEngine, CudaTicket
-from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.engines.pinned import PinnedBlock, blocks_kept
+from pooch.executor.engines.streams import StreamArena, StreamEngine, StreamTicket
 from pooch.executor.mode import StepMode
 from pooch.executor.step import PlannedStep
 from pooch.ir import Plan
-from tests.executor.fake_cuda import Machine, Race, Stream, install
+from pooch.session.guarding import Guard
+from pooch.torchtools import accelerators, cuda_only
+from tests.executor.fake_streams import Event, Machine, Race, Stream, install
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train
 
@@ -42,7 +44,7 @@ def storage(fill: int, size: int = 64) -> torch.UntypedStorage:
 # One step, told as the executor would do it ---------------------------------------------------------------------
 
 
-def one_step(machine: Machine, engine: CudaEngine, fill: int = 1) -> None:
+def one_step(machine: Machine, engine: StreamEngine, fill: int = 1) -> None:
     """Produce, copy out, free, compute with the room, copy in, read, let go; then the step is over."""
     arena = engine.open_arena(8192)
     machine.compute.work()
@@ -61,7 +63,7 @@ def one_step(machine: Machine, engine: CudaEngine, fill: int = 1) -> None:
     arena.close()
 
 
-def abandoned_step(machine: Machine, engine: CudaEngine) -> None:
+def abandoned_step(machine: Machine, engine: StreamEngine) -> None:
     """A step whose backward pass never comes: nobody waits for its copies."""
     arena = engine.open_arena(8192)
     machine.compute.work()
@@ -73,7 +75,7 @@ def abandoned_step(machine: Machine, engine: CudaEngine) -> None:
 
 
 def test_steps_keep_the_rules_of_order(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     for number in range(3):
         one_step(machine, engine, number)
     abandoned_step(machine, engine)
@@ -84,7 +86,7 @@ def test_steps_keep_the_rules_of_order(machine: Machine) -> None:
 
 
 def test_a_wait_blocks_no_host_and_orders_compute(machine: Machine) -> None:
-    arena = CudaEngine(CPU).open_arena(64)
+    arena = StreamEngine(CPU).open_arena(64)
     value = storage(1)
     ticket = arena.copy_out(value, 0)
     copy = machine.copies[-1]
@@ -95,7 +97,7 @@ def test_a_wait_blocks_no_host_and_orders_compute(machine: Machine) -> None:
 
 def test_a_step_on_another_stream(machine: Machine) -> None:
     """Each step on its own stream: the second must not write into the block before the first is done reading it."""
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     abandoned_step(machine, engine)
     other = Stream()
     machine.compute = other
@@ -107,7 +109,7 @@ def test_a_step_on_another_stream(machine: Machine) -> None:
 
 def test_a_step_that_ends_on_another_stream(machine: Machine) -> None:
     """A graph may be let go of by any thread, whose current stream is not the one that gets the memory back."""
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     arena = engine.open_arena(8192)
     value = storage(1)
     arena.copy_out(value, 0)
@@ -118,7 +120,7 @@ def test_a_step_that_ends_on_another_stream(machine: Machine) -> None:
 
 
 def test_a_value_that_is_read_on_another_stream(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     arena = engine.open_arena(8192)
     value, back = storage(1), storage(0)
     arena.copy_out(value, 0).wait()
@@ -133,7 +135,7 @@ def test_a_value_that_is_read_on_another_stream(machine: Machine) -> None:
 
 def shared_room(machine: Machine) -> None:
     """A value comes back, and before anybody waits for it another one goes where it was."""
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     arena = engine.open_arena(8192)
     first, second, back = storage(1), storage(2, 32), storage(0)
     arena.copy_out(first, 0).wait()
@@ -149,18 +151,18 @@ def test_room_that_two_values_have_in_turn(machine: Machine) -> None:
 
 
 def test_room_that_is_taken_too_early_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_out = CudaArena.copy_out
+    copy_out = StreamArena.copy_out
 
-    def forgetful(self: CudaArena, *given: Any) -> CudaTicket:
+    def forgetful(self: StreamArena, *given: Any) -> StreamTicket:
         self._read_rooms.clear()
         return copy_out(self, *given)
 
-    monkeypatch.setattr(CudaArena, "copy_out", forgetful)
+    monkeypatch.setattr(StreamArena, "copy_out", forgetful)
     assert any("not done with" in race for race in judged(lambda: shared_room(machine), machine))
 
 
 def test_measuring_copies_wait_for_nothing_that_computes(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     arena = engine.open_arena(8192)
     machine.compute.work()
     with engine.aside() as completed:
@@ -180,59 +182,59 @@ def nothing(*_: Any) -> float:
 
 
 def starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaArena, "_wait_for_compute", nothing)
+    monkeypatch.setattr(StreamArena, "_wait_for_compute", nothing)
 
 
 def compute_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaTicket, "wait", nothing)
+    monkeypatch.setattr(StreamTicket, "wait", nothing)
 
 
 def one_event_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks are taken before the copy, not after it."""
-    mark = CudaEngine.mark
+    mark = StreamEngine.mark
     early: list[Any] = []
 
-    def stale(self: CudaEngine, stream: Any) -> Any:
+    def stale(self: StreamEngine, stream: Any) -> Any:
         if stream not in (self.out_stream, self.in_stream):
             return mark(self, stream)
         early.append(mark(self, stream))
-        return early[max(0, len(early) - 2)] if len(early) > 1 else torch.cuda.Event()
+        return early[max(0, len(early) - 2)] if len(early) > 1 else torch.Event(CPU)
 
-    monkeypatch.setattr(CudaEngine, "mark", stale)
+    monkeypatch.setattr(StreamEngine, "mark", stale)
 
 
 def copy_in_ignores_copy_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_in = CudaArena.copy_in
+    copy_in = StreamArena.copy_in
 
-    def forgetful(self: CudaArena, target: Any, offset: int) -> Any:
-        self._out_events[offset] = torch.cuda.Event()
+    def forgetful(self: StreamArena, target: Any, offset: int) -> Any:
+        self._out_events[offset] = torch.Event(CPU)
         return copy_in(self, target, offset)
 
-    monkeypatch.setattr(CudaArena, "copy_in", forgetful)
+    monkeypatch.setattr(StreamArena, "copy_in", forgetful)
 
 
 def the_end_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    close = CudaArena.close
+    close = StreamArena.close
 
-    def careless(self: CudaArena) -> None:
+    def careless(self: StreamArena) -> None:
         self._last.clear()
         close(self)
 
-    monkeypatch.setattr(CudaArena, "close", careless)
+    monkeypatch.setattr(StreamArena, "close", careless)
 
 
 def blocks_are_given_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_back = CudaEngine.take_back
+    take_back = StreamEngine.take_back
 
-    def careless(self: CudaEngine, block: PinnedBlock) -> None:
+    def careless(self: StreamEngine, block: PinnedBlock, purpose: Any) -> None:
         block.in_use_until = ()
-        take_back(self, block)
+        take_back(self, block, purpose)
 
-    monkeypatch.setattr(CudaEngine, "take_back", careless)
+    monkeypatch.setattr(StreamEngine, "take_back", careless)
 
 
 def only_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaArena, "compute_streams", lambda self: [self._engine.current_stream()])
+    monkeypatch.setattr(StreamArena, "compute_streams", lambda self: [self._engine.current_stream()])
 
 
 def judged(scenario: Callable[[], None], machine: Machine) -> list[str]:
@@ -257,7 +259,7 @@ def test_a_broken_rule_is_found(
     breaks: Callable[[pytest.MonkeyPatch], None], complaint: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks(monkeypatch)
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
 
     def scenario() -> None:
         if breaks is not the_end_waits_for_nothing:
@@ -284,7 +286,7 @@ def test_minding_the_current_stream_alone_is_found(
 
 def test_a_storage_that_is_emptied_too_early_is_found(machine: Machine) -> None:
     """Its memory goes back while the program still holds it."""
-    arena = CudaEngine(CPU).open_arena(8192)
+    arena = StreamEngine(CPU).open_arena(8192)
     value = storage(1)
     ticket = arena.copy_out(value, 0)
     with pytest.raises(Race, match="given back before"):
@@ -428,15 +430,15 @@ def test_a_value_that_is_let_go_of_in_mid_copy_stays_until_the_copy_is_done(
 
 
 def event_of(stream: Stream) -> Any:
-    event: Any = torch.cuda.Event()
+    event: Any = torch.Event(CPU)
     event.record(stream)
     return event
 
 
 @pytest.fixture
 def on_the_fake(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Plans are applied with the CUDA engine."""
-    monkeypatch.setattr("pooch.executor.run.make_engine", lambda *_, **__: CudaEngine(CPU))
+    """Plans are applied with the stream engine."""
+    monkeypatch.setattr("pooch.executor.run.make_engine", lambda *_, **__: StreamEngine(CPU))
     return machine
 
 
@@ -492,11 +494,94 @@ def test_a_model_on_two_streams_leaves_the_plan_and_stays_right(
     assert_same(plain, planned)
 
 
+# Times -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stall_is_what_compute_stood_still_for_and_not_what_the_copy_took(machine: Machine) -> None:
+    """A copy of 5 ms, 2 ms of compute beside it, then the wait: 3 ms. The copy back has nothing beside it: 5 ms."""
+    arena = StreamEngine(CPU).open_arena(64)
+    machine.compute.work(10)
+    value, back = storage(1), storage(0)
+    out = arena.copy_out(value, 0)
+    machine.compute.work(2)
+    assert out.wait() == 0.0
+    arena.copy_in(back, 0).wait()
+    machine.compute.work(4)
+    arena.close()
+    assert Event.host_waits == 0
+    assert arena.clock.stall_ms == 3 + 5
+    assert arena.clock.step_ms == 10 + 2 + 3 + 5 + 4
+
+
+def test_a_copy_that_is_done_when_it_is_waited_for_stalls_nothing(machine: Machine) -> None:
+    arena = StreamEngine(CPU).open_arena(64)
+    ticket = arena.copy_out(storage(1), 0)
+    machine.compute.work(50)
+    ticket.wait()
+    arena.close()
+    assert arena.clock.stall_ms == 0
+    assert arena.clock.step_ms == 50
+
+
+def test_asking_in_mid_step_waits_for_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = StreamEngine(CPU).open_arena(64)
+    arena.copy_out(storage(1), 0).wait()
+    monkeypatch.setattr(Event, "is_device_done", False)
+    assert (arena.clock.stall_ms, arena.clock.step_ms) == (0.0, 0.0)
+    monkeypatch.setattr(Event, "is_device_done", True)
+    assert (arena.clock.stall_ms, arena.clock.step_ms) == (5.0, 0.0)
+    assert Event.host_waits == 0
+    arena.close()
+    assert arena.clock.step_ms == 5.0
+    assert Event.host_waits == 1
+
+
+def test_a_step_tells_its_stalls_and_its_time_from_the_device(
+    on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device where each op, each read and each copy takes its time, and nothing else does."""
+    job = make_job("conv")
+    profile = profile_job(job)
+    plan = tight_plan(profile, all_of(profile, "swap"))
+    watch_program(on_the_fake, monkeypatch, lambda count: False)
+    with apply_plan(plan, job.model, measure_every=None) as run:
+        start_ms, done, waited = on_the_fake.compute.now_ms, on_the_fake.compute.issued, Event.host_waits
+        with run.step():
+            loss = job.forward()
+        assert run.stats.step_ms == 0
+        loss.backward()
+        worked_ms = on_the_fake.compute.issued - done
+        assert Event.host_waits == waited  # not once in a whole step
+        assert run.stats.swapped_in_bytes > 0
+        assert run.stats.stall_ms > 0
+        assert run.stats.step_ms == pytest.approx(worked_ms + run.stats.stall_ms)
+        assert run.stats.step_ms == pytest.approx(on_the_fake.compute.now_ms - start_ms)
+        assert run.stats.host_stall_ms == 0
+
+
+def test_finding_the_stream_of_each_op_asks_for_it_once_by_number(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a device in its place PyTorch compares types and looks for the current device, for each op."""
+    arena = StreamEngine(torch.device("cpu", 0)).open_arena(0)
+    asked: list[Any] = []
+
+    def current(index: Any) -> Stream:
+        asked.append(index)
+        return machine.current
+
+    monkeypatch.setattr(torch.accelerator, "current_stream", current)
+    made = Stream.made
+    assert all(arena.in_order() for _ in range(10))
+    assert asked == [0] * 10
+    assert Stream.made == made
+
+
 # Pinned memory ---------------------------------------------------------------------------------------------------
 
 
 def test_blocks_have_the_planned_size_and_are_unlocked(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     under_way = engine.open_arena(5000)
     engine.open_arena(5000).close()
     assert machine.log == [("lock", 5000), ("lock", 5000)]
@@ -509,13 +594,14 @@ def test_blocks_have_the_planned_size_and_are_unlocked(machine: Machine) -> None
 
 def test_a_block_that_became_too_small_is_not_used_again(machine: Machine) -> None:
     """A step with little to swap ends after a larger plan has begun: its block comes back and must not be given out."""
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     small = engine.open_arena(4096)
     engine.open_arena(8192).close()
     engine.open_arena(8192).close()
     small.close()
-    assert machine.log == [("lock", 4096), ("lock", 8192), ("unlock", 4096)]
+    assert machine.log == [("lock", 4096), ("lock", 8192)]  # a step may be under way, and unlocking would wait for it
     arenas = [engine.open_arena(8192) for _ in range(2)]
+    assert machine.log == [("lock", 4096), ("lock", 8192), ("unlock", 4096), ("lock", 8192)]
     for arena in arenas:
         value, back = storage(7, 8192), storage(0, 8192)
         arena.copy_out(value, 0).wait()
@@ -526,7 +612,7 @@ def test_a_block_that_became_too_small_is_not_used_again(machine: Machine) -> No
 
 
 def test_free_blocks_that_are_too_small_for_the_next_step_are_given_up(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     engine.open_arena(4096).close()
     arena = engine.open_arena(8192)
     assert machine.log == [("lock", 4096), ("unlock", 4096), ("lock", 8192)]
@@ -538,7 +624,7 @@ def test_free_blocks_that_are_too_small_for_the_next_step_are_given_up(machine: 
 @pytest.mark.parametrize("how", ["the engine is closed", "the engine is forgotten", "the block is too small"])
 def test_memory_is_unlocked_only_when_the_device_is_done_with_it(how: str, machine: Machine) -> None:
     """Compute waits for a copy at the end of a step, and the host does not: the copy may still be under way."""
-    engine: CudaEngine | None = CudaEngine(CPU)
+    engine: StreamEngine | None = StreamEngine(CPU)
     assert engine is not None
     abandoned_step(machine, engine)
     if how == "the engine is closed":
@@ -553,15 +639,15 @@ def test_memory_is_unlocked_only_when_the_device_is_done_with_it(how: str, machi
 
 
 def test_unlocking_too_early_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", nothing)
-    engine = CudaEngine(CPU)
+    monkeypatch.setattr(accelerators, "synchronize", nothing)
+    engine = StreamEngine(CPU)
     abandoned_step(machine, engine)
     engine.close()
     assert machine.races == ["memory is unlocked before a copy is done with it"]
 
 
 def test_a_forgotten_engine_unlocks_its_blocks(machine: Machine) -> None:
-    engine = CudaEngine(CPU)
+    engine = StreamEngine(CPU)
     engine.open_arena(5000).close()
     del engine
     gc.collect()
@@ -569,7 +655,7 @@ def test_a_forgotten_engine_unlocks_its_blocks(machine: Machine) -> None:
 
 
 def test_nothing_is_locked_where_nothing_is_swapped(machine: Machine) -> None:
-    arena = CudaEngine(CPU).open_arena(0)
+    arena = StreamEngine(CPU).open_arena(0)
     assert arena.in_order()
     arena.close()
     assert machine.log == []
@@ -580,14 +666,14 @@ def test_memory_that_cannot_be_locked(machine: Machine, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "zeros", lambda count, device=None: launched.append(count))
     machine.refuse_to_lock = 2
     with pytest.raises(TierError, match=r"cannot be page-locked \(CUDA error 2\)") as caught:
-        CudaEngine(CPU).open_arena(4096)
+        StreamEngine(CPU).open_arena(4096)
     assert "\n" not in str(caught.value)
     assert launched == [1]  # the next kernel of the program is not blamed for it
 
 
 def test_more_than_the_machine_has(machine: Machine) -> None:
     with pytest.raises(TierError, match="set a smaller host budget"):
-        CudaEngine(CPU).open_arena(2**60)
+        StreamEngine(CPU).open_arena(2**60)
     assert machine.log == []
 
 
@@ -595,9 +681,155 @@ def test_a_default_device_and_dtype_of_the_users(machine: Machine) -> None:
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"):
-            one_step(machine, CudaEngine(CPU))
+            one_step(machine, StreamEngine(CPU))
     finally:
         torch.set_default_dtype(torch.float32)
+    assert machine.races == []
+
+
+def test_host_memory_is_what_the_control_group_leaves(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has more; but whoever passes the group's limit is killed."""
+    monkeypatch.setattr("pooch.torchtools.device_memory.left_by_control_groups", lambda: [5000])
+    StreamEngine(CPU).open_arena(5000).close()
+    with pytest.raises(TierError, match="needs 8192 bytes of host memory, 5000 are available: set a smaller"):
+        StreamEngine(CPU).open_arena(8192)
+    assert [size for kind, size in machine.log if kind == "lock"] == [5000]
+
+
+def test_other_accelerators_get_pinned_memory_from_pytorch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    empty = torch.empty
+
+    def noted(*size: Any, **options: Any) -> torch.Tensor:
+        given.append(options)
+        return empty(*size, **(options | {"pin_memory": False}))
+
+    monkeypatch.setattr(torch, "empty", noted)
+    monkeypatch.setattr(cuda_only, "is_cuda", lambda device: False)
+    engine = StreamEngine(CPU)
+    arena = engine.open_arena(64)
+    assert [options["pin_memory"] for options in given if "pin_memory" in options] == [True]
+    value, back = storage(3), storage(0)
+    arena.copy_out(value, 0).wait()
+    arena.copy_in(back, 0).wait()
+    assert bytes(back) == bytes(value)
+    arena.close()
+    engine.close()
+    assert machine.log == []
+
+
+def test_memory_stays_locked_from_one_engine_to_the_next_while_somebody_keeps_it(machine: Machine) -> None:
+    with blocks_kept():
+        for size_bytes in (8192, 8192, 4096):
+            engine = StreamEngine(CPU)
+            one_step(machine, engine) if size_bytes == 8192 else engine.open_arena(size_bytes).close()
+            engine.close()
+        assert machine.log == [("lock", 8192)]
+        engine = StreamEngine(CPU)
+        engine.open_arena(2 * 8192).close()  # the host never has both
+        engine.close()
+        assert machine.log == [("lock", 8192), ("unlock", 8192), ("lock", 16384)]
+    assert machine.locked == {}
+    engine = StreamEngine(CPU)
+    engine.open_arena(8192).close()
+    engine.close()
+    assert machine.log[-2:] == [("lock", 8192), ("unlock", 8192)]  # at once, where nobody keeps it
+    assert machine.races == []
+
+
+# What is kept aside to repeat a step -----------------------------------------------------------------------------
+
+
+class WithBuffers(nn.Module):
+    """Small buffers, which change with each step, and parameters whose gradients are large enough for the tier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(640, 640), nn.BatchNorm1d(640)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(torch.tanh(self.inner(rows)))).sum()
+
+
+@pytest.fixture
+def guarded(on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Guard, nn.Module]]:
+    torch.manual_seed(3)
+    model, rows = WithBuffers(), torch.rand(8, 640)
+    profile = quick_profile(lambda: model(rows), model)
+    plan = tight_plan(profile, all_of(profile, "swap"))
+    monkeypatch.setattr("pooch.executor.snapshot.has_streams", lambda device: True)
+    watch_program(on_the_fake, monkeypatch, lambda count: False)
+    with Guard(plan, model, lambda target: plan, measured_steps=0) as guard:
+        yield guard, model
+
+
+def test_a_guarded_step_waits_for_nothing_and_locks_nothing(
+    guarded: tuple[Guard, nn.Module], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With buffers in every step, and gradients that accumulate from the second one on."""
+    guard, model = guarded
+    from_the_device: list[int] = []
+    cpu, rows = torch.Tensor.cpu, torch.rand(8, 640)
+
+    def read(self: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        from_the_device.append(self.numel())
+        return cpu(self, *given, **named)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", read)
+    waited, locked = Event.host_waits, list(machine.log)
+    in_the_step: list[list[tuple[str, int]]] = []
+
+    def forward() -> torch.Tensor:
+        in_the_step.append(list(machine.log))
+        return torch.as_tensor(model(rows))
+
+    for _ in range(4):
+        guard.step(forward)
+        assert in_the_step[-1] == machine.log
+    assert guard.run.stats.swapped_in_bytes > 0
+    assert from_the_device == []
+    assert (
+        Event.host_waits == waited + 1
+    )  # once, before a step: what the first snapshots had is too small with gradients
+    gradients = sum(4 * p.numel() for p in model.parameters())
+    sizes = [size for kind, size in machine.log[len(locked) :] if kind == "lock"]
+    assert len(sizes) == 2  # of the buffers alone, then with the gradients
+    assert sizes[1] > gradients > sizes[0]
+    assert machine.races == []
+
+
+def test_a_guard_locks_once_for_plans_that_need_no_more_and_gives_all_back(
+    guarded: tuple[Guard, nn.Module], machine: Machine
+) -> None:
+    guard, model = guarded
+    rows = torch.rand(8, 640)
+    guard.step(lambda: model(rows))
+    locked = [size for kind, size in machine.log if kind == "lock"]
+    guard._replace(guard.plan, "another path", 0)
+    model.zero_grad()
+    guard.step(lambda: model(rows))
+    assert [size for kind, size in machine.log if kind == "lock"] == locked
+    guard.remove()
+    assert machine.locked == {}
+    assert machine.races == []
+
+
+def test_what_was_kept_aside_is_put_back(guarded: tuple[Guard, nn.Module], machine: Machine) -> None:
+    guard, model = guarded
+    rows = torch.rand(8, 640)
+    guard.step(lambda: model(rows))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    snapshot = guard.run.snapshot()
+    for _ in range(2):
+        with guard.run.step():
+            loss = model(rows)
+        loss.backward()
+        assert not torch.equal(model.get_buffer("norm.running_mean"), before["norm.running_mean"])
+        snapshot.restore()
+        assert_same(before, dict(model.named_buffers()))
+        assert_same(gradients, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    snapshot.close()
     assert machine.races == []
 
 

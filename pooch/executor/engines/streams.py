@@ -1,4 +1,4 @@
-"""The CUDA engine: two copy streams, events, and one pinned block of exactly the planned size.
+"""The engine for devices with streams: two copy streams, events, and one pinned block of exactly the planned size.
 
 Everything is ordered by streams: `wait` makes the compute stream wait for an event, and the host goes on. A storage is
 let go of only after the compute stream waits for its copy, so the caching allocator may hand it out again at once.
@@ -16,33 +16,36 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pooch.executor.engines.pinned import PinnedBlock
+from pooch.executor.engines.pinned import PinnedBlock, give_block, take_block
+from pooch.executor.engines.protocol import Purpose
+from pooch.executor.engines.step_clock import StepClock
+from pooch.torchtools import accelerators
 
 
 @dataclass
-class CudaTicket:
+class StreamTicket:
     """One copy: the event at its end, and the arena that knows who computes."""
 
-    event: torch.cuda.Event
-    arena: CudaArena
+    event: torch.Event
+    arena: StreamArena
     error: BaseException | None = None
 
     def wait(self) -> float:
         """The compute stream waits; the host does not."""
-        for stream in self.arena.compute_streams():
-            stream.wait_event(self.event)
+        self.arena.await_copy(self.event)
         return 0.0
 
 
-class CudaArena:
+class StreamArena:
     """Room in one pinned block of host memory; `block` is None where nothing is swapped."""
 
-    def __init__(self, engine: CudaEngine, block: PinnedBlock | None) -> None:
-        self._engine, self._block = engine, block
+    def __init__(self, engine: StreamEngine, block: PinnedBlock | None, purpose: Purpose) -> None:
+        self._engine, self._block, self._purpose = engine, block, purpose
         self._seen = [engine.current_stream()]
-        self._out_events: dict[int, torch.cuda.Event] = {}
-        self._read_rooms: list[tuple[int, int, torch.cuda.Event]] = []  # begin, end, end of the copy out of it
-        self._last: dict[torch.cuda.Stream, torch.cuda.Event] = {}
+        self.clock = StepClock(self._seen[0], engine.device)
+        self._out_events: dict[int, torch.Event] = {}
+        self._read_rooms: list[tuple[int, int, torch.Event]] = []  # begin, end, end of the copy out of it
+        self._last: dict[torch.Stream, torch.Event] = {}
 
     def in_order(self) -> bool:
         """Whether all was computed on one stream so far. Each stream is remembered, and copies wait for all of them."""
@@ -51,14 +54,22 @@ class CudaArena:
             self._seen.append(current)
         return len(self._seen) == 1
 
-    def compute_streams(self) -> list[torch.cuda.Stream]:
+    def compute_streams(self) -> list[torch.Stream]:
         """Streams whose work copies come after, and that wait for copies."""
         current = self._engine.current_stream()
         if self._engine.is_aside():
             return [current]
         return self._seen if current in self._seen else [*self._seen, current]
 
-    def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> CudaTicket:
+    def await_copy(self, event: torch.Event) -> None:
+        """Compute waits for a copy, and the clock tells how long; what `aside` issues is no part of a step."""
+        for stream in self.compute_streams():
+            if stream == self._seen[0] and not self._engine.is_aside():
+                self.clock.wait(event)
+            else:
+                stream.wait_event(event)
+
+    def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
         """Copy a storage to the host once compute so far is done."""
         stream = self._engine.out_stream
         self._wait_for_compute(stream)
@@ -66,29 +77,29 @@ class CudaArena:
         for begin, end, event in self._read_rooms:
             if begin < end_bytes and offset_bytes < end:
                 stream.wait_event(event)  # the value that had the room before must be back
-        with torch.cuda.stream(stream):
+        with accelerators.on_stream(stream):
             self._room(storage, offset_bytes).copy_(_bytes_of(storage), non_blocking=True)
         event = self._out_events[offset_bytes] = self._marked(stream)
-        return CudaTicket(event, self)
+        return StreamTicket(event, self)
 
-    def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> CudaTicket:
+    def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
         """Fill a storage that compute has just taken, after its copy out."""
         stream = self._engine.in_stream
         self._wait_for_compute(stream)
         stream.wait_event(self._out_events[offset_bytes])
         raw = _bytes_of(storage)
-        with torch.cuda.stream(stream):
+        with accelerators.on_stream(stream):
             raw.copy_(self._room(storage, offset_bytes), non_blocking=True)
         self._tell_allocator(raw)
         event = self._marked(stream)
         self._read_rooms.append((offset_bytes, offset_bytes + storage.nbytes(), event))
-        return CudaTicket(event, self)
+        return StreamTicket(event, self)
 
-    def _wait_for_compute(self, stream: torch.cuda.Stream) -> None:
+    def _wait_for_compute(self, stream: torch.Stream) -> None:
         for compute in self.compute_streams():
             stream.wait_event(self._engine.mark(compute))
 
-    def _marked(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    def _marked(self, stream: torch.Stream) -> torch.Event:
         event = self._last[stream] = self._engine.mark(stream)
         return event
 
@@ -108,10 +119,11 @@ class CudaArena:
         came may end with copies under way, and what they read and fill is about to be given out again.
         """
         for event in self._last.values():
-            CudaTicket(event, self).wait()
+            self.await_copy(event)
+        self.clock.stop()
         if self._block is not None:
             self._block.in_use_until = tuple(self._last.values())
-            self._engine.take_back(self._block)
+            self._engine.take_back(self._block, self._purpose)
             self._block = None
         self._last.clear()
         self._out_events.clear()
@@ -125,16 +137,24 @@ class _Aside(threading.local):
     active: bool = field(default=False)
 
 
-class CudaEngine:
+@dataclass
+class _Room:
+    """Blocks for one purpose that no step has, and how large they are."""
+
+    free: list[PinnedBlock] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class StreamEngine:
     """Two copy streams and pinned blocks, used again from step to step."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.out_stream = torch.cuda.Stream(device)
-        self.in_stream = torch.cuda.Stream(device)
+        self.device = device
+        self.out_stream = accelerators.new_stream(device)
+        self.in_stream = accelerators.new_stream(device)
         self._aside = _Aside()
-        self._free: list[PinnedBlock] = []
-        self._size_bytes = 0
+        self._rooms: dict[Purpose, _Room] = {"step": _Room(), "snapshot": _Room()}
+        self._outgrown: list[PinnedBlock] = []  # too small for what came since; unlocked when no step is under way
         self._closed = False
 
     @property
@@ -147,61 +167,72 @@ class CudaEngine:
         """There is a stream for each direction."""
         return True
 
-    def current_stream(self) -> torch.cuda.Stream:
+    def current_stream(self) -> torch.Stream:
         """The calling thread's stream on the engine's device, which need not be the thread's current device."""
-        return torch.cuda.current_stream(self._device)
+        return accelerators.current_stream(self.device)
 
     def is_aside(self) -> bool:
         """Whether the calling thread is inside of `aside`."""
         return self._aside.active
 
-    def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    def mark(self, stream: torch.Stream) -> torch.Event:
         """An event at the end of what a stream was given so far."""
-        event = torch.cuda.Event()
+        event = accelerators.new_event(self.device)
         event.record(stream)
         return event
 
-    def open_arena(self, size_bytes: int) -> CudaArena:
+    def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> StreamArena:
         """A pinned block of `size_bytes`: one that is free, or a new one; none where nothing is swapped."""
         if size_bytes == 0:
-            return CudaArena(self, None)
-        if size_bytes > self._size_bytes:
-            self._unlock_free()
-            self._size_bytes = size_bytes
+            return StreamArena(self, None, purpose)
+        room = self._rooms[purpose]
+        if size_bytes > room.size_bytes:
+            _give_all(room.free)
+            room.size_bytes = size_bytes
+        _give_all(self._outgrown)
         try:
-            block = self._free.pop()  # not asked for beforehand: another thread may take it
+            block = room.free.pop()  # not asked for beforehand: another thread may take it
         except IndexError:
-            block = PinnedBlock(self._size_bytes, self._device)
+            block = take_block(room.size_bytes, self.device)
         for event in block.in_use_until:  # the last step may have ended on another stream
             self.out_stream.wait_event(event)
-        return CudaArena(self, block)
+        return StreamArena(self, block, purpose)
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:
         """A stream of its own takes the place of the compute stream for this thread."""
-        stream = torch.cuda.Stream(self._device)
+        stream = accelerators.new_stream(self.device)
         self._aside.active = True
         try:
-            with torch.cuda.stream(stream):
+            with accelerators.on_stream(stream):
                 yield stream.synchronize
         finally:
             self._aside.active = False
 
-    def take_back(self, block: PinnedBlock) -> None:
-        """A step is done with its block."""
-        if block.size_bytes >= self._size_bytes and not self._closed:
-            self._free.append(block)
+    def take_back(self, block: PinnedBlock, purpose: Purpose) -> None:
+        """A step is done with its block. The next step may be under way, so nothing is unlocked here: that waits for
+        the device.
+        """
+        room = self._rooms[purpose]
+        if self._closed:
+            give_block(block)
+        elif block.size_bytes >= room.size_bytes:
+            room.free.append(block)
         else:
-            block.unlock()
-
-    def _unlock_free(self) -> None:
-        while self._free:
-            self._free.pop().unlock()
+            self._outgrown.append(block)
 
     def close(self) -> None:
-        """Unlock the blocks once the device is done with them; those of steps under way when they are done."""
+        """Give up the blocks: they are unlocked once the device is done with them, or kept for the next engine where
+        somebody wants that (`blocks_kept`). Those of steps under way go when the steps are done.
+        """
         self._closed = True
-        self._unlock_free()
+        for blocks in (self._outgrown, *(room.free for room in self._rooms.values())):
+            _give_all(blocks)
+
+
+def _give_all(blocks: list[PinnedBlock]) -> None:
+    while blocks:
+        give_block(blocks.pop())
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

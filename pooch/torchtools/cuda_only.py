@@ -1,0 +1,71 @@
+"""What CUDA alone has (and ROCm, which calls itself CUDA): page-locking in place, a limit of memory, graph capture, and
+algorithms that cuDNN chooses by timing. No other file of the package asks for CUDA by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+_PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
+
+
+def is_cuda(device: torch.device) -> bool:
+    """Whether what follows applies to a device."""
+    return device.type == "cuda"
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """{"cuda": version} that PyTorch was built with, for a CUDA device; else nothing."""
+    return {"cuda": str(torch.version.cuda or torch.version.hip)} if is_cuda(device) else {}
+
+
+def lock_pages(pointer: int, size_bytes: int, device: torch.device) -> int:
+    """Page-lock memory that is there already; returns CUDA's error code, 0 where it went well."""
+    code = int(_runtime().cudaHostRegister(pointer, size_bytes, _PORTABLE))
+    if code != 0:
+        _forget_error(device)
+    return code
+
+
+def unlock_pages(pointer: int) -> None:
+    """Undo `lock_pages`, once the device is done with the memory."""
+    _runtime().cudaHostUnregister(pointer)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()
+
+
+def _forget_error(device: torch.device) -> None:
+    """A failed call leaves its error behind, and the next kernel launch would be blamed for it: launch one."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
+
+
+def limit_memory(device: torch.device, share: float) -> None:
+    """Let this process take no more than a share of the device's memory.
+
+    Raises:
+        RuntimeError: the device is no CUDA device, and knows no such limit.
+    """
+    if not is_cuda(device):
+        raise RuntimeError(f"the memory of a device of type {device.type} cannot be limited for one process")
+    torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def is_capturing() -> bool:
+    """Whether the current stream's work is being captured into a CUDA graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def chooses_algorithms_by_timing(device: torch.device) -> bool:
+    """Whether cuDNN does on this device: for each thread anew, so that a replay may get another one."""
+    return is_cuda(device) and torch.backends.cudnn.benchmark
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether its tensor cores can compute float32 convolutions in TF32."""
+    return is_cuda(device) and torch.cuda.get_device_capability(device) >= (8, 0)
