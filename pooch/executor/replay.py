@@ -127,8 +127,10 @@ def _call_below_autograd(call: RecordedCall, args: Any, kwargs: Any) -> Any:
     # A backward pass that runs inside of a mode shall not show it our replays; most of them do not.
     modes = torch._C._len_torch_dispatch_stack() > 0
     aside: Any = torch.utils._python_dispatch._disable_current_modes() if modes else nullcontext()
+    # What was recorded is cast already, and autocast, which comes before autograd, would cast it again.
+    uncast = torch._C._DisableAutocast()
     try:
-        with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(call.grad_enabled), aside:
+        with torch._C._AutoDispatchBelowAutograd(), uncast, torch.set_grad_enabled(call.grad_enabled), aside:
             return call.func(*args, **kwargs)
     finally:
         if current is not None and device is not None:
