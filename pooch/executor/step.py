@@ -16,6 +16,7 @@ from pooch.executor.records import PackedRecord, changed_in_place, pack_kept
 from pooch.executor.replay import record_call
 from pooch.ir import ExpectedOp
 from pooch.torchtools.effects import StorageMap
+from pooch.torchtools.operators import call_refusal
 from pooch.torchtools.tensors import fingerprint, has_plain_storage
 
 
@@ -49,12 +50,20 @@ class PlannedStep:
             if slot in self.table.actions and self._is_due(facts.name):
                 self.actions.act(slot)
             if slot in self.table.replayed:
-                self.actions.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
+                self._remember(slot, func, facts, args, kwargs)
         if self.emptied.away:
             with self.actions.lock:
                 self.emptied.look((args, kwargs))
         for key in written:
             self.actions.protect(self.values.get(key))
+
+    def _remember(self, slot: int, func: Any, facts: Any, args: Any, kwargs: Any) -> None:
+        """Remember the call for a replay, unless its result may be another one each time, as PyTorch is set now."""
+        refusal = call_refusal(func, args) if facts.depends_on_call else None
+        if refusal is not None:
+            self._leave_path(f"{facts.name} as an op that can be replayed", f"{facts.name}, which cannot: {refusal}")
+        else:
+            self.actions.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
 
     def _is_due(self, name: str) -> bool:
         """Whether the op that comes may be the next planned one; else it makes nothing, such as `.item()`, or leaves

@@ -130,7 +130,7 @@ class ForwardRecorder(TorchDispatchMode):
         outputs = list(find_tensors(result))
         effects = effects_of(written, outputs, read_keys)
         if effects.tensors:
-            refusal = facts.refusal or call_refusal(func, args)
+            refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
             self._record(facts, refusal, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
         slot = max(0, len(self.ops) - 1)
         self._look((args, kwargs), slot, handed_out=facts.may_surprise or self._is_beside())
