@@ -31,15 +31,20 @@ class StepMode(TorchDispatchMode):
         if facts.is_view:
             return func(*args, **kwargs)
         step = self._step
-        keys = argument_keys(args, kwargs)
-        written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
-        step.before_op(func, facts, args, kwargs, written)
-        result = func(*args, **kwargs)
-        outputs = result_tensors(result)
-        made = new_tensors(written, outputs, keys)
-        if made:
-            step.after_op(func, facts.name, outputs, made)
-        return result
+        is_alone = step.begin_op()
+        try:
+            keys = argument_keys(args, kwargs)
+            written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
+            step.before_op(func, facts, args, kwargs, written)
+            result = func(*args, **kwargs)
+            outputs = result_tensors(result)
+            made = new_tensors(written, outputs, keys)
+            if made:
+                step.after_op(func, facts.name, outputs, made)
+            return result
+        finally:
+            if is_alone:
+                step.op.release()
 
 
 class WatchfulMode(StepMode):

@@ -4,6 +4,7 @@ reads.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,15 @@ from pooch.ir import ExpectedOp
 from pooch.torchtools.effects import StorageMap
 from pooch.torchtools.operators import call_refusal
 from pooch.torchtools.tensors import fingerprint, has_plain_storage
+
+
+class _OwnWork(threading.local):
+    """Whether what a thread does just now is ours, and not the program's."""
+
+    active = False
+
+
+_OWN = _OwnWork()
 
 
 class PlannedStep:
@@ -35,10 +45,29 @@ class PlannedStep:
         self.on_path = True
         self.begin = time.perf_counter()
         self._next = 0
-        self.is_own = False  # whatever is done just now is not the program's doing
+        self.op = threading.Lock()  # held from before an op until what it made is known
         self.on_read: Callable[[], None] | None = None  # called once, when autograd reads a saved tensor
 
+    @property
+    def is_own(self) -> bool:
+        """Whether what this thread does just now is not the program's doing."""
+        return _OWN.active
+
+    @is_own.setter
+    def is_own(self, active: bool) -> None:
+        _OWN.active = active
+
     # The forward pass -------------------------------------------------------------------------------------------
+
+    def begin_op(self) -> bool:
+        """Whether the op that begins is the only one under way. Of two, neither could be told from the planned one, so
+        the plan ends there.
+        """
+        if self.op.acquire(blocking=False):
+            return True
+        if self.on_path:
+            self._leave_path("one op at a time", "an op in another thread meanwhile")
+        return False
 
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Actions due before the next op, and what has to be remembered of its call."""
@@ -168,8 +197,7 @@ class PlannedStep:
         """The tensor that autograd reads, after the actions tied to its first read."""
         self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
         if self.on_read is not None:
-            on_read, self.on_read = self.on_read, None
-            on_read()
+            self._tell_read()
         if type(packed) is tuple:
             tensor, version, value = packed
             if value in self.table.anchor_of:
@@ -185,6 +213,12 @@ class PlannedStep:
                     return packed.geometry.on(self.actions.ensure(packed.record))
         assert isinstance(packed, torch.Tensor)
         return packed
+
+    def _tell_read(self) -> None:
+        with self.actions.lock:  # of two threads that read first, one tells it
+            on_read, self.on_read = self.on_read, None
+        if on_read is not None:
+            on_read()
 
     def _before_read(self, value: int) -> None:
         slot = self.table.anchor_of.get(value)

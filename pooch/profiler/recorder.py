@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pooch.errors import ProfileError
 from pooch.profiler.modules import ModulePath
 from pooch.torchtools import accelerators
 from pooch.torchtools.effects import Effects, argument_keys, effects_of, written_tensors
@@ -89,6 +91,7 @@ class ForwardRecorder(TorchDispatchMode):
         self._buffers = {storage_key(b) for b in model.buffers() if has_plain_storage(b)}
         self._stream = self._stream_now()
         self._own_work = 0
+        self._op = threading.Lock()
 
     def _enter_model(self) -> None:
         self._depth += 1
@@ -113,8 +116,16 @@ class ForwardRecorder(TorchDispatchMode):
         return self._depth > 0 and self.model_end < 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self.unwatched():
-            return self._dispatch(func, args, kwargs or {})
+        if not self._op.acquire(blocking=False):
+            raise ProfileError(
+                "the step computes in two threads at once, so its ops come in no fixed order: keep a backward pass "
+                "within the step on one device"
+            )
+        try:
+            with self.unwatched():
+                return self._dispatch(func, args, kwargs or {})
+        finally:
+            self._op.release()
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         facts = operator_facts(func)
@@ -203,7 +214,19 @@ class ForwardRecorder(TorchDispatchMode):
         index, name = len(self.ops), facts.name
         refusal = refusal or (None if effects.ordinary else "its result is not an ordinary strided tensor")
         writes = tuple(self._new_value(tensor, index, name).id for tensor in effects.tensors)
+        refusal = refusal or self._refusal_elsewhere(facts, reads, writes)
         self.ops.append(OpRecord(name, self.path.current, call, elapsed_ms, reads, writes, text, refusal, facts.random))
+
+    def _refusal_elsewhere(self, facts: OperatorFacts, reads: tuple[int, ...], writes: tuple[int, ...]) -> str | None:
+        """Why an op on another device cannot be replayed: the backward pass that replays is on the model's, and neither
+        the streams of another accelerator nor its random numbers are in order there.
+        """
+        for other in (self.values[i].elsewhere for i in (*reads, *writes)):
+            if other and not other.startswith("cpu"):
+                return f"it runs on another device ({other})"
+        if facts.random and any(self.values[i].elsewhere for i in writes):
+            return "it draws from the random generator of another device"
+        return None
 
     def value_id(self, tensor: torch.Tensor) -> int:
         """Id of the value that the tensor's storage holds now; unknown storages existed before the step."""

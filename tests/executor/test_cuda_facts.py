@@ -170,6 +170,29 @@ def test_kernel_times_leave_annotations_out() -> None:
     assert _kernels_ms(marker) == 1.0
 
 
+def test_ops_on_another_device_are_not_replayed() -> None:
+    """In a backward pass on one device nobody orders the other's streams; here "meta" is the other device."""
+    recorder = ForwardRecorder(nn.Linear(4, 4))
+    with recorder:
+        torch.empty(4, device="meta").cos()
+        torch.rand(4).cos()
+    assert [op.name for op in recorder.ops if "another device (meta)" in (op.refusal or "")] == [
+        "aten.empty.memory_format",
+        "aten.cos.default",
+    ]
+    assert [op.refusal for op in recorder.ops[2:]] == [None, None]
+
+
+def test_random_numbers_of_another_device_are_not_drawn_again() -> None:
+    """The state that is put back for a replay is that of the model's device."""
+    recorder = ForwardRecorder(nn.Linear(4, 4, device="meta"))
+    with recorder:
+        torch.rand(4).cos()
+    assert recorder.ops[0].random
+    assert "random generator of another device" in (recorder.ops[0].refusal or "")
+    assert recorder.ops[1].refusal is None
+
+
 def test_values_on_another_device_are_no_activations() -> None:
     """A value on the CPU in a model on a GPU must not come back onto the GPU; here "meta" is the other device."""
     model = torch.nn.Linear(64, 64)
