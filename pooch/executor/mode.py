@@ -33,6 +33,9 @@ class StepMode(TorchDispatchMode):
         step = self._step
         is_alone = step.begin_op()
         try:
+            if step.arena.is_beside():
+                step.beside(facts, args, kwargs)
+                return func(*args, **kwargs)
             keys = argument_keys(args, kwargs)
             written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
             step.before_op(func, facts, args, kwargs, written)
@@ -56,8 +59,7 @@ class WatchfulMode(StepMode):
         try:
             facts = operator_facts(func)
             if step.emptied.away and facts.is_view and not facts.reads_nothing:
-                with step.actions.lock:
-                    step.emptied.look((args, kwargs))
+                step.bring_back((args, kwargs))
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             step.is_own = before

@@ -16,9 +16,9 @@ from pooch.executor.actions import StepActions
 from pooch.executor.records import PackedRecord, changed_in_place, pack_kept
 from pooch.executor.replay import record_call
 from pooch.ir import ExpectedOp
-from pooch.torchtools.effects import StorageMap
+from pooch.torchtools.effects import StorageMap, written_tensors
 from pooch.torchtools.operators import call_refusal
-from pooch.torchtools.tensors import fingerprint, has_plain_storage
+from pooch.torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
 
 
 class _OwnWork(threading.local):
@@ -71,9 +71,6 @@ class PlannedStep:
 
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Actions due before the next op, and what has to be remembered of its call."""
-        in_order = self.arena.in_order()
-        if self.on_path and not in_order:
-            self._leave_path("an op on the stream that the region began on", f"{facts.name} on another stream")
         if self.on_path:
             slot = self.table.first_slot + self._next
             if slot in self.table.actions and self._is_due(facts.name):
@@ -81,10 +78,36 @@ class PlannedStep:
             if slot in self.table.replayed:
                 self._remember(slot, func, facts, args, kwargs)
         if self.emptied.away:
-            with self.actions.lock:
-                self.emptied.look((args, kwargs))
+            self.bring_back((args, kwargs))
         for key in written:
             self.actions.protect(self.values.get(key))
+
+    def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
+        """An op is about to run on a stream of the program's own, as FSDP's collectives and prefetchers do. It is no op
+        of the plan, and is left alone unless it works on a value of the plan.
+        """
+        tensors = [tensor for tensor in find_tensors((args, kwargs)) if has_plain_storage(tensor)]
+        planned = [tensor.untyped_storage() for tensor in tensors if self._is_planned(tensor)]
+        if planned:
+            with self.actions.lock:
+                self.arena.join(planned)
+            if self.on_path:
+                actual = f"{facts.name} on another stream, which works on a value of the plan"
+                self._leave_path("an op on the stream that the region began on", actual)
+        if self.emptied.away:
+            self.bring_back((args, kwargs))
+        for key, tensor in written_tensors(facts, args, kwargs).items():
+            self.actions.protect(self.values.get(key))
+            self.values.bind(tensor.untyped_storage(), -1)
+
+    def _is_planned(self, tensor: torch.Tensor) -> bool:
+        value = self.values.get(storage_key(tensor))
+        return value in self.records or value in self.actions.held
+
+    def bring_back(self, arguments: Any) -> None:
+        """The program is about to read some arguments: have there what is away of them."""
+        with self.actions.lock, self.arena.at_home():
+            self.emptied.look(arguments)
 
     def _remember(self, slot: int, func: Any, facts: Any, args: Any, kwargs: Any) -> None:
         """Remember the call for a replay, unless its result may be another one each time, as PyTorch is set now."""
@@ -118,7 +141,7 @@ class PlannedStep:
         if self.on_path and not self.is_own:
             self.is_own = True
             try:
-                with torch._C._DisableTorchDispatch(), self.actions.lock:
+                with torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
                     self.emptied.look(arguments)
                     if handed_out:
                         self.emptied.hand_out(arguments, self.values, self.records)
@@ -161,7 +184,7 @@ class PlannedStep:
         if self.emptied.away:
             before, self.is_own = self.is_own, True
             try:
-                with torch._C._DisableTorchDispatch(), self.actions.lock:
+                with torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
                     self.emptied.restore()
             finally:
                 self.is_own = before
@@ -207,12 +230,23 @@ class PlannedStep:
             return tensor  # type: ignore[no-any-return]
         if isinstance(packed, PackedRecord):
             with self.actions.lock:  # what another thread of autograd's has begun is complete
-                self._before_read(packed.record.value)
-                packed.check()
-                with torch._C._DisableTorchDispatch():
-                    return packed.geometry.on(self.actions.ensure(packed.record))
+                return self._read_beside(packed) if self.arena.is_beside() else self._read(packed)
         assert isinstance(packed, torch.Tensor)
         return packed
+
+    def _read(self, packed: PackedRecord) -> torch.Tensor:
+        self._before_read(packed.record.value)
+        packed.check()
+        with torch._C._DisableTorchDispatch():
+            return packed.geometry.on(self.actions.ensure(packed.record))
+
+    def _read_beside(self, packed: PackedRecord) -> torch.Tensor:
+        """Autograd runs a node on the stream of its op, and a node on the CPU on the stream of whoever called it."""
+        with self.arena.at_home():
+            tensor = self._read(packed)
+        with torch._C._DisableTorchDispatch():
+            self.arena.join([tensor.untyped_storage()])
+        return tensor
 
     def _tell_read(self) -> None:
         with self.actions.lock:  # of two threads that read first, one tells it
@@ -223,7 +257,7 @@ class PlannedStep:
     def _before_read(self, value: int) -> None:
         slot = self.table.anchor_of.get(value)
         if slot is not None and self.on_path and self.actions.is_due(slot):
-            with torch._C._DisableTorchDispatch():
+            with torch._C._DisableTorchDispatch(), self.arena.at_home():
                 self.actions.act(slot)
             self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
 

@@ -49,7 +49,7 @@ class OpRecord:
 class ValueRecord:
     """One value as it happened; fields as in `pooch.ir.Value`, filled in as the step goes on.
 
-    `elsewhere`: the device that it lies on, if that is not the model's.
+    `elsewhere`: the device that it lies on, if that is not the model's. `beside`: another stream works on it.
     """
 
     id: int
@@ -62,6 +62,7 @@ class ValueRecord:
     shape: tuple[int, ...]
     role: str
     elsewhere: str
+    beside: bool = False
     overwritten_at: int = -1
     saved: bool = False
     saved_outside_model: bool = False
@@ -97,6 +98,11 @@ class ForwardRecorder(TorchDispatchMode):
         self._depth += 1
         if self.model_begin < 0:
             self.model_begin = len(self.ops)
+            if self._is_beside():
+                raise ProfileError(
+                    "the model is called on another stream than the step began on, so nothing of it could be planned: "
+                    "enter the stream before profiling, and before the planned step"
+                )
 
     def _leave_model(self) -> None:
         self._depth -= 1
@@ -133,6 +139,8 @@ class ForwardRecorder(TorchDispatchMode):
             if not facts.reads_nothing:
                 self._look((args, kwargs), max(0, len(self.ops) - 1))
             return func(*args, **kwargs)
+        if self._is_beside():
+            return self._run_beside(func, facts, args, kwargs)
         reads = self._read_values(func, facts, args, kwargs)
         written, read_keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
         call = self._calls
@@ -144,8 +152,24 @@ class ForwardRecorder(TorchDispatchMode):
             refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
             self._record(facts, refusal, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
         slot = max(0, len(self.ops) - 1)
-        self._look((args, kwargs), slot, handed_out=facts.may_surprise or self._is_beside())
+        self._look((args, kwargs), slot, handed_out=facts.may_surprise)
         self._look([args[position] for position in facts.statistics if position < len(args)], slot, handed_out=True)
+        return result
+
+    def _run_beside(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> Any:
+        """An op on a stream of the program's own, as FSDP's collectives and prefetchers do: no op of the plan, and what
+        it works on is nothing that a plan could move.
+        """
+        call = self._calls
+        self._calls += 1
+        written = written_tensors(facts, args, kwargs)
+        result, _ = self._run(func, args, kwargs, call)
+        self._look((args, kwargs), max(0, len(self.ops) - 1), handed_out=True)
+        for tensor in tensors_with_memory((args, kwargs))[0]:
+            key = storage_key(tensor)
+            value = self.values[self._value_of[key]] if key in self._value_of else None
+            if value is not None and (value.role == "made" or key in written):
+                value.role, value.beside = "transient", True
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
@@ -160,7 +184,7 @@ class ForwardRecorder(TorchDispatchMode):
         return storage.data_ptr()
 
     def _is_beside(self) -> bool:
-        """On a stream of the user's own, which may read later than the step's stream gets to."""
+        """On another stream than the step began on."""
         return self._stream is not None and self._stream_now() != self._stream
 
     def _stream_now(self) -> torch.Stream | None:

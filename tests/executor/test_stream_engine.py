@@ -656,7 +656,7 @@ def test_a_forgotten_engine_unlocks_its_blocks(machine: Machine) -> None:
 
 def test_nothing_is_locked_where_nothing_is_swapped(machine: Machine) -> None:
     arena = StreamEngine(CPU).open_arena(0)
-    assert arena.in_order()
+    assert not arena.is_beside()
     arena.close()
     assert machine.log == []
 
