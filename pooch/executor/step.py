@@ -18,6 +18,7 @@ from pooch.executor.replay import record_call
 from pooch.ir import ExpectedOp
 from pooch.torchtools.effects import StorageMap, written_tensors
 from pooch.torchtools.operators import call_refusal
+from pooch.torchtools.recurrent_dropout import InitialisationWatch
 from pooch.torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
 
 
@@ -45,6 +46,7 @@ class PlannedStep:
         self.on_path = True
         self.begin = time.perf_counter()
         self._next = 0
+        self._initialisation = InitialisationWatch()
         self.op = threading.Lock()  # held from before an op until what it made is known
         self.on_read: Callable[[], None] | None = None  # called once, when autograd reads a saved tensor
 
@@ -163,14 +165,15 @@ class PlannedStep:
     def _recognise(
         self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
     ) -> ExpectedOp | None:
-        """The planned op that this one is; None, and off the path, where it is another one."""
+        """The planned op that this one is; None where it is none of the plan's, and off the path unless it is known."""
         if self._next >= len(self.table.expected):
             self._leave_path("the end of the region", fingerprint(name, outputs))
             return None
         expected = self.table.expected[self._next]
         is_expected = self.table.recogniser.is_expected(self._next, func, name, outputs)
         if not is_expected or len(made) != len(expected.writes):
-            self._leave_path(expected.fingerprint, fingerprint(name, outputs))
+            if not self._initialisation.takes(name, made):
+                self._leave_path(expected.fingerprint, fingerprint(name, outputs))
             return None
         return expected
 

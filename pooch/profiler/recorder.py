@@ -19,6 +19,7 @@ from pooch.torchtools import accelerators
 from pooch.torchtools.effects import Effects, argument_keys, effects_of, written_tensors
 from pooch.torchtools.memory_trace import marker
 from pooch.torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
+from pooch.torchtools.recurrent_dropout import INITIALISER, SEED_FINGERPRINTS
 from pooch.torchtools.tensors import (
     dtype_name,
     find_tensors,
@@ -148,7 +149,9 @@ class ForwardRecorder(TorchDispatchMode):
         result, elapsed_ms = self._run(func, args, kwargs, call)
         outputs = list(find_tensors(result))
         effects = effects_of(written, outputs, read_keys)
-        if effects.tensors:
+        if facts.name == INITIALISER:
+            self._forget_seed()
+        elif effects.tensors:
             refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
             self._record(facts, refusal, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
         slot = max(0, len(self.ops) - 1)
@@ -252,6 +255,17 @@ class ForwardRecorder(TorchDispatchMode):
             return "it draws from the random generator of another device"
         return None
 
+    def _forget_seed(self) -> None:
+        """What was recorded last made the seed of a recurrent dropout: in most steps there is no such thing."""
+        if [op.fingerprint for op in self.ops[-2:]] != SEED_FINGERPRINTS:
+            return
+        values = {value for op in self.ops[-2:] for value in op.writes}
+        if min(values) != len(self.values) - len(values):
+            return
+        self._value_of = {key: value for key, value in self._value_of.items() if value not in values}
+        self._storages = {key: each for key, each in self._storages.items() if key in self._value_of}
+        del self.ops[-2:], self.values[-len(values) :]
+
     def value_id(self, tensor: torch.Tensor) -> int:
         """Id of the value that the tensor's storage holds now; unknown storages existed before the step."""
         key = storage_key(tensor)
@@ -296,7 +310,9 @@ class ForwardRecorder(TorchDispatchMode):
 
     def storage_gone(self, key: int) -> None:
         """The program and autograd have both let go of a storage."""
-        self.values[self._value_of.pop(key)].released_after = len(self.ops) - 1
+        value = self._value_of.pop(key, None)
+        if value is not None:
+            self.values[value].released_after = len(self.ops) - 1
 
     def end_forward(self) -> None:
         """The forward pass is over: find what lies in storages that the program has emptied since."""
