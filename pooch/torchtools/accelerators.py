@@ -176,15 +176,16 @@ def drawing_from(device: torch.device, snapshot: bytes | torch.Generator) -> Ite
     Where a generator can point at another state, it is never set: a generator of CUDA's that is set makes the next
     recurrent layer of cuDNN begin its dropout anew, with a seed that it draws, and all later numbers are others.
     """
-    generator = _shared_generator(device)
-    if generator is None or isinstance(snapshot, bytes):
+    if isinstance(snapshot, bytes):
         before = random_state(device)
-        set_random_state(device, bytes(snapshot))  # type: ignore[arg-type]
+        set_random_state(device, snapshot)
         try:
             yield
         finally:
             set_random_state(device, before)
         return
+    generator = _shared_generator(device)
+    assert generator is not None, "the snapshot is one of its states"
     own = generator.graphsafe_get_state()
     generator.graphsafe_set_state(snapshot.clone_state())  # a copy: it is drawn from, and may be needed again
     try:
