@@ -55,6 +55,8 @@ class Beneath(nn.Module):
     def gather(self) -> Tensor:
         with self.beside(), torch.no_grad():
             gathered = torch.cat([shard.detach() for shard in self.shards])
+        if gathered.is_cuda:
+            gathered.record_stream(torch.cuda.current_stream())
         return gathered.clone() + torch.cat(list(self.shards)) * 0.5  # copied out of the buffer on the step's stream
 
     def forward(self, rows: Tensor) -> Tensor:
