@@ -49,17 +49,18 @@ class StepActions:
         self.calls: dict[int, RecordedCall] = {}
         self._to_drop = set(table.dropped)
         self._acted: set[int] = set()
+        self._done: set[int] = set()
         self._replays_ahead = set(table.replay_slots)
         make_again = weakref.WeakMethod(self._make_again)  # a step that holds itself would wait for the collector
         self.emptied = EmptiedStorages(arena, table.offsets, stats, make_again)
         weakref.finalize(self, arena.close).atexit = False
 
     def is_due(self, slot: int) -> bool:
-        """Whether the slot's actions were not done yet."""
-        return slot not in self._acted
+        """Whether the slot's actions are not done yet; another thread may be at work on them."""
+        return slot not in self._done
 
     def act(self, slot: int) -> None:
-        """Do what the schedule says at the entry of a slot, once."""
+        """Do what the schedule says at the entry of a slot, once; whoever comes second waits until it is done."""
         with self.lock:
             if slot in self._acted:
                 return
@@ -67,6 +68,7 @@ class StepActions:
             self._replays_ahead.discard(slot)
             for action in self.table.actions.get(slot, ()):
                 self._do(action)
+            self._done.add(slot)
 
     def protect(self, value: int | None) -> None:
         """An op is about to write over a value: let a copy of it end first, and remember that it changed.

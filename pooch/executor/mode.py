@@ -31,15 +31,23 @@ class StepMode(TorchDispatchMode):
         if facts.is_view:
             return func(*args, **kwargs)
         step = self._step
-        keys = argument_keys(args, kwargs)
-        written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
-        step.before_op(func, facts, args, kwargs, written)
-        result = func(*args, **kwargs)
-        outputs = result_tensors(result)
-        made = new_tensors(written, outputs, keys)
-        if made:
-            step.after_op(func, facts.name, outputs, made)
-        return result
+        is_alone = step.begin_op()
+        try:
+            if step.arena.is_beside():
+                step.beside(facts, args, kwargs)
+                return func(*args, **kwargs)
+            keys = argument_keys(args, kwargs)
+            written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
+            step.before_op(func, facts, args, kwargs, written)
+            result = func(*args, **kwargs)
+            outputs = result_tensors(result)
+            made = new_tensors(written, outputs, keys)
+            if made:
+                step.after_op(func, facts.name, outputs, made)
+            return result
+        finally:
+            if is_alone:
+                step.op.release()
 
 
 class WatchfulMode(StepMode):
@@ -51,8 +59,7 @@ class WatchfulMode(StepMode):
         try:
             facts = operator_facts(func)
             if step.emptied.away and facts.is_view and not facts.reads_nothing:
-                with step.actions.lock:
-                    step.emptied.look((args, kwargs))
+                step.bring_back((args, kwargs))
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             step.is_own = before

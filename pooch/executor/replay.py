@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pooch.torchtools.accelerators import random_state, set_random_state
+from pooch.torchtools.accelerators import drawing_from, random_snapshot
 from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from pooch.torchtools.geometry import Geometry
 from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
@@ -54,7 +54,7 @@ class RecordedCall:
     args: Any
     kwargs: Any
     grad_enabled: bool
-    random_state: bytes | None
+    random_state: bytes | torch.Generator | None
     device: torch.device | None
 
 
@@ -75,7 +75,7 @@ def record_call(
 
     recorded = tuple(map_tensors(partial(replaced, is_scratch=i in scratch), a) for i, a in enumerate(args))
     named = map_tensors(partial(replaced, is_scratch=False), kwargs)
-    state = random_state(device) if facts.random else None
+    state = random_snapshot(device) if facts.random else None
     return RecordedCall(func, recorded, named, torch.is_grad_enabled(), state, device)
 
 
@@ -120,19 +120,16 @@ def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStora
 
 
 def _call_below_autograd(call: RecordedCall, args: Any, kwargs: Any) -> Any:
-    device = call.device
-    current = random_state(device) if call.random_state is not None and device is not None else None
-    if current is not None and device is not None and call.random_state is not None:
-        set_random_state(device, call.random_state)
+    drawing: Any = nullcontext()
+    if call.random_state is not None and call.device is not None:
+        drawing = drawing_from(call.device, call.random_state)
     # A backward pass that runs inside of a mode shall not show it our replays; most of them do not.
     modes = torch._C._len_torch_dispatch_stack() > 0
     aside: Any = torch.utils._python_dispatch._disable_current_modes() if modes else nullcontext()
-    try:
-        with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(call.grad_enabled), aside:
-            return call.func(*args, **kwargs)
-    finally:
-        if current is not None and device is not None:
-            set_random_state(device, current)
+    # What was recorded is cast already, and autocast, which comes before autograd, would cast it again.
+    uncast = torch._C._DisableAutocast()
+    with torch._C._AutoDispatchBelowAutograd(), uncast, torch.set_grad_enabled(call.grad_enabled), aside, drawing:
+        return call.func(*args, **kwargs)
 
 
 def _rebuild(arguments: Any, resolve: Resolve) -> Any:

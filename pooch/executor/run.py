@@ -18,6 +18,7 @@ from pooch.executor.causes import Overrun
 from pooch.executor.engines import make_engine
 from pooch.executor.engines.protocol import CopyEngine
 from pooch.executor.mode import StepMode, WatchfulMode
+from pooch.executor.repeatable import refuse_unrepeatable
 from pooch.executor.snapshot import StepSnapshot
 from pooch.executor.statistics import RunStats, RunTotals
 from pooch.executor.step import PlannedStep
@@ -266,18 +267,6 @@ class Run:
 _hooks_are_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 
-def _refuse_chosen_algorithms(plan: Plan, device: torch.device) -> None:
-    """CuDNN's benchmark mode chooses algorithms for each thread anew, and autograd's threads are not the program's."""
-    if not cuda_only.chooses_algorithms_by_timing(device):
-        return
-    replayed = {action.target - plan.first_slot for action in plan.schedule.actions if action.kind == "replay"}
-    if any(plan.expected[op].fingerprint.startswith("aten.convolution") for op in replayed):
-        raise PlanMismatch(
-            "the plan replays convolutions, and torch.backends.cudnn.benchmark may give a replay another algorithm: "
-            "switch it off, or profile and plan with it on (convolutions are then not replayed)"
-        )
-
-
 def _refuse_capture() -> None:
     """What the host does between ops (hooks, replays, waits) would be missing when a graph is played again."""
     if cuda_only.is_capturing():
@@ -327,7 +316,7 @@ def apply_plan(
 
     Raises:
         UsageError: the model is compiled, or under a plan already.
-        PlanMismatch: the plan was made for another model or device, or replays what cuDNN may not repeat.
+        PlanMismatch: the plan was made for another model or device, or replays what the device may not repeat.
         InvalidSchedule: the plan was changed so that it cannot be executed.
         TierError: the swap tier cannot be set up.
     """
@@ -348,7 +337,7 @@ def apply_plan(
     if plan.device_kind != device.type:
         raise PlanMismatch(f"the plan was made for {plan.device_kind}, the model is on {device.type}: profile it there")
     check_executable(plan)
-    _refuse_chosen_algorithms(plan, device)
+    refuse_unrepeatable(plan, device)
     engine = make_engine(device, spill_directory, check_copies=check_copies)
     try:
         return Run(plan, model, engine, on_mismatch, measure_every or 0, on_overrun)

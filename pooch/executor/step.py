@@ -4,6 +4,7 @@ reads.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,19 @@ from pooch.executor.actions import StepActions
 from pooch.executor.records import PackedRecord, changed_in_place, pack_kept
 from pooch.executor.replay import record_call
 from pooch.ir import ExpectedOp
-from pooch.torchtools.effects import StorageMap
-from pooch.torchtools.tensors import fingerprint, has_plain_storage
+from pooch.torchtools.effects import StorageMap, written_tensors
+from pooch.torchtools.operators import call_refusal
+from pooch.torchtools.recurrent_dropout import InitialisationWatch
+from pooch.torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
+
+
+class _OwnWork(threading.local):
+    """Whether what a thread does just now is ours, and not the program's."""
+
+    active = False
+
+
+_OWN = _OwnWork()
 
 
 class PlannedStep:
@@ -34,27 +46,78 @@ class PlannedStep:
         self.on_path = True
         self.begin = time.perf_counter()
         self._next = 0
-        self.is_own = False  # whatever is done just now is not the program's doing
+        self._initialisation = InitialisationWatch()
+        self.op = threading.Lock()  # held from before an op until what it made is known
         self.on_read: Callable[[], None] | None = None  # called once, when autograd reads a saved tensor
+
+    @property
+    def is_own(self) -> bool:
+        """Whether what this thread does just now is not the program's doing."""
+        return _OWN.active
+
+    @is_own.setter
+    def is_own(self, active: bool) -> None:
+        _OWN.active = active
 
     # The forward pass -------------------------------------------------------------------------------------------
 
+    def begin_op(self) -> bool:
+        """Whether the op that begins is the only one under way. Of two, neither could be told from the planned one, so
+        the plan ends there.
+        """
+        if self.op.acquire(blocking=False):
+            return True
+        if self.on_path:
+            self._leave_path("one op at a time", "an op in another thread meanwhile")
+        return False
+
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Actions due before the next op, and what has to be remembered of its call."""
-        in_order = self.arena.in_order()
-        if self.on_path and not in_order:
-            self._leave_path("an op on the stream that the region began on", f"{facts.name} on another stream")
         if self.on_path:
             slot = self.table.first_slot + self._next
             if slot in self.table.actions and self._is_due(facts.name):
                 self.actions.act(slot)
             if slot in self.table.replayed:
-                self.actions.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
+                self._remember(slot, func, facts, args, kwargs)
         if self.emptied.away:
-            with self.actions.lock:
-                self.emptied.look((args, kwargs))
+            self.bring_back((args, kwargs))
         for key in written:
             self.actions.protect(self.values.get(key))
+
+    def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
+        """An op is about to run on a stream of the program's own, as FSDP's collectives and prefetchers do. It is no op
+        of the plan, and is left alone unless it works on a value of the plan.
+        """
+        tensors = [tensor for tensor in find_tensors((args, kwargs)) if has_plain_storage(tensor)]
+        planned = [tensor.untyped_storage() for tensor in tensors if self._is_planned(tensor)]
+        if planned:
+            with self.actions.lock:
+                self.arena.join(planned)
+            if self.on_path:
+                actual = f"{facts.name} on another stream, which works on a value of the plan"
+                self._leave_path("an op on the stream that the region began on", actual)
+        if self.emptied.away:
+            self.bring_back((args, kwargs))
+        for key, tensor in written_tensors(facts, args, kwargs).items():
+            self.actions.protect(self.values.get(key))
+            self.values.bind(tensor.untyped_storage(), -1)
+
+    def _is_planned(self, tensor: torch.Tensor) -> bool:
+        value = self.values.get(storage_key(tensor))
+        return value in self.records or value in self.actions.held
+
+    def bring_back(self, arguments: Any) -> None:
+        """The program is about to read some arguments: have there what is away of them."""
+        with self.actions.lock, self.arena.at_home():
+            self.emptied.look(arguments)
+
+    def _remember(self, slot: int, func: Any, facts: Any, args: Any, kwargs: Any) -> None:
+        """Remember the call for a replay, unless its result may be another one each time, as PyTorch is set now."""
+        refusal = call_refusal(func, args) if facts.depends_on_call else None
+        if refusal is not None:
+            self._leave_path(f"{facts.name} as an op that can be replayed", f"{facts.name}, which cannot: {refusal}")
+        else:
+            self.actions.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
 
     def _is_due(self, name: str) -> bool:
         """Whether the op that comes may be the next planned one; else it makes nothing, such as `.item()`, or leaves
@@ -80,7 +143,7 @@ class PlannedStep:
         if self.on_path and not self.is_own:
             self.is_own = True
             try:
-                with torch._C._DisableTorchDispatch(), self.actions.lock:
+                with torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
                     self.emptied.look(arguments)
                     if handed_out:
                         self.emptied.hand_out(arguments, self.values, self.records)
@@ -102,14 +165,15 @@ class PlannedStep:
     def _recognise(
         self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
     ) -> ExpectedOp | None:
-        """The planned op that this one is; None, and off the path, where it is another one."""
+        """The planned op that this one is; None where it is none of the plan's, and off the path unless it is known."""
         if self._next >= len(self.table.expected):
             self._leave_path("the end of the region", fingerprint(name, outputs))
             return None
         expected = self.table.expected[self._next]
         is_expected = self.table.recogniser.is_expected(self._next, func, name, outputs)
         if not is_expected or len(made) != len(expected.writes):
-            self._leave_path(expected.fingerprint, fingerprint(name, outputs))
+            if not self._initialisation.takes(name, made):
+                self._leave_path(expected.fingerprint, fingerprint(name, outputs))
             return None
         return expected
 
@@ -123,7 +187,7 @@ class PlannedStep:
         if self.emptied.away:
             before, self.is_own = self.is_own, True
             try:
-                with torch._C._DisableTorchDispatch(), self.actions.lock:
+                with torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
                     self.emptied.restore()
             finally:
                 self.is_own = before
@@ -159,8 +223,7 @@ class PlannedStep:
         """The tensor that autograd reads, after the actions tied to its first read."""
         self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
         if self.on_read is not None:
-            on_read, self.on_read = self.on_read, None
-            on_read()
+            self._tell_read()
         if type(packed) is tuple:
             tensor, version, value = packed
             if value in self.table.anchor_of:
@@ -170,17 +233,34 @@ class PlannedStep:
             return tensor  # type: ignore[no-any-return]
         if isinstance(packed, PackedRecord):
             with self.actions.lock:  # what another thread of autograd's has begun is complete
-                self._before_read(packed.record.value)
-                packed.check()
-                with torch._C._DisableTorchDispatch():
-                    return packed.geometry.on(self.actions.ensure(packed.record))
+                return self._read_beside(packed) if self.arena.is_beside() else self._read(packed)
         assert isinstance(packed, torch.Tensor)
         return packed
+
+    def _read(self, packed: PackedRecord) -> torch.Tensor:
+        self._before_read(packed.record.value)
+        packed.check()
+        with torch._C._DisableTorchDispatch():
+            return packed.geometry.on(self.actions.ensure(packed.record))
+
+    def _read_beside(self, packed: PackedRecord) -> torch.Tensor:
+        """Autograd runs a node on the stream of its op, and a node on the CPU on the stream of whoever called it."""
+        with self.arena.at_home():
+            tensor = self._read(packed)
+        with torch._C._DisableTorchDispatch():
+            self.arena.join([tensor.untyped_storage()])
+        return tensor
+
+    def _tell_read(self) -> None:
+        with self.actions.lock:  # of two threads that read first, one tells it
+            on_read, self.on_read = self.on_read, None
+        if on_read is not None:
+            on_read()
 
     def _before_read(self, value: int) -> None:
         slot = self.table.anchor_of.get(value)
         if slot is not None and self.on_path and self.actions.is_due(slot):
-            with torch._C._DisableTorchDispatch():
+            with torch._C._DisableTorchDispatch(), self.arena.at_home():
                 self.actions.act(slot)
             self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
 

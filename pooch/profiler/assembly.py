@@ -213,6 +213,8 @@ def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, point
 
 
 def _why_fixed(record: ValueRecord, release: int, first_unpack: int) -> str | None:
+    if record.beside:
+        return "the program works on it on another stream"
     if record.role == "transient":
         return "the program itself empties and fills its storage, as FSDP does with parameters"
     if record.role != "made":

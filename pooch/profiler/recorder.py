@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pooch.errors import ProfileError
 from pooch.profiler.modules import ModulePath
 from pooch.torchtools import accelerators
 from pooch.torchtools.effects import Effects, argument_keys, effects_of, written_tensors
 from pooch.torchtools.memory_trace import marker
 from pooch.torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
+from pooch.torchtools.recurrent_dropout import INITIALISER, SEED_FINGERPRINTS
 from pooch.torchtools.tensors import (
     dtype_name,
     find_tensors,
@@ -47,7 +50,7 @@ class OpRecord:
 class ValueRecord:
     """One value as it happened; fields as in `pooch.ir.Value`, filled in as the step goes on.
 
-    `elsewhere`: the device that it lies on, if that is not the model's.
+    `elsewhere`: the device that it lies on, if that is not the model's. `beside`: another stream works on it.
     """
 
     id: int
@@ -60,6 +63,7 @@ class ValueRecord:
     shape: tuple[int, ...]
     role: str
     elsewhere: str
+    beside: bool = False
     overwritten_at: int = -1
     saved: bool = False
     saved_outside_model: bool = False
@@ -89,11 +93,17 @@ class ForwardRecorder(TorchDispatchMode):
         self._buffers = {storage_key(b) for b in model.buffers() if has_plain_storage(b)}
         self._stream = self._stream_now()
         self._own_work = 0
+        self._op = threading.Lock()
 
     def _enter_model(self) -> None:
         self._depth += 1
         if self.model_begin < 0:
             self.model_begin = len(self.ops)
+            if self._is_beside():
+                raise ProfileError(
+                    "the model is called on another stream than the step began on, so nothing of it could be planned: "
+                    "enter the stream before profiling, and before the planned step"
+                )
 
     def _leave_model(self) -> None:
         self._depth -= 1
@@ -113,8 +123,16 @@ class ForwardRecorder(TorchDispatchMode):
         return self._depth > 0 and self.model_end < 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self.unwatched():
-            return self._dispatch(func, args, kwargs or {})
+        if not self._op.acquire(blocking=False):
+            raise ProfileError(
+                "the step computes in two threads at once, so its ops come in no fixed order: keep a backward pass "
+                "within the step on one device"
+            )
+        try:
+            with self.unwatched():
+                return self._dispatch(func, args, kwargs or {})
+        finally:
+            self._op.release()
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         facts = operator_facts(func)
@@ -122,6 +140,8 @@ class ForwardRecorder(TorchDispatchMode):
             if not facts.reads_nothing:
                 self._look((args, kwargs), max(0, len(self.ops) - 1))
             return func(*args, **kwargs)
+        if self._is_beside():
+            return self._run_beside(func, facts, args, kwargs)
         reads = self._read_values(func, facts, args, kwargs)
         written, read_keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
         call = self._calls
@@ -129,12 +149,30 @@ class ForwardRecorder(TorchDispatchMode):
         result, elapsed_ms = self._run(func, args, kwargs, call)
         outputs = list(find_tensors(result))
         effects = effects_of(written, outputs, read_keys)
-        if effects.tensors:
-            refusal = facts.refusal or call_refusal(func, args)
+        if facts.name == INITIALISER:
+            self._forget_seed()
+        elif effects.tensors:
+            refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
             self._record(facts, refusal, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
         slot = max(0, len(self.ops) - 1)
-        self._look((args, kwargs), slot, handed_out=facts.may_surprise or self._is_beside())
+        self._look((args, kwargs), slot, handed_out=facts.may_surprise)
         self._look([args[position] for position in facts.statistics if position < len(args)], slot, handed_out=True)
+        return result
+
+    def _run_beside(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> Any:
+        """An op on a stream of the program's own, as FSDP's collectives and prefetchers do: no op of the plan, and what
+        it works on is nothing that a plan could move.
+        """
+        call = self._calls
+        self._calls += 1
+        written = written_tensors(facts, args, kwargs)
+        result, _ = self._run(func, args, kwargs, call)
+        self._look((args, kwargs), max(0, len(self.ops) - 1), handed_out=True)
+        for tensor in tensors_with_memory((args, kwargs))[0]:
+            key = storage_key(tensor)
+            value = self.values[self._value_of[key]] if key in self._value_of else None
+            if value is not None and (value.role == "made" or key in written):
+                value.role, value.beside = "transient", True
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
@@ -149,7 +187,7 @@ class ForwardRecorder(TorchDispatchMode):
         return storage.data_ptr()
 
     def _is_beside(self) -> bool:
-        """On a stream of the user's own, which may read later than the step's stream gets to."""
+        """On another stream than the step began on."""
         return self._stream is not None and self._stream_now() != self._stream
 
     def _stream_now(self) -> torch.Stream | None:
@@ -203,7 +241,30 @@ class ForwardRecorder(TorchDispatchMode):
         index, name = len(self.ops), facts.name
         refusal = refusal or (None if effects.ordinary else "its result is not an ordinary strided tensor")
         writes = tuple(self._new_value(tensor, index, name).id for tensor in effects.tensors)
+        refusal = refusal or self._refusal_elsewhere(facts, reads, writes)
         self.ops.append(OpRecord(name, self.path.current, call, elapsed_ms, reads, writes, text, refusal, facts.random))
+
+    def _refusal_elsewhere(self, facts: OperatorFacts, reads: tuple[int, ...], writes: tuple[int, ...]) -> str | None:
+        """Why an op on another device cannot be replayed: the backward pass that replays is on the model's, and neither
+        the streams of another accelerator nor its random numbers are in order there.
+        """
+        for other in (self.values[i].elsewhere for i in (*reads, *writes)):
+            if other and not other.startswith("cpu"):
+                return f"it runs on another device ({other})"
+        if facts.random and any(self.values[i].elsewhere for i in writes):
+            return "it draws from the random generator of another device"
+        return None
+
+    def _forget_seed(self) -> None:
+        """What was recorded last made the seed of a recurrent dropout: in most steps there is no such thing."""
+        if [op.fingerprint for op in self.ops[-2:]] != SEED_FINGERPRINTS:
+            return
+        values = {value for op in self.ops[-2:] for value in op.writes}
+        if min(values) != len(self.values) - len(values):
+            return
+        self._value_of = {key: value for key, value in self._value_of.items() if value not in values}
+        self._storages = {key: each for key, each in self._storages.items() if key in self._value_of}
+        del self.ops[-2:], self.values[-len(values) :]
 
     def value_id(self, tensor: torch.Tensor) -> int:
         """Id of the value that the tensor's storage holds now; unknown storages existed before the step."""
@@ -249,7 +310,9 @@ class ForwardRecorder(TorchDispatchMode):
 
     def storage_gone(self, key: int) -> None:
         """The program and autograd have both let go of a storage."""
-        self.values[self._value_of.pop(key)].released_after = len(self.ops) - 1
+        value = self._value_of.pop(key, None)
+        if value is not None:
+            self.values[value].released_after = len(self.ops) - 1
 
     def end_forward(self) -> None:
         """The forward pass is over: find what lies in storages that the program has emptied since."""

@@ -163,6 +163,58 @@ def random_state(device: torch.device) -> bytes:
     return bytes(state.numpy().tobytes())
 
 
+def random_snapshot(device: torch.device) -> bytes | torch.Generator:
+    """Where the default generator of a device, or of the CPU, stands; takes no memory of the device."""
+    generator = _shared_generator(device)
+    return random_state(device) if generator is None else generator.clone_state()
+
+
+@contextmanager
+def drawing_from(device: torch.device, snapshot: bytes | torch.Generator) -> Iterator[None]:
+    """Inside, the default generator goes on from a snapshot; afterwards it stands where it stood.
+
+    Where a generator can point at another state, it is never set: a generator of CUDA's that is set makes the next
+    recurrent layer of cuDNN begin its dropout anew, with a seed that it draws, and all later numbers are others.
+    """
+    if isinstance(snapshot, bytes):
+        before = random_state(device)
+        set_random_state(device, snapshot)
+        try:
+            yield
+        finally:
+            set_random_state(device, before)
+        return
+    generator = _shared_generator(device)
+    assert generator is not None, "the snapshot is one of its states"
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(snapshot.clone_state())  # a copy: it is drawn from, and may be needed again
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(own)
+
+
+def _shared_generator(device: torch.device) -> torch.Generator | None:
+    """The default generator of a device, if it can point at a state that another one has."""
+    if not has_streams(device):
+        return None
+    generators = getattr(_module(device), "default_generators", ())
+    index = device.index if device.index is not None else torch.accelerator.current_device_index()
+    generator: Any = generators[index] if index < len(generators) else None
+    kind: Any = type(generator)
+    return generator if generator is not None and _can_share(kind, device.type) else None
+
+
+@cache
+def _can_share(kind: Any, device_type: str) -> bool:
+    generator = kind(device_type)
+    try:
+        generator.graphsafe_set_state(generator.graphsafe_get_state())
+    except (AttributeError, RuntimeError):  # NotImplementedError is one too
+        return False
+    return True
+
+
 def set_random_state(device: torch.device, state: bytes) -> None:
     """Set the default generator of a device, or of the CPU."""
     tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from pooch.torchtools import accelerators
 from pooch.torchtools.cuda_only import chooses_algorithms_by_timing
+from pooch.torchtools.determinism import may_vary, varies_now
+from pooch.torchtools.tensors import find_tensors
 
 # These update running statistics through arguments that their schema does not mark as written. In training mode
 # their outputs do not depend on the running statistics, so a replay gets scratch copies and the real ones move once.
@@ -37,6 +40,7 @@ _REFUSALS = {
     "aten::set_": "it swaps the storage of a tensor",
     "aten::resize_": "it changes the storage of a tensor",
 }
+_CUDNN_RNN = "aten::_cudnn_rnn"
 _CONVOLUTIONS = {"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"}
 # Other views check their extent against the storage, which is empty while its bytes are elsewhere.
 _READ_NOTHING = {"aten::detach", "aten::alias"}
@@ -60,6 +64,7 @@ class OperatorFacts:
         refusal: why it cannot be replayed, or None.
         may_surprise: it may write to its arguments without saying so, or read them after it returned (collectives).
         reads_nothing: a view of any memory whatever is in it, even of none.
+        depends_on_call: whether it can be replayed depends on its arguments or on settings: `call_refusal` tells.
     """
 
     name: str
@@ -71,6 +76,7 @@ class OperatorFacts:
     refusal: str | None
     may_surprise: bool = False
     reads_nothing: bool = False
+    depends_on_call: bool = False
 
 
 @cache
@@ -94,6 +100,7 @@ def operator_facts(func: Any) -> OperatorFacts:
         refusal=_REFUSALS.get(schema.name) or _REFUSED_NAMESPACES.get(func.namespace),
         may_surprise=schema.name in _REFUSALS or func.namespace in _REFUSED_NAMESPACES,
         reads_nothing=schema.name in _READ_NOTHING,
+        depends_on_call=schema.name == _CUDNN_RNN or schema.name in _CONVOLUTIONS or may_vary(schema.name),
     )
 
 
@@ -110,12 +117,29 @@ def reads_statistics(facts: OperatorFacts, func: Any, args: tuple[Any, ...]) -> 
 def call_refusal(func: Any, args: tuple[Any, ...]) -> str | None:
     """Why this very call cannot be replayed, where that depends on its arguments or on settings; or None."""
     name = func._schema.name
-    if name == "aten::_cudnn_rnn" and _argument(func, args, "dropout") and _argument(func, args, "train"):
-        return "cuDNN draws this dropout from a state of its own, which the call moves on"
-    if name in _CONVOLUTIONS and args and chooses_algorithms_by_timing(args[0].device):
+    if name == _CUDNN_RNN:
+        if _argument(func, args, "dropout") and _argument(func, args, "train"):
+            return "cuDNN draws this dropout from a state of its own, which the call moves on"
+        return None
+    there = next((tensor for tensor in find_tensors(args) if accelerators.has_streams(tensor.device)), None)
+    if there is None:
+        return None
+    if name in _CONVOLUTIONS:
+        return _convolution_refusal(func, args, there.device)
+    return varies_now(name, there.dtype)
+
+
+def _convolution_refusal(func: Any, args: tuple[Any, ...], device: torch.device) -> str | None:
+    if chooses_algorithms_by_timing(device):
         return (
             "torch.backends.cudnn.benchmark chooses its algorithm by timing, for each thread anew, so a replay in the "
             "backward pass may be another one"
+        )
+    is_repeatable = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    if _argument(func, args, "transposed") and not is_repeatable:
+        return (
+            "a transposed convolution may give other bits each time it runs on an accelerator, unless "
+            "torch.use_deterministic_algorithms(True) was called before"
         )
     return None
 

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,9 +126,16 @@ class CpuArena:
         self._mover: Mover | None = Mover(file, engine.check)
         self._last: CpuTicket | None = None
 
-    def in_order(self) -> bool:
-        """Always: the CPU has no streams."""
-        return True
+    def is_beside(self) -> bool:
+        """Never: the CPU has no streams."""
+        return False
+
+    def at_home(self) -> AbstractContextManager[None]:
+        """Nothing to do."""
+        return nullcontext()
+
+    def join(self, storages: list[torch.UntypedStorage]) -> None:
+        """Nothing to do."""
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> CpuTicket:
         """Start copying a storage to the file."""

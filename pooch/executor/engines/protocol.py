@@ -7,8 +7,9 @@ Ordering rules that every engine keeps:
 4. Room in an arena is not shared by two values of a step at the same time: a copy out starts after the copy in of the
    value that had the room before.
 5. Room that is used again by a later step is written only after the earlier step's copies are complete.
-6. Compute is whatever is issued on the stream on which the arena was opened. An op elsewhere ends the plan for its step
-   (`in_order`): from then on copies wait for all streams that were seen, and all of them wait for copies.
+6. Compute is whatever is issued on the arena's stream, the one that was current when it was opened. What the program
+   does on other streams besides is its own affair, as long as it works on nothing of the plan. Where it does, that
+   stream is `joined`: from then on copies wait for it too, and it waits for copies.
 """
 
 from __future__ import annotations
@@ -42,8 +43,14 @@ class Arena(Protocol):
     def clock(self) -> StepClock | None:
         """Times of the step from the device itself; None where the host does all that is done."""
 
-    def in_order(self) -> bool:
-        """Whether everything so far was computed in one order; asked before each op."""
+    def is_beside(self) -> bool:
+        """Whether the calling thread computes on another stream than the arena's; asked before each op."""
+
+    def at_home(self) -> AbstractContextManager[None]:
+        """Inside, the calling thread computes on the arena's stream, and its own stream waits for that afterwards."""
+
+    def join(self, storages: list[torch.UntypedStorage]) -> None:
+        """The calling thread's stream works on values of the plan: on these now, maybe on others later."""
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
         """Start copying a storage to the tier."""

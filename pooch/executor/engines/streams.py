@@ -47,12 +47,33 @@ class StreamArena:
         self._read_rooms: list[tuple[int, int, torch.Event]] = []  # begin, end, end of the copy out of it
         self._last: dict[torch.Stream, torch.Event] = {}
 
-    def in_order(self) -> bool:
-        """Whether all was computed on one stream so far. Each stream is remembered, and copies wait for all of them."""
+    def is_beside(self) -> bool:
+        """Whether the calling thread computes on another stream than the arena's."""
+        return self._engine.current_stream() != self._seen[0]
+
+    @contextmanager
+    def at_home(self) -> Iterator[None]:
+        """Inside, the calling thread computes on the arena's stream, and its own stream waits for that afterwards."""
+        home, current = self._seen[0], self._engine.current_stream()
+        if home == current:
+            yield
+            return
+        home.wait_event(self._engine.mark(current))
+        try:
+            with accelerators.on_stream(home):
+                yield
+        finally:
+            current.wait_event(self._engine.mark(home))
+
+    def join(self, storages: list[torch.UntypedStorage]) -> None:
+        """The calling thread's stream works on values of the plan: copies and it wait for one another from now on, and
+        the allocator gives these storages to nobody before it is done with them.
+        """
         current = self._engine.current_stream()
         if current not in self._seen:
             self._seen.append(current)
-        return len(self._seen) == 1
+        for storage in storages:
+            _bytes_of(storage).record_stream(current)
 
     def compute_streams(self) -> list[torch.Stream]:
         """Streams whose work copies come after, and that wait for copies."""

@@ -238,6 +238,7 @@ public:
   void operator()(const OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack) {
     attach();
     bool nested = depth > 0 && !immediate_;
+    c10::OptionalDeviceGuard guard(device_of(op, *stack));
     if (plain_ || nested || (copies_ && crosses(*stack))) return original_.callBoxed(op, keys, stack);
     if (immediate_) return at_once(op, stack);
     const auto &schema = op.schema();
@@ -278,7 +279,15 @@ public:
 
 private:
   static bool crosses(const Stack &stack) {
-    return !on_device(stack[stack.size() - 3].toTensor()) || !on_device(stack[stack.size() - 2].toTensor());
+    const Tensor &there = stack[stack.size() - 3].toTensor(), &here = stack[stack.size() - 2].toTensor();
+    return !on_device(there) || !on_device(here) || there.device() != here.device();
+  }
+
+  // An operator runs on the device of its tensors, whichever is the current one.
+  static std::optional<at::Device> device_of(const OperatorHandle &op, const Stack &stack) {
+    for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i)
+      if (stack[i].isTensor() && on_device(stack[i].toTensor())) return stack[i].toTensor().device();
+    return std::nullopt;
   }
 
   RandomState state_before(const Stack &stack, size_t count) const {
