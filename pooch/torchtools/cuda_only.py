@@ -12,14 +12,19 @@ import torch
 _PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
 
-def is_cuda(device: torch.device) -> bool:
+def _is_cuda(device: torch.device) -> bool:
     """Whether what follows applies to a device."""
     return device.type == "cuda"
 
 
 def versions(device: torch.device) -> dict[str, str]:
     """{"cuda": version} that PyTorch was built with, for a CUDA device; else nothing."""
-    return {"cuda": str(torch.version.cuda or torch.version.hip)} if is_cuda(device) else {}
+    return {"cuda": str(torch.version.cuda or torch.version.hip)} if _is_cuda(device) else {}
+
+
+def locks_in_place(device: torch.device) -> bool:
+    """Whether memory that is there already can be page-locked for a device, by `lock_pages`."""
+    return _is_cuda(device)
 
 
 def lock_pages(pointer: int, size_bytes: int, device: torch.device) -> int:
@@ -51,7 +56,7 @@ def limit_memory(device: torch.device, share: float) -> None:
     Raises:
         RuntimeError: the device is no CUDA device, and knows no such limit.
     """
-    if not is_cuda(device):
+    if not _is_cuda(device):
         raise RuntimeError(f"the memory of a device of type {device.type} cannot be limited for one process")
     torch.cuda.set_per_process_memory_fraction(share, device)
 
@@ -63,9 +68,9 @@ def is_capturing() -> bool:
 
 def chooses_algorithms_by_timing(device: torch.device) -> bool:
     """Whether cuDNN does on this device: for each thread anew, so that a replay may get another one."""
-    return is_cuda(device) and torch.backends.cudnn.benchmark
+    return _is_cuda(device) and torch.backends.cudnn.benchmark
 
 
 def has_tf32(device: torch.device) -> bool:
     """Whether its tensor cores can compute float32 convolutions in TF32."""
-    return is_cuda(device) and torch.cuda.get_device_capability(device) >= (8, 0)
+    return _is_cuda(device) and torch.cuda.get_device_capability(device) >= (8, 0)

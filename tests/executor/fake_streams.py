@@ -212,7 +212,7 @@ def install(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "Stream", Stream)
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(Event, "host_waits", 0)
-    monkeypatch.setattr(cuda_only, "is_cuda", lambda device: True)
+    monkeypatch.setattr(cuda_only, "locks_in_place", lambda device: True)
     replaced = {
         "current_stream": lambda index=None: machine.current,
         "set_stream": machine.set_stream,

@@ -705,7 +705,7 @@ def test_other_accelerators_get_pinned_memory_from_pytorch(machine: Machine, mon
         return empty(*size, **(options | {"pin_memory": False}))
 
     monkeypatch.setattr(torch, "empty", noted)
-    monkeypatch.setattr(cuda_only, "is_cuda", lambda device: False)
+    monkeypatch.setattr(cuda_only, "locks_in_place", lambda device: False)
     engine = StreamEngine(CPU)
     arena = engine.open_arena(64)
     assert [options["pin_memory"] for options in given if "pin_memory" in options] == [True]

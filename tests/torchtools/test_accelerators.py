@@ -27,7 +27,7 @@ def test_devices_with_streams_are_told_by_what_pytorch_has_for_them(kind: str, e
 
 
 def test_a_device_that_is_neither_is_refused_in_one_line() -> None:
-    with pytest.raises(UsageError, match="type 'mps'.*: move the model to the CPU") as caught:
+    with pytest.raises(UsageError, match=r"type 'mps'.*: move the model to the CPU") as caught:
         make_engine(torch.device("mps"))
     assert "\n" not in str(caught.value)
 

@@ -40,7 +40,7 @@ class PinnedBlock:
                 f"swapping needs {size_bytes} bytes of host memory, {available} are available: set a smaller host "
                 "budget"
             )
-        self.bytes, self.unlock = (_locked if cuda_only.is_cuda(device) else _from_pytorch)(self)
+        self.bytes, self.unlock = (_locked if cuda_only.locks_in_place(device) else _from_pytorch)(self)
 
 
 def _locked(block: PinnedBlock) -> tuple[torch.Tensor, Callable[[], object]]:
