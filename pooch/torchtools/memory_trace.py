@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,19 +21,11 @@ from torch.profiler import ProfilerActivity
 
 from pooch.torchtools import accelerators
 from pooch.torchtools.profiler_log import QuietAllocator, quiet_start
+from pooch.torchtools.reported_memory import MemoryEvent, reported_memory
 from pooch.torchtools.tensors import storage_bytes
 
 MARKER = "pooch:"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # what torch names the event around each node
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEvent:
-    """An allocation (size_bytes > 0) or a free (size_bytes < 0) at address `pointer`."""
-
-    time_ns: int
-    pointer: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +90,7 @@ class MemoryTracer:
             self._profiler.__exit__(None, None, None)
         finally:
             self._quiet.end()
-        results: Any = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
-        return _read_tree(results.experimental_event_tree(), self._device)
+        return read_trace(self._profiler.profiler.kineto_results, self._device)  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -131,7 +122,22 @@ def earlier_objects_exempt() -> Iterator[None]:
         gc.unfreeze()
 
 
+def read_trace(results: Any, device: torch.device) -> MemoryTrace:
+    """The trace in a session's results.
+
+    Args:
+        results: of torch's profiler (`kineto_results`).
+        device: whose memory.
+
+    Raises:
+        ProfileError: its parts do not agree.
+    """
+    tree = _read_tree(results.experimental_event_tree(), device)
+    return replace(tree, events=reported_memory(results, device, tree.events))
+
+
 def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
+    """What the profiler's tree has; of a GPU's memory only what happened inside of an op."""
     from torch._C._profiler import _EventType
 
     events: list[MemoryEvent] = []
@@ -143,7 +149,8 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
         name = event.name
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
-            if fields.device.type == device.type and fields.device.index in (device.index, -1, None):
+            here = device.index is None or fields.device.index in (device.index, -1, None)
+            if fields.device.type == device.type and here:
                 events.append(MemoryEvent(event.start_time_ns, fields.ptr or 0, fields.alloc_size))
         elif event.tag == _EventType.TorchOp:
             span = Span(name, event.start_time_ns, event.end_time_ns, node)
@@ -158,7 +165,7 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
         stack.extend((child, node, inside_operator) for child in reversed(event.children))
     by_time = _start_of
     return MemoryTrace(
-        tuple(sorted(events, key=lambda e: e.time_ns)),
+        tuple(events),
         tuple(sorted(markers, key=by_time)),
         tuple(sorted(operators, key=by_time)),
     )
