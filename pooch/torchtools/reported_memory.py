@@ -66,8 +66,7 @@ def _time_of(event: MemoryEvent) -> int:
 
 def _kind(device: torch.device) -> int:
     """The device's type as the profiler numbers it."""
-    members: dict[str, Any] = DeviceType.__members__  # type: ignore[attr-defined]
-    kinds = {name.lower(): int(kind) for name, kind in members.items()}
+    kinds: dict[str, int] = {name.lower(): kind.value for name, kind in DeviceType.__members__.items()}
     custom = device.type == torch._C._get_privateuse1_backend_name()
     return kinds["privateuse1" if custom else device.type]
 
