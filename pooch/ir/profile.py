@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 Phase = Literal["forward", "backward"]
+Sizes = Literal["requested", "rounded", "allocated"]
 Role = Literal["parameter", "buffer", "external", "made", "transient"]
 
 
@@ -192,6 +193,10 @@ class Profile:
         model_signature: digest of the names, shapes and dtypes of the model's parameters and buffers.
         batch_size: items per step, 0 where unknown.
         notes: anything a reader should know ("times modelled", "2 ops could not be attributed").
+        sizes: what all bytes of the profile count. "requested": what the program asked for, as the CPU's allocator
+            counts; "allocated": blocks as the caching allocator of the recorded step handed them out, rounded up to 512
+            bytes and not split where little would be left; "rounded": rounded up to 512 bytes alone (mode "fake" for
+            such a device).
         hooks: what a plan costs besides; all 0 where that was not measured (GPUs, whose host works ahead; modelled
             devices).
     """
@@ -215,6 +220,7 @@ class Profile:
     batch_size: int = 0
     notes: tuple[str, ...] = ()
     hooks: HookCosts = HookCosts()
+    sizes: Sizes = "requested"
 
     @property
     def activations(self) -> tuple[Value, ...]:

@@ -301,6 +301,7 @@ class _Profiling:
             model_signature=model_signature(self.model),
             batch_size=self.options.batch_size,
             notes=(*persistent.notes, *recorded.notes),
+            sizes="allocated" if accelerators.has_streams(self.device) else "requested",
         )
 
 
