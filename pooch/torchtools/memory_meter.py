@@ -15,8 +15,9 @@ class MemoryMeter:
     reports to torch's profiler, above the tensors that lived at the start; what lived at the start and is freed
     inside counts
     as if it stayed, so the figure is never too low.
-    `requested_bytes` is the same peak as it was asked for: on the CPU the same figure, on a GPU without what the caching
-    allocator adds when it rounds up or leaves a block whole. Where only `peak_bytes` passes a budget, it is by that.
+    `requested_bytes` is the same peak as it was asked for: on the CPU the same figure, on a GPU without what the
+    caching allocator adds when it rounds up or leaves a block whole. Where `peak_bytes` alone passes a budget, it is
+    by that.
     `reserved_bytes` is the most that the caching allocator took from the GPU, what it keeps for later included; None
     on the CPU.
     """

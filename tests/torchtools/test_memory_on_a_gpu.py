@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,10 +22,9 @@ MOST_ERROR = 0.005
 
 
 @pytest.fixture(autouse=True)
-def empty_cache() -> Iterator[None]:
+def empty_cache() -> None:
     gc.collect()
     torch.cuda.empty_cache()
-    yield
 
 
 def lets_outputs_go() -> tuple[nn.Module, Callable[[], Tensor]]:
@@ -88,7 +87,7 @@ def test_the_predicted_in_core_peak_is_the_measured_one(job: str, mode: str) -> 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_nothing_of_a_step_is_lost_by_the_trace(job: str) -> None:
-    model, forward = JOBS[job]()
+    _model, forward = JOBS[job]()
     forward().backward()  # gradients exist, and libraries have taken what they keep
     device = torch.device("cuda", torch.cuda.current_device())
     tracer = MemoryTracer(device)
