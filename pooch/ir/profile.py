@@ -39,6 +39,11 @@ class Device:
     modelled: bool = False
     software: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether the host issues ops that the device runs later; on a CPU the host itself computes."""
+        return self.kind != "cpu"
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -75,7 +80,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class HookCosts:
-    """What the runtime itself takes of compute under a plan that does anything, in ms. None of it in-core.
+    """What the runtime itself takes of the host under a plan that does anything, in ms. None of it in-core.
+
+    On a CPU this is time of compute. A device with streams waits for it only where the host is behind.
 
     Attributes:
         op_ms: for each forward op of the planned region. replay_ms: for each op that is replayed, beyond what it
@@ -105,6 +112,8 @@ class Op:
         fingerprint: name, shapes and dtypes of outputs as text, to recognise it at run time (forward only).
         refusal: why it cannot be replayed, or None where it can (backward ops are never replayed).
         random: draws from the random generator.
+        host_ms: time of the host to issue it to a device with streams, where that is known; 0 on a CPU, whose time of
+            compute it is. In-core the host is never late: up to each op it has taken no longer than the device.
     """
 
     index: int
@@ -119,6 +128,7 @@ class Op:
     fingerprint: str = ""
     refusal: str | None = None
     random: bool = False
+    host_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +207,7 @@ class Profile:
             counts; "allocated": blocks as the caching allocator of the recorded step handed them out, rounded up to 512
             bytes and not split where little would be left; "rounded": rounded up to 512 bytes alone (mode "fake" for
             such a device).
-        hooks: what a plan costs besides; all 0 where that was not measured (GPUs, whose host works ahead; modelled
-            devices).
+        hooks: what a plan costs the host besides; all 0 where that was not measured (modelled devices).
     """
 
     workload: str
