@@ -246,7 +246,9 @@ def _held_by_earlier_contents(values: Sequence[ValueRecord], record: ValueRecord
 
 
 def assemble_ops(assembly: StepAssembly, points: Sequence[int], times_ms: Sequence[float]) -> tuple[Op, ...]:
-    """Ops of the whole step. `points`: in-core live bytes, persistent ones included; `times_ms`: one per slot."""
+    """Ops of the whole step, without the host's times. `points`: in-core live bytes, persistent ones included;
+    `times_ms`: one per slot.
+    """
     ops: list[Op] = []
     for index, span in enumerate(assembly.spans):
         entry, peak = int(points[2 * index]), int(points[2 * index + 1])

@@ -17,6 +17,7 @@ from pooch.profiler.assembly import StepAssembly, assemble_ops, assemble_values
 from pooch.profiler.device_times import device_slot_times_ms
 from pooch.profiler.fitting import expected_peak
 from pooch.profiler.hardware import describe_device
+from pooch.profiler.host_times import host_times_ms
 from pooch.profiler.offload import OffloadStore, saved_tensors_offloaded
 from pooch.profiler.outliers import are_worth_a_run, outliers, sibling_kinds
 from pooch.profiler.persistent import foreseen_state_bytes
@@ -206,7 +207,17 @@ class _Profiling:
         persistent = self._with_workspaces(persistent)
         recorded = self._recorded("run", released)
         plain = tuple(self._time_plain_step(f"timed step {n + 1}") for n in range(max(1, self.options.repeats)))
-        return ProfiledStep(self._make("run", recorded, persistent, typical(plain).step_ms), plain)
+        profile = self._make("run", recorded, persistent, typical(plain).step_ms)
+        return ProfiledStep(self._with_host_times(profile, recorded.assembly, typical(plain)), plain)
+
+    def _with_host_times(self, profile: Profile, assembly: StepAssembly, plain: StepTimes) -> Profile:
+        if not accelerators.has_streams(self.device):
+            return profile
+        times_ms = [op.time_ms for op in profile.ops]
+        host_ms = host_times_ms(slot_times_ms(assembly), assembly.forward_ops, plain, times_ms)
+        return replace(
+            profile, ops=tuple(replace(op, host_ms=ms) for op, ms in zip(profile.ops, host_ms, strict=True))
+        )
 
     def _profile_offloaded(self, released: ForwardRecorder, persistent: Persistent) -> ProfiledStep:
         if accelerators.has_streams(self.device):
