@@ -215,9 +215,7 @@ class _Profiling:
             return profile
         times_ms = [op.time_ms for op in profile.ops]
         host_ms = host_times_ms(slot_times_ms(assembly), assembly.forward_ops, plain, times_ms)
-        return replace(
-            profile, ops=tuple(replace(op, host_ms=ms) for op, ms in zip(profile.ops, host_ms, strict=True))
-        )
+        return replace(profile, ops=tuple(replace(op, host_ms=ms) for op, ms in zip(profile.ops, host_ms, strict=True)))
 
     def _profile_offloaded(self, released: ForwardRecorder, persistent: Persistent) -> ProfiledStep:
         if accelerators.has_streams(self.device):
