@@ -12,8 +12,8 @@ def host_times_ms(
 ) -> list[float]:
     """The time that the host took for a plain step, by op: in proportion to what launching took while it was recorded.
 
-    Where more kernels wait than the device takes at once (1,024 on CUDA) the host waits for it, and seems slower than it
-    is. The backward pass has no Python in it, so none of its ops is taken to cost more than a forward op does.
+    Where more kernels wait than the device takes at once (1,024 on CUDA) the host waits for it, and seems slower than
+    it is. The backward pass has no Python in it, so none of its ops is taken to cost more than a forward op does.
 
     Args:
         launching_ms: by slot, of the recorded step, the closing slot included.

@@ -28,8 +28,8 @@ _LINK = Link("not used", 0.01, 0.01, 1e6, 1e6)
 def with_hook_costs(profile: Profile, progress: Progress) -> Profile:
     """The profile with what hooks cost the host where it was taken; as it is for a modelled device.
 
-    Where a device with streams ran no plain step, its ops also get the time that the host takes to issue an op: they wait
-    for it where kernels are shorter.
+    Where a device with streams ran no plain step, its ops also get the time that the host takes to issue an op: they
+    wait for it where kernels are shorter.
     """
     if profile.device.modelled:
         return profile

@@ -1,4 +1,4 @@
-"""The host that issues ops to a device with streams: an op starts once the device is free and the host has got to it."""
+"""The host of a device with streams: an op starts once the device is free and the host has got to it."""
 
 from __future__ import annotations
 
