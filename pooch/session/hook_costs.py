@@ -118,8 +118,8 @@ def _times_ms(
 ) -> tuple[float, dict[str, float]]:
     """A plain forward pass, and steps in all ways: the least of some turns.
 
-    On a CPU of this thread's own computing, so that neither other programs nor waiting for a disk count. Where there are
-    streams, until all is issued, which for the backward pass another thread does.
+    On a CPU of this thread's own computing, so that neither other programs nor waiting for a disk count. Where there
+    are streams, until all is issued, which for the backward pass another thread does.
     """
     from pooch.executor import apply_plan
     from pooch.torchtools.accelerators import has_streams, synchronize
