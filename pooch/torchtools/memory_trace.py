@@ -26,18 +26,20 @@ from pooch.torchtools.tensors import storage_bytes
 
 MARKER = "pooch:"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # what torch names the event around each node
+_GRADIENT_SUMS = ("aten::add", "aten::add_")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """A named stretch of time: a marker of ours, or an operator. `node`: the autograd node around it ("" in the
-    forward pass).
+    forward pass), `node_end_ns`: when autograd lets go of what the node saved.
     """
 
     name: str
     start_ns: int
     end_ns: int
     node: str = ""
+    node_end_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,9 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
     events: list[MemoryEvent] = []
     markers: list[Span] = []
     operators: list[Span] = []
-    stack: list[tuple[Any, str, bool]] = [(root, "", False) for root in reversed(roots)]
+    stack: list[tuple[Any, str, int, bool]] = [(root, "", 0, False) for root in reversed(roots)]
     while stack:
-        event, node, inside_operator = stack.pop()
+        event, node, node_end_ns, inside_operator = stack.pop()
         name = event.name
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
@@ -153,22 +155,32 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
             if fields.device.type == device.type and here:
                 events.append(MemoryEvent(event.start_time_ns, fields.ptr or 0, fields.alloc_size))
         elif event.tag == _EventType.TorchOp:
-            span = Span(name, event.start_time_ns, event.end_time_ns, node)
+            span = Span(name, event.start_time_ns, event.end_time_ns, node, node_end_ns)
             if name.startswith(MARKER):
-                markers.append(Span(name[len(MARKER) :], span.start_ns, span.end_ns, node))
+                markers.append(replace(span, name=name[len(MARKER) :]))
                 inside_operator = inside_operator or bool(node)  # what we do within the backward pass is no op of it
             elif name.startswith(AUTOGRAD_NODE):
                 node = name[len(AUTOGRAD_NODE) :]
+                node_end_ns = _end_of_node(event, node)
             elif node and not inside_operator and "::" in name and not name.startswith("torch::autograd"):
                 operators.append(span)
                 inside_operator = True
-        stack.extend((child, node, inside_operator) for child in reversed(event.children))
+        stack.extend((child, node, node_end_ns, inside_operator) for child in reversed(event.children))
     by_time = _start_of
     return MemoryTrace(
         tuple(events),
         tuple(sorted(markers, key=by_time)),
         tuple(sorted(operators, key=by_time)),
     )
+
+
+def _end_of_node(event: Any, node: str) -> int:
+    """When autograd lets go of what a node saved: after its own work and what brings gradients into shape, before the
+    engine adds gradients up.
+    """
+    own_end_ns = max((child.end_time_ns for child in event.children if child.name == node), default=event.end_time_ns)
+    sums = (child for child in event.children if child.name in _GRADIENT_SUMS and child.start_time_ns >= own_end_ns)
+    return next((child.start_time_ns - 1 for child in sums), int(event.end_time_ns))
 
 
 def _start_of(span: Span) -> int:
