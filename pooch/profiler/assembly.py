@@ -68,7 +68,7 @@ class StepAssembly:
         return numbers
 
     def last_slot_of_node(self, unpack: int) -> int:
-        """The last slot of the autograd node that reads a value by this unpack: only then does autograd let go of it."""
+        """The last slot of the autograd node that reads by this unpack: only then does autograd let go of the value."""
         return self.slot_at(self._unpack_spans[unpack].node_end_ns)
 
     @property
