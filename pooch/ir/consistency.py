@@ -101,8 +101,8 @@ def _op_faults(profile: Profile, position: int, op: Op) -> Iterator[str]:
         yield f"op {position} has index {op.index}"
     if (op.phase == "forward") != (position < profile.forward_ops):
         yield f"op {position} is marked {op.phase}, but the backward pass begins at {profile.forward_ops}"
-    if not is_time(op.time_ms):
-        yield f"op {position} has the time {op.time_ms}"
+    if not (is_time(op.time_ms) and is_time(op.host_ms)):
+        yield f"op {position} has the times {op.time_ms} and {op.host_ms}"
     if not (are_bytes(op.entry_bytes, op.peak_bytes) and op.entry_bytes <= op.peak_bytes):
         yield f"op {position} has {op.entry_bytes} bytes at its entry and a peak of {op.peak_bytes}"
     if any(not 0 <= value < len(profile.values) for value in (*op.reads, *op.writes)):

@@ -124,9 +124,21 @@ class Dataflow:
         return [op.time_ms for op in self.profile.ops]
 
     @cached_property
+    def host_times_ms(self) -> list[float]:
+        """By op: what the host takes to issue it; nothing where the host computes."""
+        return [op.host_ms for op in self.profile.ops]
+
+    @cached_property
     def replay_times_ms(self) -> list[float]:
-        """By op: what running it again takes."""
-        return [op.time_ms + self.profile.hooks.replay_ms for op in self.profile.ops]
+        """By op: compute that running it again takes."""
+        hook_ms = 0.0 if self.profile.device.has_streams else self.profile.hooks.replay_ms
+        return [op.time_ms + hook_ms for op in self.profile.ops]
+
+    @cached_property
+    def replay_host_times_ms(self) -> list[float]:
+        """By op: what the host takes to issue it again; nothing where the host computes."""
+        hook_ms = self.profile.hooks.replay_ms if self.profile.device.has_streams else 0.0
+        return [op.host_ms + hook_ms for op in self.profile.ops]
 
     @cached_property
     def replay_room_bytes(self) -> list[int]:

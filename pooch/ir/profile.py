@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 Phase = Literal["forward", "backward"]
+Sizes = Literal["requested", "rounded", "allocated"]
 Role = Literal["parameter", "buffer", "external", "made", "transient"]
 
 
@@ -37,6 +38,11 @@ class Device:
     memory_bytes: int
     modelled: bool = False
     software: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether the host issues ops that the device runs later; on a CPU the host itself computes."""
+        return self.kind != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class HookCosts:
-    """What the runtime itself takes of compute under a plan that does anything, in ms. None of it in-core.
+    """What the runtime itself takes of the host under a plan that does anything, in ms. None of it in-core.
+
+    On a CPU this is time of compute. A device with streams waits for it only where the host is behind.
 
     Attributes:
         op_ms: for each forward op of the planned region. replay_ms: for each op that is replayed, beyond what it
@@ -104,6 +112,8 @@ class Op:
         fingerprint: name, shapes and dtypes of outputs as text, to recognise it at run time (forward only).
         refusal: why it cannot be replayed, or None where it can (backward ops are never replayed).
         random: draws from the random generator.
+        host_ms: time of the host to issue it to a device with streams, where that is known; 0 on a CPU, whose time of
+            compute it is. In-core the host is never late: up to each op it has taken no longer than the device.
     """
 
     index: int
@@ -118,6 +128,7 @@ class Op:
     fingerprint: str = ""
     refusal: str | None = None
     random: bool = False
+    host_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +203,11 @@ class Profile:
         model_signature: digest of the names, shapes and dtypes of the model's parameters and buffers.
         batch_size: items per step, 0 where unknown.
         notes: anything a reader should know ("times modelled", "2 ops could not be attributed").
-        hooks: what a plan costs besides; all 0 where that was not measured (GPUs, whose host works ahead; modelled
-            devices).
+        sizes: what all bytes of the profile count. "requested": what the program asked for, as the CPU's allocator
+            counts; "allocated": blocks as the caching allocator of the recorded step handed them out, rounded up to 512
+            bytes and not split where little would be left; "rounded": rounded up to 512 bytes alone (mode "fake" for
+            such a device).
+        hooks: what a plan costs the host besides; all 0 where that was not measured (modelled devices).
     """
 
     workload: str
@@ -215,6 +229,7 @@ class Profile:
     batch_size: int = 0
     notes: tuple[str, ...] = ()
     hooks: HookCosts = HookCosts()
+    sizes: Sizes = "requested"
 
     @property
     def activations(self) -> tuple[Value, ...]:

@@ -67,6 +67,10 @@ class StepAssembly:
                 numbers.setdefault(unpack.value, []).append(number)
         return numbers
 
+    def last_slot_of_node(self, unpack: int) -> int:
+        """The last slot of the autograd node that reads by this unpack: only then does autograd let go of the value."""
+        return self.slot_at(self._unpack_spans[unpack].node_end_ns)
+
     @property
     def end(self) -> int:
         """Number of slots, which as a slot means "outlives the step"."""
@@ -198,7 +202,7 @@ def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, point
 
     Lives are told apart by their time: the allocator likes to give a value back the address that it had.
     """
-    life, death = born, assembly.slot_after_last(born)
+    life, death, unpack = born, assembly.slot_after_last(born), -1
     for number in assembly.unpacks_of.get(record.id, ()):
         if life.end_ns is None:
             break
@@ -208,7 +212,11 @@ def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, point
             continue
         if slot > death:
             points[2 * death + 2 : 2 * slot + 1] += born.size_bytes  # its own bytes are in the slot's body
-        life, death = back, assembly.slot_after_last(back)
+        life, death, unpack = back, assembly.slot_after_last(back), number
+    if unpack >= 0 and assembly.last_slot_of_node(unpack) > death:  # what came back died as soon as it was read
+        last = assembly.last_slot_of_node(unpack)
+        points[2 * death + 2 : 2 * last + 2] += born.size_bytes
+        death = last
     return death
 
 
@@ -248,7 +256,9 @@ def _held_by_earlier_contents(values: Sequence[ValueRecord], record: ValueRecord
 
 
 def assemble_ops(assembly: StepAssembly, points: Sequence[int], times_ms: Sequence[float]) -> tuple[Op, ...]:
-    """Ops of the whole step. `points`: in-core live bytes, persistent ones included; `times_ms`: one per slot."""
+    """Ops of the whole step, without the host's times. `points`: in-core live bytes, persistent ones included;
+    `times_ms`: one per slot.
+    """
     ops: list[Op] = []
     for index, span in enumerate(assembly.spans):
         entry, peak = int(points[2 * index]), int(points[2 * index + 1])

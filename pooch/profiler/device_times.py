@@ -55,7 +55,7 @@ def _on_cpu(event: Any) -> bool:
 
 
 def _is_backward_op(event: Any) -> bool:
-    """An outermost operator under an autograd node."""
+    """An outermost operator under an autograd node; not one of ours (a copy that brings a value back)."""
     if not _on_cpu(event) or "::" not in event.name or is_view_name(event.name) or event.name.startswith(AUTOGRAD_NODE):
         return False
     parent = event.cpu_parent
@@ -64,6 +64,8 @@ def _is_backward_op(event: Any) -> bool:
         if parent.name.startswith(AUTOGRAD_NODE):
             under_node = True
             break
+        if parent.name.startswith(MARKER):
+            return False
         if "::" in parent.name and not parent.name.startswith("torch::autograd"):
             return False
         parent = parent.cpu_parent

@@ -18,7 +18,10 @@ import torch
 
 from pooch.torchtools.accelerators import has_streams
 from pooch.torchtools.geometry import Geometry
+from pooch.torchtools.memory_trace import marker
 from pooch.torchtools.tensors import bytes_in_place, has_plain_storage, storage_key
+
+COPY_BACK = "copy back"  # the name of a copy that brings a value back, which is no op of the step, in a profiler
 
 
 @dataclass
@@ -105,7 +108,7 @@ def saved_tensors_offloaded(model: torch.nn.Module) -> Iterator[None]:
     def unpack(handle: object) -> torch.Tensor:
         if isinstance(handle, torch.Tensor):
             return handle
-        with torch._C._DisableTorchDispatch():
+        with marker(COPY_BACK), torch._C._DisableTorchDispatch():
             return store.get(handle)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

@@ -17,6 +17,7 @@ from pooch.profiler.assembly import StepAssembly, assemble_ops, assemble_values
 from pooch.profiler.device_times import device_slot_times_ms
 from pooch.profiler.fitting import expected_peak
 from pooch.profiler.hardware import describe_device
+from pooch.profiler.host_times import host_times_ms
 from pooch.profiler.offload import OffloadStore, saved_tensors_offloaded
 from pooch.profiler.outliers import are_worth_a_run, outliers, sibling_kinds
 from pooch.profiler.persistent import foreseen_state_bytes
@@ -175,8 +176,17 @@ class _Profiling:
 
     def _arrange_wrappers(self) -> None:
         """Wrappers such as DDP arrange their buckets in the first whole step that they see."""
+        self._first_step_offloaded("first step of a wrapped model")
+
+    def _first_step_offloaded(self, text: str) -> None:
         with saved_tensors_offloaded(self.model):
-            self._pass("first step of a wrapped model", lambda: time_step(self.forward, self.model, self.device))
+            self._pass(text, lambda: time_step(self.forward, self.model, self.device))
+
+    def _with_workspaces(self, persistent: Persistent) -> Persistent:
+        """What lives before every step but the first: cuBLAS takes a workspace in each thread that first calls it, and
+        keeps it. The backward pass runs in a thread of its own.
+        """
+        return self._persistent_bytes() if accelerators.has_streams(self.device) else persistent
 
     def _runs_plainly(self, released: ForwardRecorder, persistent: Persistent) -> bool:
         if self.options.mode != "auto":
@@ -191,13 +201,26 @@ class _Profiling:
         return room if limit_bytes is None else min(room, limit_bytes)
 
     def _profile_plainly(self, released: ForwardRecorder, persistent: Persistent) -> ProfiledStep:
-        for number in range(self.options.warmup):
+        has_streams = accelerators.has_streams(self.device)
+        for number in range(max(self.options.warmup, int(has_streams))):
             self._time_plain_step(f"warm-up {number + 1}")
+        persistent = self._with_workspaces(persistent)
         recorded = self._recorded("run", released)
         plain = tuple(self._time_plain_step(f"timed step {n + 1}") for n in range(max(1, self.options.repeats)))
-        return ProfiledStep(self._make("run", recorded, persistent, typical(plain).step_ms), plain)
+        profile = self._make("run", recorded, persistent, typical(plain).step_ms)
+        return ProfiledStep(self._with_host_times(profile, recorded.assembly, typical(plain)), plain)
+
+    def _with_host_times(self, profile: Profile, assembly: StepAssembly, plain: StepTimes) -> Profile:
+        if not accelerators.has_streams(self.device):
+            return profile
+        times_ms = [op.time_ms for op in profile.ops]
+        host_ms = host_times_ms(slot_times_ms(assembly), assembly.forward_ops, plain, times_ms)
+        return replace(profile, ops=tuple(replace(op, host_ms=ms) for op, ms in zip(profile.ops, host_ms, strict=True)))
 
     def _profile_offloaded(self, released: ForwardRecorder, persistent: Persistent) -> ProfiledStep:
+        if accelerators.has_streams(self.device):
+            self._first_step_offloaded("first step with saved tensors away")
+        persistent = self._with_workspaces(persistent)
         recorded = self._recorded("offload", released)
         step_ms = sum(recorded.times_ms)  # the plain step is not run, so nothing says how far recording slows ops down
         profile = self._make("offload", recorded, persistent, step_ms)
@@ -301,6 +324,7 @@ class _Profiling:
             model_signature=model_signature(self.model),
             batch_size=self.options.batch_size,
             notes=(*persistent.notes, *recorded.notes),
+            sizes="allocated" if accelerators.has_streams(self.device) else "requested",
         )
 
 

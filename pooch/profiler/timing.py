@@ -15,10 +15,17 @@ from pooch.torchtools.accelerators import synchronize
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Duration of one step's passes, in ms."""
+    """Duration of one step's passes, in ms.
+
+    Attributes:
+        forward_ms, backward_ms: until the device is done.
+        forward_host_ms, backward_host_ms: until the host has issued all of it; the same on a CPU.
+    """
 
     forward_ms: float
     backward_ms: float
+    forward_host_ms: float = 0.0
+    backward_host_ms: float = 0.0
 
     @property
     def step_ms(self) -> float:
@@ -44,12 +51,16 @@ def time_step(
     synchronize(device)
     begin_s = time.perf_counter()
     loss = check_loss(forward())
+    issued_s = time.perf_counter()
     synchronize(device)
     middle_s = time.perf_counter()
     between()
     loss.backward()
+    all_issued_s = time.perf_counter()
     synchronize(device)
-    return StepTimes((middle_s - begin_s) * 1000, (time.perf_counter() - middle_s) * 1000)
+    end_s = time.perf_counter()
+    spans_s = (middle_s - begin_s, end_s - middle_s, issued_s - begin_s, all_issued_s - middle_s)
+    return StepTimes(*(span_s * 1000 for span_s in spans_s))
 
 
 def typical(samples: Sequence[StepTimes]) -> StepTimes:

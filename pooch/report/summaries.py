@@ -49,6 +49,7 @@ def profile_record(profile: Profile) -> Record:
         "persistent_bytes": profile.persistent_bytes,
         "peak_bytes": profile.peak_bytes,
         "reserved_bytes": profile.reserved_bytes,
+        "sizes": profile.sizes,
         "step_ms": profile.step_ms,
         "out_bytes_per_ms": profile.link.out_bytes_per_ms,
         "in_bytes_per_ms": profile.link.in_bytes_per_ms,

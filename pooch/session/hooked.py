@@ -1,10 +1,10 @@
-"""A profile as its step runs with hooks attached: each forward op of the region takes what they take besides."""
+"""A profile as its step runs with hooks attached: for each forward op of the region the host takes what they take."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pooch.ir import Profile, Region
+from pooch.ir import Op, Profile, Region
 from pooch.ir.dataflow import Dataflow
 
 
@@ -18,7 +18,12 @@ def dataflow_of(profile: Profile, region: Region, *, hooked: bool) -> Dataflow:
     if not hooked or profile.hooks.op_ms == 0:
         return plain
     under_hooks = set(plain.forward_slots)
-    ops = tuple(
-        replace(op, time_ms=op.time_ms + profile.hooks.op_ms) if op.index in under_hooks else op for op in profile.ops
-    )
+    ops = tuple(_hooked(op, profile) if op.index in under_hooks else op for op in profile.ops)
     return Dataflow(replace(profile, ops=ops), region)
+
+
+def _hooked(op: Op, profile: Profile) -> Op:
+    """The mode takes the host's time before each op, which is compute where the host computes."""
+    if profile.device.has_streams:
+        return replace(op, host_ms=op.host_ms + profile.hooks.op_ms)
+    return replace(op, time_ms=op.time_ms + profile.hooks.op_ms)

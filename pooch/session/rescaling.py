@@ -31,7 +31,13 @@ def rescale(
     time_factor = batch_factor / compute_factor
     points = _scaled_points(profile, batch_factor)
     ops = tuple(
-        replace(op, time_ms=op.time_ms * time_factor, entry_bytes=points[2 * slot], peak_bytes=points[2 * slot + 1])
+        replace(
+            op,
+            time_ms=op.time_ms * time_factor,
+            host_ms=0.0,
+            entry_bytes=points[2 * slot],
+            peak_bytes=points[2 * slot + 1],
+        )
         for slot, op in enumerate(profile.ops)
     )
     told = (

@@ -1,4 +1,4 @@
-"""Plays a schedule on three streams: compute, copies out, copies in."""
+"""Plays a schedule on three streams: compute, copies out, copies in; and on the host that issues what they do."""
 
 from __future__ import annotations
 
@@ -40,19 +40,26 @@ def step_time_ms(dataflow: Dataflow, schedule: Schedule) -> float:
 
 
 class _Play:
-    """The clock of the compute stream, and when each copy ends."""
+    """The clocks of the compute stream and of the host, and when each copy ends.
+
+    The host never waits for the device. Nothing on a stream starts before the host has issued all that comes before it;
+    how long issuing itself takes is part of its measured time. On a CPU, where the host computes, its clock stands.
+    """
 
     def __init__(self, dataflow: Dataflow, detail: bool) -> None:
         self._ops = dataflow.profile.ops
         self._values = dataflow.profile.values
         self._times_ms = dataflow.op_times_ms
         self._replay_times_ms = dataflow.replay_times_ms
+        self._host_times_ms = dataflow.host_times_ms
+        self._replay_host_times_ms = dataflow.replay_host_times_ms
         self._copy_begin_ms = dataflow.profile.hooks.copy_ms
+        self._has_streams = dataflow.profile.device.has_streams
         self._streams = Streams(dataflow.profile.link)
         self._detail = detail
         self._out_end_ms: dict[int, float] = {}
         self._in_end_ms: dict[int, float] = {}
-        self.now_ms = self.stall_ms = self.replay_ms = 0.0
+        self.now_ms = self.stall_ms = self.replay_ms = self._host_ms = 0.0
         self.slot_start_ms: list[float] = []
         self.intervals: list[Interval] = []
 
@@ -64,21 +71,30 @@ class _Play:
                 done = action.slot
             self._do(action)
         self._run_ops(done, len(self._times_ms))
+        self._reach_host()
 
     def _run_ops(self, begin: int, end: int) -> None:
-        compute, starts, now_ms = self._streams.compute, self.slot_start_ms, self.now_ms
+        compute, starts, now_ms, host_ms = self._streams.compute, self.slot_start_ms, self.now_ms, self._host_ms
         for slot in range(begin, end):
+            now_ms = max(now_ms, host_ms)
             starts.append(now_ms)
             now_ms = compute(now_ms, self._times_ms[slot])
+            host_ms += self._host_times_ms[slot]
             if self._detail:
                 self.intervals.append(Interval("compute", "op", slot, slot, starts[-1], now_ms))
-        self.now_ms = now_ms
+        self.now_ms, self._host_ms = now_ms, host_ms
+
+    def _reach_host(self) -> None:
+        """What comes next starts no earlier than the host has got to it."""
+        self.now_ms = max(self.now_ms, self._host_ms)
 
     def _do(self, action: Action) -> None:
         kind, target = action.kind, action.target
         if kind == "replay":
+            self._reach_host()
             start_ms = self.now_ms
             self.now_ms = self._streams.compute(start_ms, self._replay_times_ms[target])
+            self._host_ms += self._replay_host_times_ms[target]
             self.replay_ms += self.now_ms - start_ms
             if self._detail:
                 self.intervals.append(Interval("compute", "replay", action.slot, target, start_ms, self.now_ms))
@@ -96,8 +112,11 @@ class _Play:
             self._stall(action, self._in_end_ms.get(target, 0.0))
 
     def _begin_copy(self) -> None:
-        """The thread that computes hands the copy to a stream."""
-        if self._copy_begin_ms > 0:
+        """The host hands the copy to a stream, after the compute that was issued before."""
+        if self._has_streams:
+            self._host_ms += self._copy_begin_ms
+            self._reach_host()
+        elif self._copy_begin_ms > 0:
             self.now_ms = self._streams.compute(self.now_ms, self._copy_begin_ms)
 
     def _copied(self, action: Action, span: tuple[float, float]) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+_CYCLES_PER_MS = 1_500_000  # of a clock of 1.5 GHz
 _PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
 
@@ -59,6 +60,12 @@ def limit_memory(device: torch.device, share: float) -> None:
     if not _is_cuda(device):
         raise RuntimeError(f"the memory of a device of type {device.type} cannot be limited for one process")
     torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def occupy(device: torch.device, milliseconds: float) -> None:
+    """Keep the current stream busy for about so long, so that what is issued next waits in line; nothing elsewhere."""
+    if is_cuda(device):
+        torch.cuda._sleep(int(milliseconds * _CYCLES_PER_MS))
 
 
 def is_capturing() -> bool:

@@ -15,6 +15,9 @@ class MemoryMeter:
     reports to torch's profiler, above the tensors that lived at the start; what lived at the start and is freed
     inside counts
     as if it stayed, so the figure is never too low.
+    `requested_bytes` is the same peak as it was asked for: on the CPU the same figure, on a GPU without what the
+    caching allocator adds when it rounds up or leaves a block whole. Where `peak_bytes` alone passes a budget, it is
+    by that.
     `reserved_bytes` is the most that the caching allocator took from the GPU, what it keeps for later included; None
     on the CPU.
     """
@@ -24,7 +27,7 @@ class MemoryMeter:
         self._quiet = quiet_collector()
         self._tracer: MemoryTracer | None = None
         self._start_bytes = 0
-        self.peak_bytes = 0
+        self.peak_bytes = self.requested_bytes = 0
         self.reserved_bytes: int | None = None
 
     def __enter__(self) -> MemoryMeter:
@@ -40,7 +43,8 @@ class MemoryMeter:
     def __exit__(self, *exception: object) -> None:
         if self._tracer is None:
             self.peak_bytes = accelerators.peak_allocated_bytes(self._device)
+            self.requested_bytes = accelerators.peak_requested_bytes(self._device)
             self.reserved_bytes = accelerators.peak_reserved_bytes(self._device)
         else:
-            self.peak_bytes = self._start_bytes + self._tracer.stop().peak_bytes
+            self.peak_bytes = self.requested_bytes = self._start_bytes + self._tracer.stop().peak_bytes
         self._quiet.__exit__(None, None, None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,31 +21,25 @@ from torch.profiler import ProfilerActivity
 
 from pooch.torchtools import accelerators
 from pooch.torchtools.profiler_log import QuietAllocator, quiet_start
+from pooch.torchtools.reported_memory import MemoryEvent, reported_memory
 from pooch.torchtools.tensors import storage_bytes
 
 MARKER = "pooch:"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # what torch names the event around each node
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEvent:
-    """An allocation (size_bytes > 0) or a free (size_bytes < 0) at address `pointer`."""
-
-    time_ns: int
-    pointer: int
-    size_bytes: int
+_GRADIENT_SUMS = ("aten::add", "aten::add_")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """A named stretch of time: a marker of ours, or an operator. `node`: the autograd node around it ("" in the
-    forward pass).
+    forward pass), `node_end_ns`: when autograd lets go of what the node saved.
     """
 
     name: str
     start_ns: int
     end_ns: int
     node: str = ""
+    node_end_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +92,7 @@ class MemoryTracer:
             self._profiler.__exit__(None, None, None)
         finally:
             self._quiet.end()
-        results: Any = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
-        return _read_tree(results.experimental_event_tree(), self._device)
+        return read_trace(self._profiler.profiler.kineto_results, self._device)  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -131,37 +124,63 @@ def earlier_objects_exempt() -> Iterator[None]:
         gc.unfreeze()
 
 
+def read_trace(results: Any, device: torch.device) -> MemoryTrace:
+    """The trace in a session's results.
+
+    Args:
+        results: of torch's profiler (`kineto_results`).
+        device: whose memory.
+
+    Raises:
+        ProfileError: its parts do not agree.
+    """
+    tree = _read_tree(results.experimental_event_tree(), device)
+    return replace(tree, events=reported_memory(results, device, tree.events))
+
+
 def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
+    """What the profiler's tree has; of a GPU's memory only what happened inside of an op."""
     from torch._C._profiler import _EventType
 
     events: list[MemoryEvent] = []
     markers: list[Span] = []
     operators: list[Span] = []
-    stack: list[tuple[Any, str, bool]] = [(root, "", False) for root in reversed(roots)]
+    stack: list[tuple[Any, str, int, bool]] = [(root, "", 0, False) for root in reversed(roots)]
     while stack:
-        event, node, inside_operator = stack.pop()
+        event, node, node_end_ns, inside_operator = stack.pop()
         name = event.name
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
-            if fields.device.type == device.type and fields.device.index in (device.index, -1, None):
+            here = device.index is None or fields.device.index in (device.index, -1, None)
+            if fields.device.type == device.type and here:
                 events.append(MemoryEvent(event.start_time_ns, fields.ptr or 0, fields.alloc_size))
         elif event.tag == _EventType.TorchOp:
-            span = Span(name, event.start_time_ns, event.end_time_ns, node)
+            span = Span(name, event.start_time_ns, event.end_time_ns, node, node_end_ns)
             if name.startswith(MARKER):
-                markers.append(Span(name[len(MARKER) :], span.start_ns, span.end_ns, node))
+                markers.append(replace(span, name=name[len(MARKER) :]))
                 inside_operator = inside_operator or bool(node)  # what we do within the backward pass is no op of it
             elif name.startswith(AUTOGRAD_NODE):
                 node = name[len(AUTOGRAD_NODE) :]
+                node_end_ns = _end_of_node(event, node)
             elif node and not inside_operator and "::" in name and not name.startswith("torch::autograd"):
                 operators.append(span)
                 inside_operator = True
-        stack.extend((child, node, inside_operator) for child in reversed(event.children))
+        stack.extend((child, node, node_end_ns, inside_operator) for child in reversed(event.children))
     by_time = _start_of
     return MemoryTrace(
-        tuple(sorted(events, key=lambda e: e.time_ns)),
+        tuple(events),
         tuple(sorted(markers, key=by_time)),
         tuple(sorted(operators, key=by_time)),
     )
+
+
+def _end_of_node(event: Any, node: str) -> int:
+    """When autograd lets go of what a node saved: after its own work and what brings gradients into shape, before the
+    engine adds gradients up.
+    """
+    own_end_ns = max((child.end_time_ns for child in event.children if child.name == node), default=event.end_time_ns)
+    sums = (child for child in event.children if child.name in _GRADIENT_SUMS and child.start_time_ns >= own_end_ns)
+    return next((child.start_time_ns - 1 for child in sums), int(event.end_time_ns))
 
 
 def _start_of(span: Span) -> int:

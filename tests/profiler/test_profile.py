@@ -37,6 +37,16 @@ def test_it_is_consistent_and_survives_a_file(kind: str, mode: str, tmp_path: Pa
     assert sum(op.time_ms for op in profile.ops) == pytest.approx(profile.step_ms)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_offloaded_and_plain_steps_give_the_same_in_core_curve(kind: str) -> None:
+    """To the byte at every point: what comes back for a read is held as long as the value itself would have been."""
+    job = make_job(kind)
+    plain, offloaded = (quick_profile(job.forward, job.model, mode=mode) for mode in ("run", "offload"))
+    curves = [[(op.name, op.entry_bytes, op.peak_bytes) for op in each.ops] for each in (plain, offloaded)]
+    assert curves[0] == curves[1]
+    assert [v.death for v in plain.activations] == [v.death for v in offloaded.activations]
+
+
 def state_of(job: Any) -> dict[str, Tensor]:
     found = {name: t.clone() for name, t in job.model.state_dict().items()}
     found |= {f"{n}.grad": p.grad.clone() for n, p in job.model.named_parameters() if p.grad is not None}

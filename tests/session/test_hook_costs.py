@@ -12,7 +12,7 @@ import pooch
 from pooch.errors import FileFormatError, TierError
 from pooch.ir import HookCosts, Profile
 from pooch.session import simulate_in_core
-from pooch.session.hook_costs import measure_hook_costs
+from pooch.session.hook_costs import measure_hook_costs, with_hook_costs
 from tests.toys import FAST_LINK, blocks, chain
 
 COSTS = HookCosts(op_ms=0.5, replay_ms=0.25, copy_ms=0.125)
@@ -37,7 +37,7 @@ def test_profiles_of_a_cpu_carry_them(mode: str, tmp_path: Path) -> None:
 
 
 def test_a_profile_does_without_where_they_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_tier() -> HookCosts:
+    def no_tier(device_type: str) -> HookCosts:
         raise TierError("the disk is full")
 
     monkeypatch.setattr("pooch.session.hook_costs.measure_hook_costs", no_tier)
@@ -45,6 +45,55 @@ def test_a_profile_does_without_where_they_cannot_be_measured(monkeypatch: pytes
     profile = pooch.profile(lambda: model(torch.ones(64, 64)).sum(), model)
     assert profile.hooks == HookCosts()
     assert any("the disk is full" in note for note in profile.notes)
+
+
+def on_a_gpu(profile: Profile, mode: str = "run") -> Profile:
+    return replace(profile, device=replace(profile.device, kind="cuda"), mode=mode)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def a_gpu_s_costs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As if they were measured on a GPU; for which devices."""
+    asked: list[str] = []
+
+    def measured(device_type: str) -> tuple[HookCosts, float]:
+        asked.append(device_type)
+        return COSTS, 4.0
+
+    monkeypatch.setattr("pooch.session.hook_costs._measured", measured)
+    return asked
+
+
+def test_a_gpu_s_profile_carries_those_of_its_own_host(a_gpu_s_costs: list[str]) -> None:
+    profile = on_a_gpu(chain(4))
+    assert with_hook_costs(profile, lambda text: None) == replace(profile, hooks=COSTS)
+    assert set(a_gpu_s_costs) == {"cuda"}
+
+
+@pytest.mark.parametrize("mode", ["offload", "fake"])
+@pytest.mark.usefixtures("a_gpu_s_costs")
+def test_where_no_plain_step_ran_short_ops_take_as_long_as_their_launch(mode: str) -> None:
+    profile = on_a_gpu(chain(4), mode)  # 4 ops of 1 ms and 4 of 2 ms
+    launched = with_hook_costs(profile, lambda text: None)
+    assert [op.host_ms for op in launched.ops] == [4.0] * 8 + [0.0]
+    assert [op.time_ms for op in launched.ops] == [5, 4, 4, 4, 5, 4, 4, 4, 0]
+    assert launched.step_ms == simulate_in_core(launched).step_ms == 8 * 4 + 2
+
+
+def test_hooks_slow_a_launch_bound_step_down_and_one_of_long_kernels_not() -> None:
+    """Both keep the same value away; in-core both take as long as without hooks."""
+
+    def lost_ms(host_share: float) -> float:
+        profile = on_a_gpu(replace(chain(6, link=FAST_LINK), hooks=HookCosts(op_ms=0.5)))
+        ops = tuple(replace(op, host_ms=op.time_ms * host_share) for op in profile.ops)
+        profile = replace(profile, ops=ops)
+        plan = pooch.Plan.from_decisions(profile, {1: "swap"})
+        assert simulate_in_core(profile).step_ms == pytest.approx(profile.step_ms)
+        assert plan.schedule.actions
+        return plan.predicted_step_ms - profile.step_ms
+
+    assert lost_ms(1.0) == pytest.approx(6 * 0.5)
+    assert lost_ms(0.1) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_modelled_profiles_have_none() -> None:

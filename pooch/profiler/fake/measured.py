@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pooch.profiler.fake.costs import OpCost, signature
-from pooch.torchtools.accelerators import has_streams, synchronize
+from pooch.torchtools.accelerators import current_stream, has_streams, new_event, synchronize
+from pooch.torchtools.cuda_only import occupy
 from pooch.torchtools.memory_trace import MemoryTracer
 from pooch.torchtools.operators import operator_facts
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
@@ -19,6 +21,7 @@ from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensor
 # An operator is run again after its first time (which sets up kernels) until so much is spent on it, or so often.
 _ENOUGH_MS = 10.0
 _MOST_RUNS = 5
+_AHEAD_MS = 1.0  # that the host has for issuing one
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,7 @@ class MeasuredCosts:
         workspace, layouts = self._workspace_bytes(func, given, named)
         times: list[float] = []
         while not times or (sum(times) < _ENOUGH_MS and len(times) < _MOST_RUNS):
-            synchronize(self._device)
-            start = time.perf_counter()
-            result = func(*given, **named)
-            synchronize(self._device)
-            times.append((time.perf_counter() - start) * 1000)
-            del result
+            times.append(run_ms(lambda: func(*given, **named), self._device))
         return _Measured(OpCost(min(times), workspace), layouts)
 
     def _workspace_bytes(self, func: Any, args: Any, kwargs: Any) -> tuple[int, tuple[_Layout, ...]]:
@@ -112,6 +110,26 @@ class MeasuredCosts:
             trace = tracer.stop()
         made = sum(event.size_bytes for event in trace.events)
         return max(0, trace.peak_bytes - made), tuple(_layout_of(tensor) for tensor in find_tensors(result))
+
+
+def run_ms(run: Callable[[], object], device: torch.device) -> float:
+    """How long a device computes, in ms. With streams between two events in a stream that is busy when the host issues
+    them, so that neither launching nor waiting for the host counts.
+    """
+    synchronize(device)
+    if not has_streams(device):
+        start_s = time.perf_counter()
+        result = run()
+        taken_ms = (time.perf_counter() - start_s) * 1000
+        del result  # letting go of it is no part of the op
+        return taken_ms
+    begin, end, stream = new_event(device, timed=True), new_event(device, timed=True), current_stream(device)
+    occupy(device, _AHEAD_MS)
+    begin.record(stream)
+    run()
+    end.record(stream)
+    synchronize(device)
+    return float(begin.elapsed_time(end))
 
 
 def _layout_of(tensor: torch.Tensor) -> _Layout:

@@ -151,6 +151,7 @@ class _FakeProfiling:
             model_signature=signature,
             batch_size=self.options.batch_size,
             notes=notes,
+            sizes="rounded" if self._granularity_bytes > 1 else "requested",
         )
 
 

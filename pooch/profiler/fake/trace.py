@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from pooch.torchtools.effects import argument_keys
-from pooch.torchtools.memory_trace import MemoryEvent, MemoryTrace, Span
+from pooch.torchtools.memory_trace import MemoryTrace, Span
+from pooch.torchtools.reported_memory import MemoryEvent
 from pooch.torchtools.tensors import find_tensors, has_plain_storage
 
 

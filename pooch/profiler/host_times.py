@@ -1,0 +1,66 @@
+"""What the host takes to issue each op to a device with streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pooch.profiler.timing import StepTimes
+
+
+def host_times_ms(
+    launching_ms: Sequence[float], forward_ops: int, plain: StepTimes, times_ms: Sequence[float]
+) -> list[float]:
+    """The time that the host took for a plain step, by op: in proportion to what launching took while it was recorded.
+
+    Where more kernels wait than the device takes at once (1,024 on CUDA) the host waits for it, and seems slower than
+    it is. The backward pass has no Python in it, so none of its ops is taken to cost more than a forward op does.
+
+    Args:
+        launching_ms: by slot, of the recorded step, the closing slot included.
+        forward_ops: how many of them are of the forward pass.
+        plain: an unprofiled step.
+        times_ms: by slot, the time of the op in the profile.
+    """
+    forward, backward = launching_ms[:forward_ops], launching_ms[forward_ops:-1]
+    most_backward_ms = plain.forward_host_ms / max(1, forward_ops) * len(backward)
+    shared = [
+        *_shared_out(plain.forward_host_ms, forward),
+        *_shared_out(min(plain.backward_host_ms, most_backward_ms), backward),
+        0.0,
+    ]
+    return never_late(shared, times_ms)
+
+
+def _shared_out(total_ms: float, weights: Sequence[float]) -> list[float]:
+    whole = sum(weights)
+    return [total_ms * weight / whole if whole > 0 else total_ms / len(weights) for weight in weights]
+
+
+def never_late(host_ms: Sequence[float], times_ms: Sequence[float]) -> list[float]:
+    """Host times of which none makes the device wait in-core: what would, is waiting for the device and no work.
+
+    Args:
+        host_ms, times_ms: by op, of the host and of the device.
+    """
+    held: list[float] = []
+    ahead_ms = 0.0
+    for host, device in zip(host_ms, times_ms, strict=True):
+        held.append(min(host, device + ahead_ms))
+        ahead_ms += device - held[-1]
+    return held
+
+
+def paced_by_launches(kernels_ms: Sequence[float], launch_ms: float) -> list[float]:
+    """By op, how long it takes in a step whose host needs so long for each: where kernels are short, the device waits.
+
+    Args:
+        kernels_ms: by slot, what the device itself takes; the closing slot, which is not launched, is the last.
+        launch_ms: of the host, for each op.
+    """
+    paced: list[float] = []
+    end_ms = host_ms = 0.0
+    for kernel_ms in kernels_ms[:-1]:
+        host_ms += launch_ms
+        before_ms, end_ms = end_ms, max(end_ms, host_ms) + kernel_ms
+        paced.append(end_ms - before_ms)
+    return [*paced, *kernels_ms[-1:]]
