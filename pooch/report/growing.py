@@ -104,6 +104,9 @@ def _measured_table(result: MaxBatch) -> Table:
             format_ms(each.predicted_step_ms),
             f"{each.items_per_s:.2f}",
         )
+    if result.in_core is not None and all(each.planned for each in result.measured):
+        peak = format_bytes(result.in_core.in_core_peak_bytes)
+        table.add_row(f"{result.in_core.size} in-core", "does not fit here", peak, "", "", "", "")
     return table
 
 

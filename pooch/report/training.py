@@ -92,6 +92,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "late swaps": _count(report.late_swaps),
         "left the plan": None if report.mismatches is None else f"{report.steps_off_plan} of {report.steps} steps",
         "planned again": str(report.repairs) if report.repairs else None,
+        "hard limit": _limit(report),
         "hard limit, plain": report.hard_limit_plain,
         "hard limit, planned": report.hard_limit_planned,
     }
@@ -133,6 +134,12 @@ def _reserved(report: TrainingReport) -> str | None:
         return None
     plain = report.plain_reserved_bytes
     return _bytes(report.measured_reserved_bytes) + ("" if plain is None else f" (plain: {_bytes(plain)})")
+
+
+def _limit(report: TrainingReport) -> str | None:
+    if report.hard_limit_slack_bytes is None:
+        return None
+    return f"the budget, and {_bytes(report.hard_limit_slack_bytes)} for what is no tensor"
 
 
 def _went_through(outcome: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pooch.ir import Plan, Profile, Region
 from pooch.progress import Progress, silent
@@ -16,6 +16,9 @@ from pooch.session.profiling import Mode, profile_workload
 from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_offloaded, train_steps
 from pooch.workloads import Workload
 from pooch.workloads.loading import WorkloadFactory
+
+if TYPE_CHECKING:
+    import torch
 
 WhenTrained = Callable[[Workload], None]
 MOST_REPAIRS = 2
@@ -39,6 +42,7 @@ class TrainingReport:
         slowdown: measured_step_ms / plain_step_ms. predicted_slowdown: predicted_step_ms / the profile's in-core step.
         swapped_out_bytes, swapped_in_bytes, recomputed_ops, stall_ms, late_swaps, mismatches: of the last step.
         hard_limit_plain, hard_limit_planned: how training went when the budget was made physical.
+        hard_limit_slack_bytes: that both were granted above the budget, for what is no tensor.
         measured_reserved_bytes, plain_reserved_bytes: highest bytes that the GPU's caching allocator had taken, kept
             and split blocks included.
         steps_off_plan: how many of the steps were not those that were planned (another batch size, say).
@@ -82,6 +86,7 @@ class TrainingReport:
     in_core_step_ms: float | None = None
     steps_off_plan: int = 0
     repeatable: bool | None = None
+    hard_limit_slack_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ def _measure_plan(
 ) -> tuple[Plan, TrainingReport]:
     """The report, and the plan that it is about: another one than was given if memory ran out and `replan` helped."""
     from pooch.executor.engines.pinned import blocks_kept
+    from pooch.torchtools.training_state import model_device
 
     steps, progress = how.steps, how.progress
     reference = _train_reference(factory, plan, steps, progress) if how.check else None
@@ -152,16 +158,34 @@ def _measure_plan(
         assert planned.plan is not None
         plan = planned.plan
         timing = time_in_turns(workload, plan, steps, progress)
+    device = model_device(workload.model)
     del workload
-    outcomes: dict[str, LimitedOutcome] = {}
-    if how.hard_limit:
-        limit = plan.budget_bytes or plan.predicted_peak_bytes
-        outcomes["plain"] = train_limited(factory, None, limit, steps, progress)
-        outcomes["planned"] = train_limited(factory, plan, limit, steps, progress)
+    outcomes = _train_under_limit(factory, plan, steps, device, progress) if how.hard_limit else {}
     report = report_of(plan, planned, timing, reference, outcomes)
     if reference is None:
         return plan, report
     return plan, _with_repeatability(report, reference, lambda: _train_reference(factory, plan, steps, progress))
+
+
+def _train_under_limit(
+    factory: WorkloadFactory, plan: Plan, steps: int, device: torch.device, progress: Progress
+) -> dict[str, LimitedOutcome]:
+    """Planned and plain training in processes with the same limit."""
+    from pooch.torchtools.device_memory import give_memory_back
+
+    give_memory_back(device)  # what this process's allocator keeps, those processes could not take
+    limit = plan.budget_bytes or plan.predicted_peak_bytes
+    planned = train_limited(factory, plan, limit, steps, progress)
+    plain = train_limited(
+        factory,
+        None,
+        limit,
+        steps,
+        progress,
+        in_core_peak_bytes=plan.in_core_peak_bytes,
+        slack_bytes=planned.slack_bytes,
+    )
+    return {"plain": plain, "planned": planned}
 
 
 def _with_repeatability(
@@ -178,6 +202,7 @@ def _train_reference(factory: WorkloadFactory, plan: Plan, steps: int, progress:
     """The training whose numbers a plan has to repeat: plain, or where that does not fit, with its saved tensors moved
     away, which computes the same with less memory.
     """
+    from pooch.torchtools.device_memory import give_memory_back
     from pooch.torchtools.training_state import model_device
 
     workload = factory()
@@ -186,6 +211,8 @@ def _train_reference(factory: WorkloadFactory, plan: Plan, steps: int, progress:
         plain = unless_out_of_memory(lambda: train_steps(workload, None, steps, progress), device)
         if plain is not None:
             return plain
+        del workload  # or two of them would live while the next one is built
+        give_memory_back(device)
         workload = factory()
     return train_offloaded(workload, steps, progress)
 
@@ -241,6 +268,7 @@ def report_of(
         mismatches=stats.mismatches,
         hard_limit_plain=_outcome_text(outcomes.get("plain")),
         hard_limit_planned=_outcome_text(outcomes.get("planned")),
+        hard_limit_slack_bytes=outcomes["planned"].slack_bytes if "planned" in outcomes else None,
         repairs=planned.repairs,
         measured_reserved_bytes=planned.reserved_bytes,
         plain_reserved_bytes=plain.reserved_bytes if plain else None,
