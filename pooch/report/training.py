@@ -80,9 +80,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "in-core": _in_core(report),
         "same numbers": _same_numbers(report),
         "repeatable": _repeatable(report),
-        "within budget": "cannot be said, steps left the plan"
-        if report.steps_off_plan
-        else _yes_or_no(report.within_budget),
+        "within budget": "cannot be said, steps left the plan" if report.steps_off_plan else _within_budget(report),
         "peak error": f"{report.peak_error:+.2%}" if report.peak_error is not None else None,
         "predicted slowdown": f"{report.predicted_slowdown:.3f}x" if report.predicted_slowdown is not None else None,
         "swapped": _swapped(report),
@@ -97,6 +95,13 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "hard limit, planned": report.hard_limit_planned,
     }
     return {name: text for name, text in facts.items() if text is not None}
+
+
+def _within_budget(report: TrainingReport) -> str | None:
+    over_bytes = report.measured_peak_bytes - (report.budget_bytes or 0)
+    if report.within_budget and over_bytes > 0:
+        return f"yes, but for {_bytes(over_bytes)} that the allocator rounds blocks up by"
+    return _yes_or_no(report.within_budget)
 
 
 def _same_numbers(report: TrainingReport) -> str:

@@ -50,7 +50,7 @@ class LimitedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LimitedJob:
-    """What the child process is told; plain data. `in_core_peak_bytes` and `slack_bytes` are those of `train_limited`."""
+    """What the child process is told; plain data. The last two are as `train_limited` takes them."""
 
     workload: str
     batch_size: int | None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile, Region
 from pooch.progress import Progress, silent
 from pooch.session.hard_limit import LimitedOutcome, train_limited
@@ -35,8 +36,9 @@ class TrainingReport:
             of the plan, and `bitwise_equal` is None.
         first_difference: where they are not; of a training that is not repeatable, between two plain ones.
         budget_bytes, predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes: all bytes of the process's tensors.
-        within_budget: the measured peak is at most the budget; None too where a step left the plan, whose promises
-            are then void. peak_error: (predicted - measured) / measured.
+        rounding_bytes: the part of the measured peak that a caching allocator handed out beyond what tensors asked for.
+        within_budget: the measured peak without that part is at most the budget; None too where a step left the plan,
+            whose promises are then void. peak_error: (predicted - measured) / measured.
         predicted_step_ms, measured_step_ms, plain_step_ms: forward and backward. The measured two are medians
             of steps that took turns.
         slowdown: measured_step_ms / plain_step_ms. predicted_slowdown: predicted_step_ms / the profile's in-core step.
@@ -87,6 +89,12 @@ class TrainingReport:
     steps_off_plan: int = 0
     repeatable: bool | None = None
     hard_limit_slack_bytes: int | None = None
+    rounding_bytes: int = 0
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much the measured peak passes the budget; not more than 0 where only the allocator's rounding does."""
+        return self.measured_peak_bytes - self.rounding_bytes - (self.budget_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +244,7 @@ def report_of(
     """
     difference = first_difference(reference, planned) if reference else None
     plain = reference if reference is not None and not reference.offloaded else None
-    stats, peak = planned.stats, planned.peak_bytes
+    stats, peak, rounding = planned.stats, planned.peak_bytes, planned.rounding_bytes
     assert stats is not None
     off_plan = sum(step.left_plan for step in planned.steps)
     return TrainingReport(
@@ -253,7 +261,8 @@ def report_of(
         predicted_peak_bytes=plan.predicted_peak_bytes,
         measured_peak_bytes=peak,
         plain_peak_bytes=plain.peak_bytes if plain else None,
-        within_budget=peak <= plan.budget_bytes if plan.budget_bytes and not off_plan else None,
+        rounding_bytes=rounding,
+        within_budget=peak - rounding <= plan.budget_bytes if plan.budget_bytes and not off_plan else None,
         peak_error=(plan.predicted_peak_bytes - peak) / peak,
         predicted_step_ms=plan.predicted_step_ms,
         measured_step_ms=timing.planned_ms,
@@ -286,6 +295,7 @@ def _plain_report(factory: WorkloadFactory, plain: Trained) -> TrainingReport:
     nothing: dict[str, None] = dict.fromkeys(TrainingReport.__dataclass_fields__)
     known = {
         "repairs": 0,
+        "rounding_bytes": plain.rounding_bytes,
         "steps_off_plan": 0,
         "workload": factory.name,
         "policy": "none (plain training)",
@@ -318,7 +328,8 @@ def optimize(
 ) -> Optimized:
     """Profile a workload, plan it under a budget, train it under the plan, and measure that.
 
-    Should the measured peak pass the budget all the same, the plan is made again with as much less, and measured again.
+    Should the measured peak pass the budget all the same, by more than the allocator's rounding, the plan is made again
+    with as much less, and measured again, at most twice.
     `when_trained` is called after each training with the workload that was trained under the plan.
     Should memory run out, the plan is tightened by what was missing and the step is repeated, see `Guard`.
 
@@ -345,14 +356,20 @@ def optimize(
         return replace(chosen, budget_bytes=budget_bytes)
 
     how = _HowToTrain(steps, check, hard_limit, when_trained, progress)
-    target_bytes = budget_bytes
+    target_bytes, planned = budget_bytes, planned_within(budget_bytes)
     repairs_in_training = 0
     for repairs in range(MOST_REPAIRS + 1):
-        chosen, report = _measure_plan(factory, planned_within(target_bytes), how, planned_within)
+        chosen, report = _measure_plan(factory, planned, how, planned_within)
         repairs_in_training += report.repairs
-        excess_bytes = report.measured_peak_bytes - budget_bytes
-        if excess_bytes <= 0 or repairs == MOST_REPAIRS:
-            return Optimized(profile, chosen, replace(report, repairs=repairs + repairs_in_training))
-        progress(f"the measured peak is {excess_bytes} bytes over the budget: planning again with that much less")
-        target_bytes -= excess_bytes
+        result = Optimized(profile, chosen, replace(report, repairs=repairs + repairs_in_training))
+        if report.excess_bytes <= 0 or repairs == MOST_REPAIRS:
+            return result
+        progress(
+            f"the measured peak is {report.excess_bytes} bytes over the budget: planning again with that much less"
+        )
+        target_bytes -= report.excess_bytes
+        try:
+            planned = planned_within(max(1, target_bytes))
+        except InfeasibleBudget:
+            return result  # which says by how much its peak passed the budget
     raise AssertionError("unreachable: the last round returns")

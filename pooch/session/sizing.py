@@ -199,14 +199,16 @@ def _measured(workload: Workload, point: SizePoint, plan: Plan | None, steps: in
 
     progress(f"training {'under the plan' if plan else 'plainly'} at {point.size}")
     with blocks_kept():
-        peak_bytes = train_steps(workload, plan, steps, progress).peak_bytes
+        trained = train_steps(workload, plan, steps, progress)
         with applied(plan, workload) as run:
             samples_ms = [timed_step(workload, run) for _ in range(steps)]
     return MeasuredSize(
         size=point.size,
         items=point.items,
         planned=plan is not None,
-        peak_bytes=peak_bytes,
+        peak_bytes=trained.peak_bytes,
+        reserved_bytes=trained.reserved_bytes,
+        rounding_bytes=trained.rounding_bytes,
         step_ms=statistics.median(samples_ms),
         predicted_peak_bytes=point.peak_bytes if plan else point.in_core_peak_bytes,
         predicted_step_ms=point.step_ms if plan else point.in_core_step_ms,
