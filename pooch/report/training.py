@@ -30,17 +30,17 @@ def training_tables(report: TrainingReport) -> list[Table]:
 def broken_promise(report: TrainingReport) -> str | None:
     """What was promised and not kept, in one line; None where all that was measured was kept."""
     if report.bitwise_equal is False:
-        return f"the numbers are not those of plain training: first difference at {report.first_difference}"
+        under = " under deterministic algorithms" if report.compared_deterministically else ""
+        told = f"the numbers are not those of plain training{under}: first difference at {report.first_difference}"
+        return told + _cause(report)
     if report.steps_off_plan:
         return (
             f"{report.steps_off_plan} of {report.steps} steps were not the planned step, so nothing that the plan "
             "promises holds: train with the batch size and the settings that were profiled, or profile and plan again"
         )
-    if report.repeatable is False:
-        return (
-            f"the plan cannot be checked: two plain trainings differ too, first at {report.first_difference}: "
-            "seed what draws random numbers, or leave --check out"
-        )
+    if report.repeatable is False and report.bitwise_equal is None:
+        told = f"the plan cannot be checked: two plain trainings differ too, first at {report.first_difference}"
+        return told + _cause(report)
     if report.within_budget is False and report.budget_bytes is not None:
         peak, budget = format_bytes(report.measured_peak_bytes), format_bytes(report.budget_bytes)
         return f"the measured peak {peak} is over the budget {budget}: profile again, or plan with a smaller budget"
@@ -104,11 +104,15 @@ def _within_budget(report: TrainingReport) -> str | None:
     return _yes_or_no(report.within_budget)
 
 
+def _cause(report: TrainingReport) -> str:
+    return f"; {report.difference_cause}" if report.difference_cause else ""
+
+
 def _same_numbers(report: TrainingReport) -> str:
-    if report.repeatable is False:
-        return "cannot be checked"
     if report.bitwise_equal is None:
-        return "not checked (--check)"
+        return "cannot be checked" if report.repeatable is False else "not checked (--check)"
+    if report.compared_deterministically:
+        return "yes, bitwise, under deterministic algorithms" if report.bitwise_equal else "NO"
     than = " (compared with training whose saved tensors were all moved away: plain training does not fit)"
     against = than if report.compared_with == "offloaded" else ""
     return ("yes, bitwise" if report.bitwise_equal else f"NO: {report.first_difference}") + against
@@ -124,7 +128,8 @@ def _in_core(report: TrainingReport) -> str | None:
 
 def _repeatable(report: TrainingReport) -> str | None:
     if report.repeatable is False:
-        return f"NO: two plain trainings differ, first at {report.first_difference}"
+        at = "" if report.bitwise_equal is False else f", first at {report.first_difference}"
+        return f"NO: two plain trainings differ{at}{_cause(report)}"
     return None
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile, Region
 from pooch.progress import Progress, silent
+from pooch.session.checking import judge, train_reference
 from pooch.session.hard_limit import LimitedOutcome, train_limited
-from pooch.session.in_core import fits_in_core, unless_out_of_memory
 from pooch.session.planning import budget_in_bytes
 from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import Mode, profile_workload
-from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_offloaded, train_steps
+from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_steps
 from pooch.workloads import Workload
 from pooch.workloads.loading import WorkloadFactory
 
@@ -32,9 +32,11 @@ class TrainingReport:
     Attributes:
         steps: trained. bitwise_equal: loss, gradients, parameters, buffers and random state are those of plain
         training.
-        repeatable: whether plain training itself gives the same numbers twice. Where it does not, nothing can be said
-            of the plan, and `bitwise_equal` is None.
+        repeatable: whether plain training itself gives the same numbers twice. Where it does not, `bitwise_equal` is
+            about training under deterministic algorithms, or None where nothing can be said of the plan.
         first_difference: where they are not; of a training that is not repeatable, between two plain ones.
+        difference_cause: why, as far as it is known.
+        compared_deterministically: `bitwise_equal` is about training under PyTorch's deterministic algorithms.
         budget_bytes, predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes: all bytes of the process's tensors.
         rounding_bytes: the part of the measured peak that a caching allocator handed out beyond what tensors asked for.
         within_budget: the measured peak without that part is at most the budget; None too where a step left the plan,
@@ -90,6 +92,8 @@ class TrainingReport:
     repeatable: bool | None = None
     hard_limit_slack_bytes: int | None = None
     rounding_bytes: int = 0
+    difference_cause: str | None = None
+    compared_deterministically: bool = False
 
     @property
     def excess_bytes(self) -> int:
@@ -123,7 +127,7 @@ def measure_training(
         plan: None: plain training.
         steps: with the optimizer's step after each.
         check: train the same steps plainly first and compare bitwise; where something differs, train plainly once more,
-            to tell a training that is not repeatable from a plan that is wrong.
+            to tell a training that is not repeatable from a plan that is wrong, and then with deterministic algorithms.
         hard_limit: train twice more in processes that cannot take more than the budget, plainly and planned.
         when_trained: called with the workload after its last step (under the plan, where there is one).
 
@@ -158,7 +162,7 @@ def _measure_plan(
     from pooch.torchtools.training_state import model_device
 
     steps, progress = how.steps, how.progress
-    reference = _train_reference(factory, plan, steps, progress) if how.check else None
+    reference = train_reference(factory, plan, steps, progress) if how.check else None
     workload = factory()
     with blocks_kept():
         planned = train_steps(workload, plan, steps, progress, replan)
@@ -172,7 +176,15 @@ def _measure_plan(
     report = report_of(plan, planned, timing, reference, outcomes)
     if reference is None:
         return plan, report
-    return plan, _with_repeatability(report, reference, lambda: _train_reference(factory, plan, steps, progress))
+    verdict = judge(factory, plan, reference, planned, device, progress)
+    return plan, replace(
+        report,
+        bitwise_equal=verdict.bitwise_equal,
+        repeatable=verdict.repeatable,
+        first_difference=verdict.first_difference,
+        difference_cause=verdict.cause,
+        compared_deterministically=verdict.is_deterministic,
+    )
 
 
 def _train_under_limit(
@@ -194,35 +206,6 @@ def _train_under_limit(
         slack_bytes=planned.slack_bytes,
     )
     return {"plain": plain, "planned": planned}
-
-
-def _with_repeatability(
-    report: TrainingReport, reference: Trained, train_again: Callable[[], Trained]
-) -> TrainingReport:
-    """Whether it is the training itself that differs from run to run; equal numbers were repeated already."""
-    difference = None if report.bitwise_equal else first_difference(reference, train_again())
-    if difference is None:
-        return replace(report, repeatable=True)
-    return replace(report, repeatable=False, bitwise_equal=None, first_difference=difference)
-
-
-def _train_reference(factory: WorkloadFactory, plan: Plan, steps: int, progress: Progress) -> Trained:
-    """The training whose numbers a plan has to repeat: plain, or where that does not fit, with its saved tensors moved
-    away, which computes the same with less memory.
-    """
-    from pooch.torchtools.device_memory import give_memory_back
-    from pooch.torchtools.training_state import model_device
-
-    workload = factory()
-    device = model_device(workload.model)
-    if fits_in_core(plan, workload):
-        plain = unless_out_of_memory(lambda: train_steps(workload, None, steps, progress), device)
-        if plain is not None:
-            return plain
-        del workload  # or two of them would live while the next one is built
-        give_memory_back(device)
-        workload = factory()
-    return train_offloaded(workload, steps, progress)
 
 
 def _tell_trained(when_trained: WhenTrained | None, workload: Workload) -> None:
@@ -296,6 +279,7 @@ def _plain_report(factory: WorkloadFactory, plain: Trained) -> TrainingReport:
     known = {
         "repairs": 0,
         "rounding_bytes": plain.rounding_bytes,
+        "compared_deterministically": False,
         "steps_off_plan": 0,
         "workload": factory.name,
         "policy": "none (plain training)",

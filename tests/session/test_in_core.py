@@ -16,6 +16,7 @@ import torch
 
 from pooch.report.growing import max_batch_tables
 from pooch.session import (
+    checking,
     compare,
     limited_child,
     max_batch,
@@ -241,14 +242,14 @@ def test_a_reference_that_runs_out_of_memory_is_gone_before_the_next_is_built(
         built.append(weakref.ref(workload.model))
         return workload
 
-    real = measuring.train_steps
+    real = checking.train_steps
 
     def out_of_memory(workload: Workload, given: Any, *others: Any) -> Any:
         if given is None:
             raise torch.OutOfMemoryError
         return real(workload, given, *others)
 
-    monkeypatch.setattr(measuring, "train_steps", out_of_memory)
-    reference = measuring._train_reference(build, chosen, 1, lambda text: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(checking, "train_steps", out_of_memory)
+    reference = checking.train_reference(build, chosen, 1, lambda text: None)
     assert reference.offloaded
     assert alive == [0, 0]
