@@ -50,6 +50,7 @@ def test_a_cpu_rounds_nothing() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_block_that_is_not_split_is_counted_as_rounding() -> None:
     device = torch.device("cuda", 0)
+    torch.cuda.init()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = rounding_bytes(device)
