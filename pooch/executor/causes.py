@@ -53,6 +53,11 @@ RETAINED = Cause(
     "what was brought back",
     "drop retain_graph=True, or delete the loss and the outputs before the next step",
 )
+ROUNDING = Cause(
+    "rounding",
+    "the tensors themselves keep to it, the rest is what PyTorch's allocator rounds their blocks up by",
+    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or plan for that much less",
+)
 UNKNOWN = Cause("unknown", "what needs it is not known", f"{AGAIN}, or train with pooch.guard, which plans tighter")
 
 
@@ -88,6 +93,11 @@ class Overrun:
     budget_bytes: int
     is_off_path: bool
     cause: Cause
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the tensors themselves keep to the budget."""
+        return self.cause.kind == ROUNDING.kind
 
     @property
     def excess_bytes(self) -> int:

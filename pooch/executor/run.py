@@ -228,6 +228,7 @@ class Run:
             with MemoryMeter(self._device) as meter:
                 yield self._stats
             self._stats.peak_bytes, self._stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
+            self._stats.rounding_bytes = meter.rounding_bytes
             tell_peak(meter.peak_bytes)
 
     def snapshot(self) -> StepSnapshot:

@@ -32,6 +32,7 @@ class RunStats:
         peak_bytes: highest live device bytes: on a GPU of this step, on a CPU of the last step that was measured (at
             intervals, and inside of `run.measured()`); None before.
         reserved_bytes: highest bytes that the caching allocator had taken from the GPU; None on a CPU.
+        rounding_bytes: of a peak measured by `run.measured()`: what the allocator's rounding added to it.
         late_swaps: values that had to be brought back when they were read, outside of the schedule.
         mismatches: steps that left the profiled path (1 for this step, if it did).
         kept_after_errors: values that stayed on the device because their copy failed.
@@ -45,6 +46,7 @@ class RunStats:
     recomputed_ops: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
+    rounding_bytes: int = 0
     late_swaps: int = 0
     mismatches: int = 0
     kept_after_errors: int = 0
@@ -71,7 +73,8 @@ class RunTotals:
 
     Attributes:
         steps: that were begun. steps_off_path: that left the profiled path.
-        steps_measured: whose peak is known. steps_over_budget: of these, those whose peak passed the budget.
+        steps_measured: whose peak is known. steps_over_budget: of these, those whose peak passed the budget
+            by more than the allocator's rounding.
         peak_bytes: the highest of the measured peaks; None before the first.
     """
 

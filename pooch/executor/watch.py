@@ -20,6 +20,7 @@ from pooch.executor.causes import (
     OFF_PATH,
     ORDER,
     RETAINED,
+    ROUNDING,
     SECOND_ORDER,
     UNKNOWN,
     Cause,
@@ -37,6 +38,7 @@ from pooch.ir import Plan
 from pooch.torchtools import accelerators
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.peak_window import PeakWindow
+from pooch.torchtools.rounding import rounding_bytes
 from pooch.torchtools.tensors import storage_bytes
 
 MEASURE_EVERY = 1000
@@ -340,7 +342,9 @@ class RunWatch:
             measurement.is_counted = True
             totals.steps_measured += 1
         totals.peak_bytes = max(peak_bytes, totals.peak_bytes or 0)
-        if 0 < budget_bytes < peak_bytes:
+        if 0 < budget_bytes < peak_bytes <= budget_bytes + rounding_bytes(self._device):
+            self._tell(Overrun(measurement.number, peak_bytes, budget_bytes, is_off_path=False, cause=ROUNDING))
+        elif 0 < budget_bytes < peak_bytes:
             totals.steps_over_budget += not measurement.is_over_budget
             measurement.is_over_budget = True
             is_off_path = OFF_PATH.kind in measurement.causes

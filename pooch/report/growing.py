@@ -47,7 +47,9 @@ def max_batch_record(result: MaxBatch) -> Record:
                 "planned": each.planned,
                 "peak_bytes": each.peak_bytes,
                 "predicted_peak_bytes": each.predicted_peak_bytes,
-                "within_budget": each.peak_bytes <= result.budget_bytes,
+                "reserved_bytes": each.reserved_bytes,
+                "rounding_bytes": each.rounding_bytes,
+                "within_budget": each.is_within(result.budget_bytes),
                 "step_ms": each.step_ms,
                 "predicted_step_ms": each.predicted_step_ms,
                 "items_per_s": each.items_per_s,
@@ -92,18 +94,22 @@ def _facts(result: MaxBatch) -> dict[str, str]:
 def _measured_table(result: MaxBatch) -> Table:
     table = facts_table("measured", {})
     table.show_header = True
-    for heading in ("", "peak", "predicted", "within budget", "step", "predicted", "items/s"):
+    for heading in ("", "peak", "predicted", "reserved", "within budget", "step", "predicted", "items/s"):
         table.add_column(heading, justify="right")
     for each in result.measured:
         table.add_row(
             f"{each.size} {'planned' if each.planned else 'in-core'}",
             format_bytes(each.peak_bytes),
             format_bytes(each.predicted_peak_bytes),
-            "yes" if each.peak_bytes <= result.budget_bytes else "NO",
+            "-" if each.reserved_bytes is None else format_bytes(each.reserved_bytes),
+            "yes" if each.is_within(result.budget_bytes) else "NO",
             format_ms(each.step_ms),
             format_ms(each.predicted_step_ms),
             f"{each.items_per_s:.2f}",
         )
+    if result.in_core is not None and all(each.planned for each in result.measured):
+        peak = format_bytes(result.in_core.in_core_peak_bytes)
+        table.add_row(f"{result.in_core.size} in-core", "does not fit here", peak, "", "", "", "", "")
     return table
 
 

@@ -137,6 +137,7 @@ def _comparison_record(row: ComparisonRow) -> Record:
     record |= {f"{choice}_share": share for choice, share in byte_shares(row.plan).items()}
     if row.measured is not None:
         record["measured_peak_bytes"] = row.measured.peak_bytes
+        record["measured_reserved_bytes"] = row.measured.reserved_bytes
         record["measured_step_ms"] = row.measured.step_ms
         record["measured_plain_step_ms"] = row.measured.plain_step_ms
         record["measured_slowdown"] = _ratio(row.measured.step_ms, row.measured.plain_step_ms)

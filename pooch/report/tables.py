@@ -176,7 +176,7 @@ def _comparison_cells(record: Record) -> list[str]:
 def measured_table(rows: Iterable[ComparisonRow]) -> Table:
     """What was measured beside what was predicted."""
     table = titled_table("measured (plain and planned steps took turns)")
-    names = ("budget", "policy", "peak", "predicted", "step", "plain step", "x plain", "predicted x")
+    names = ("budget", "policy", "peak", "predicted", "reserved", "step", "plain step", "x plain", "predicted x")
     for name in names:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for record in comparison_records(rows):
@@ -185,12 +185,18 @@ def measured_table(rows: Iterable[ComparisonRow]) -> Table:
     return table
 
 
+def _reserved(size_bytes: object) -> str:
+    """A CPU's allocator reserves nothing."""
+    return "-" if size_bytes is None else format_bytes(_float(size_bytes))
+
+
 def _measured_cells(record: Record) -> list[str]:
     return [
         format_bytes(_float(record["budget_bytes"])),
         str(record["policy"]),
         format_bytes(_float(record["measured_peak_bytes"])),
         format_bytes(_float(record["predicted_peak_bytes"])),
+        _reserved(record["measured_reserved_bytes"]),
         format_ms(_float(record["measured_step_ms"])),
         _plain_step(record["measured_plain_step_ms"]),
         _factor(record["measured_slowdown"]),

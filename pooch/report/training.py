@@ -30,17 +30,17 @@ def training_tables(report: TrainingReport) -> list[Table]:
 def broken_promise(report: TrainingReport) -> str | None:
     """What was promised and not kept, in one line; None where all that was measured was kept."""
     if report.bitwise_equal is False:
-        return f"the numbers are not those of plain training: first difference at {report.first_difference}"
+        under = " under deterministic algorithms" if report.compared_deterministically else ""
+        told = f"the numbers are not those of plain training{under}: first difference at {report.first_difference}"
+        return told + _cause(report)
     if report.steps_off_plan:
         return (
             f"{report.steps_off_plan} of {report.steps} steps were not the planned step, so nothing that the plan "
             "promises holds: train with the batch size and the settings that were profiled, or profile and plan again"
         )
-    if report.repeatable is False:
-        return (
-            f"the plan cannot be checked: two plain trainings differ too, first at {report.first_difference}: "
-            "seed what draws random numbers, or leave --check out"
-        )
+    if report.repeatable is False and report.bitwise_equal is None:
+        told = f"the plan cannot be checked: two plain trainings differ too, first at {report.first_difference}"
+        return told + _cause(report)
     if report.within_budget is False and report.budget_bytes is not None:
         peak, budget = format_bytes(report.measured_peak_bytes), format_bytes(report.budget_bytes)
         return f"the measured peak {peak} is over the budget {budget}: profile again, or plan with a smaller budget"
@@ -80,9 +80,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "in-core": _in_core(report),
         "same numbers": _same_numbers(report),
         "repeatable": _repeatable(report),
-        "within budget": "cannot be said, steps left the plan"
-        if report.steps_off_plan
-        else _yes_or_no(report.within_budget),
+        "within budget": "cannot be said, steps left the plan" if report.steps_off_plan else _within_budget(report),
         "peak error": f"{report.peak_error:+.2%}" if report.peak_error is not None else None,
         "predicted slowdown": f"{report.predicted_slowdown:.3f}x" if report.predicted_slowdown is not None else None,
         "swapped": _swapped(report),
@@ -92,17 +90,29 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "late swaps": _count(report.late_swaps),
         "left the plan": None if report.mismatches is None else f"{report.steps_off_plan} of {report.steps} steps",
         "planned again": str(report.repairs) if report.repairs else None,
+        "hard limit": _limit(report),
         "hard limit, plain": report.hard_limit_plain,
         "hard limit, planned": report.hard_limit_planned,
     }
     return {name: text for name, text in facts.items() if text is not None}
 
 
+def _within_budget(report: TrainingReport) -> str | None:
+    over_bytes = report.measured_peak_bytes - (report.budget_bytes or 0)
+    if report.within_budget and over_bytes > 0:
+        return f"yes, but for {_bytes(over_bytes)} that the allocator rounds blocks up by"
+    return _yes_or_no(report.within_budget)
+
+
+def _cause(report: TrainingReport) -> str:
+    return f"; {report.difference_cause}" if report.difference_cause else ""
+
+
 def _same_numbers(report: TrainingReport) -> str:
-    if report.repeatable is False:
-        return "cannot be checked"
     if report.bitwise_equal is None:
-        return "not checked (--check)"
+        return "cannot be checked" if report.repeatable is False else "not checked (--check)"
+    if report.compared_deterministically:
+        return "yes, bitwise, under deterministic algorithms" if report.bitwise_equal else "NO"
     than = " (compared with training whose saved tensors were all moved away: plain training does not fit)"
     against = than if report.compared_with == "offloaded" else ""
     return ("yes, bitwise" if report.bitwise_equal else f"NO: {report.first_difference}") + against
@@ -118,7 +128,8 @@ def _in_core(report: TrainingReport) -> str | None:
 
 def _repeatable(report: TrainingReport) -> str | None:
     if report.repeatable is False:
-        return f"NO: two plain trainings differ, first at {report.first_difference}"
+        at = "" if report.bitwise_equal is False else f", first at {report.first_difference}"
+        return f"NO: two plain trainings differ{at}{_cause(report)}"
     return None
 
 
@@ -133,6 +144,12 @@ def _reserved(report: TrainingReport) -> str | None:
         return None
     plain = report.plain_reserved_bytes
     return _bytes(report.measured_reserved_bytes) + ("" if plain is None else f" (plain: {_bytes(plain)})")
+
+
+def _limit(report: TrainingReport) -> str | None:
+    if report.hard_limit_slack_bytes is None:
+        return None
+    return f"the budget, and {_bytes(report.hard_limit_slack_bytes)} for what is no tensor"
 
 
 def _went_through(outcome: str) -> bool:

@@ -44,14 +44,23 @@ def run_child(module: str, job: Event, progress: Callable[..., None]) -> Event |
         assert child.stdout is not None
         child.stdin.write(json.dumps(job))
         child.stdin.close()
-        for event in map(json.loads, child.stdout):
+        for event in map(_event_of, child.stdout):
             if "progress" in event:
                 progress(*event["progress"])
             elif "error" in event:
                 raise _error_of(event)
-            else:
-                return dict(event)
+            elif "done" in event:
+                return event
     return None
+
+
+def _event_of(line: str) -> Event:
+    """The event of a line; nothing where it is a line that the user's own file prints."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _error_of(event: Event) -> PoochError:

@@ -19,12 +19,13 @@ from pooch.workloads.loading import WorkloadFactory
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A plan as it was trained: highest peak, and medians of plain and planned steps that took turns, in ms; no plain
-    ones where they do not fit in-core.
+    ones where they do not fit in-core. `reserved_bytes`: the most that a caching allocator took; None on a CPU.
     """
 
     peak_bytes: int
     step_ms: float
     plain_step_ms: float | None
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,10 @@ def _measured_row(row: ComparisonRow, factory: WorkloadFactory, steps: int) -> C
     if row.plan is None:
         return row
     workload = factory()
-    peak_bytes = train_steps(workload, row.plan, steps, silent).peak_bytes
+    trained = train_steps(workload, row.plan, steps, silent)
     timing = time_in_turns(workload, row.plan, steps, silent)
-    return replace(row, measured=Measured(peak_bytes, timing.planned_ms, timing.plain_ms))
+    measured = Measured(trained.peak_bytes, timing.planned_ms, timing.plain_ms, trained.reserved_bytes)
+    return replace(row, measured=measured)
 
 
 def policy_names() -> tuple[str, ...]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pooch.executor.causes import Overrun
 
 MOST_REPAIRS = 8
+MOST_TIGHTENED = 4  # times for a measured peak, each of which costs the time of planning
 UNKNOWN_SHARE = 0.05  # of the plan's peak: what is taken to be missing where an error does not say
 Replan = Callable[[int], Plan]
 Reason = Literal["out of memory", "peak over the budget", "another path"]
@@ -76,7 +77,7 @@ class Guard:
         self._measured_steps, self._replan_after = measured_steps, replan_after
         self._apply_options = apply_options if measured_steps else {"measure_every": 0, **apply_options}
         self._steps = self._steps_off_path = 0
-        self._watch_peak = watch_peak
+        self._watch_peak, self._tightened = watch_peak, 0
         self._overrun: Overrun | None = None
         self._kept = ExitStack()
         self._keep_host_memory()
@@ -102,8 +103,12 @@ class Guard:
         self._apply(replace(plan, model_signature=model_signature(self.model)))
 
     def _take(self, overrun: Overrun) -> bool:
-        """A peak over the budget leads to a tighter plan, unless the step left the path: then it is only told."""
-        if overrun.is_off_path and self._watch_peak:
+        """A peak over the budget leads to a tighter plan, unless it is the allocator's rounding that is over, the step
+        left the path, or tighter plans did not help: then it is only told.
+        """
+        if not self._watch_peak:
+            return True  # whoever made this guard measures by himself
+        if overrun.is_rounding or overrun.is_off_path or self._tightened == MOST_TIGHTENED:
             return False
         self._overrun = overrun
         return True
@@ -113,7 +118,8 @@ class Guard:
 
         If memory runs out, gradients, buffers and random states are put back, the plan is made again with what was
         missing taken off (twice as much each time in a row), and the pass is repeated. If a measured peak
-        is over the budget, the next step has a tighter plan.
+        is over the budget, by more than the allocator's rounding, the next step has a tighter plan; after four of these
+        such peaks are only told.
 
         Args:
             forward: () -> loss, on this step's batch; called again where the step is repeated.
@@ -193,13 +199,17 @@ class Guard:
         """The step is done and right, so it is not repeated; the next one gets a tighter plan."""
         self._to_measure = max(0, self._to_measure - 1)
         overrun, self._overrun = self._overrun, None
-        if overrun is None or not self._watch_peak:
+        if overrun is None:
             return
         try:
             self._tighten("peak over the budget", overrun.excess_bytes, overrun.cause.text)
         except InfeasibleBudget as error:
-            self._watch_peak = False  # there is nothing more to do about it
+            self._tightened = MOST_TIGHTENED  # there is nothing more to do about it
             self._tell(f"{overrun.text}; a tighter plan does not help: {error}")
+            return
+        self._tightened += 1
+        if self._tightened == MOST_TIGHTENED:
+            self._tell(f"planned again {MOST_TIGHTENED} times for measured peaks: from now on they are only told")
 
     def _look_at_the_path(self, forward: Callable[[], torch.Tensor]) -> None:
         self._steps_off_path = self._steps_off_path + 1 if self.run.stats.mismatches else 0
@@ -229,6 +239,7 @@ class Guard:
         except BaseException:
             self._apply_again(self.plan)
             raise
+        self._tightened = 0
         self._replace(plan, "another path", 0)
         return plan
 

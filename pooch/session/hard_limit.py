@@ -1,8 +1,10 @@
 """Making the budget physical: training in a process of its own that cannot take more memory than the budget.
 
-On a GPU the allocator gets a fraction of the card: the budget and a slack for pages that are taken in whole. It keeps
-to exact sizes there (`expandable_segments`), or what it does not split would count as if it were used. On the CPU the
-process's address space is limited to what it has with the model built and nothing computing, plus what the budget
+On a GPU the allocator gets a fraction of the card. The budget is about what tensors have allocated, and the fraction
+about what the allocator has reserved, free pieces of its segments included. So the limit is the budget, plus what the
+allocator was seen to reserve beyond its tensors in a step without the limit, plus a fixed slack. It keeps to exact
+sizes there (`expandable_segments`), or what it does not split would count as if it were used. On the CPU the process's
+address space is limited to what it has with the model built and nothing computing, plus what the budget
 leaves above the model's own bytes, plus a fixed slack for what is no tensor (stacks, code that oneDNN generates, two
 small copy buffers).
 """
@@ -37,16 +39,18 @@ class LimitedOutcome:
     Attributes:
         survived: all steps went through. message: how it died, in one line ("" where it survived).
         losses: of the steps that were completed.
+        slack_bytes: granted above the budget; None where the limit was never set.
     """
 
     survived: bool
     message: str
     losses: tuple[float, ...]
+    slack_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedJob:
-    """What the child process is told; plain data."""
+    """What the child process is told; plain data. The last two are as `train_limited` takes them."""
 
     workload: str
     batch_size: int | None
@@ -55,12 +59,30 @@ class LimitedJob:
     plan_path: str | None
     budget_bytes: int
     steps: int
+    in_core_peak_bytes: int | None = None
+    slack_bytes: int | None = None
 
 
 def train_limited(
-    factory: WorkloadFactory, plan: Plan | None, budget_bytes: int, steps: int, progress: Callable[[str], None]
+    factory: WorkloadFactory,
+    plan: Plan | None,
+    budget_bytes: int,
+    steps: int,
+    progress: Callable[[str], None],
+    *,
+    in_core_peak_bytes: int | None = None,
+    slack_bytes: int | None = None,
 ) -> LimitedOutcome:
-    """Train in a child process that cannot take more than the budget.
+    """Train in a child process that cannot take more than the budget and a slack.
+
+    Args:
+        factory: builds the workload in the child.
+        plan: None: plain training.
+        budget_bytes: the limit.
+        steps: under the limit.
+        progress: told what is being done.
+        in_core_peak_bytes: of the plain step, which is only run without the limit where it has room; None: not known.
+        slack_bytes: granted above the budget; None: what the child finds to be needed while it settles.
 
     Raises:
         PoochError: the child failed before the limit was set, for another reason than memory.
@@ -72,7 +94,7 @@ def train_limited(
             plan.save(plan_path)
         job = LimitedJob(
             factory.name, factory.batch_size, factory.device, dict(factory.settings),
-            str(plan_path) if plan else None, budget_bytes, steps,
+            str(plan_path) if plan else None, budget_bytes, steps, in_core_peak_bytes, slack_bytes,
         )  # fmt: skip
         command = [sys.executable, "-m", "pooch.session.limited_child"]
         child = subprocess.run(
@@ -96,13 +118,13 @@ def exact_allocator(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, _ALLOCATOR_VARIABLES[0]: "expandable_segments:True"}
 
 
-def limit_gpu(device: torch.device, budget_bytes: int) -> int:
+def limit_gpu(device: torch.device, budget_bytes: int, slack_bytes: int = SLACK_BYTES) -> int:
     """Let this process take no more of the GPU than the budget and the slack; returns that limit in bytes."""
     from pooch.torchtools import accelerators, cuda_only
 
     accelerators.empty_cache(device)
     total_bytes = accelerators.total_bytes(device)
-    limit_bytes = min(total_bytes, budget_bytes + SLACK_BYTES)
+    limit_bytes = min(total_bytes, budget_bytes + slack_bytes)
     cuda_only.limit_memory(device, limit_bytes / total_bytes)
     return limit_bytes
 
@@ -113,7 +135,8 @@ def _read_outcome(child: subprocess.CompletedProcess[str]) -> LimitedOutcome:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         raise PoochError(f"the limited process failed before its limit was set: {last}")
     losses = tuple(event["loss"] for event in events if "loss" in event)
+    slack_bytes = next((event["slack_bytes"] for event in events if "slack_bytes" in event), None)
     if any("done" in event for event in events):
-        return LimitedOutcome(True, "", losses)
+        return LimitedOutcome(True, "", losses, slack_bytes)
     died = next((event["died"] for event in events if "died" in event), None)
-    return LimitedOutcome(False, died or f"the process died (exit status {child.returncode})", losses)
+    return LimitedOutcome(False, died or f"the process died (exit status {child.returncode})", losses, slack_bytes)

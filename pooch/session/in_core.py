@@ -17,6 +17,11 @@ Result = TypeVar("Result")
 
 def fits_in_core(plan: Plan, workload: Workload) -> bool:
     """Whether the plain step that a plan was made from has room on the device, beside what lives there now."""
+    return has_room(plan.in_core_peak_bytes, workload)
+
+
+def has_room(peak_bytes: int, workload: Workload) -> bool:
+    """Whether a step with that peak has room on the device, beside what lives there now."""
     from pooch.process_limits import is_limited
     from pooch.torchtools.device_memory import return_large_blocks, room_bytes
     from pooch.torchtools.memory_trace import live_bytes
@@ -25,7 +30,7 @@ def fits_in_core(plan: Plan, workload: Workload) -> bool:
     if is_limited():
         return_large_blocks()
     device = model_device(workload.model)
-    return plan.in_core_peak_bytes <= room_bytes(device, live_bytes(device))
+    return peak_bytes <= room_bytes(device, live_bytes(device))
 
 
 def unless_out_of_memory(run: Callable[[], Result], device: torch.device) -> Result | None:

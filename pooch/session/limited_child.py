@@ -14,13 +14,15 @@ from pooch.torchtools.device_memory import return_large_blocks
 
 
 def main() -> None:
-    """Build, settle with one step, set the limit, train."""
+    """Build, settle, set the limit, train."""
     job = LimitedJob(**json.loads(sys.stdin.read()))
     return_large_blocks()  # so that address space means live memory
     training = _Training(job)
     try:
         training.settle()
-        tell({"limit_bytes": _set_limit(training, job.budget_bytes)})
+        slack_bytes = job.slack_bytes if job.slack_bytes is not None else SLACK_BYTES + training.reserved_beside_bytes()
+        limit_bytes = _set_limit(training, job.budget_bytes, slack_bytes)
+        tell({"limit_bytes": limit_bytes, "slack_bytes": slack_bytes})
         for _ in range(job.steps):
             tell({"loss": training.step()})
         tell({"done": True})
@@ -45,16 +47,40 @@ class _Training:
         self.device = model_device(self.workload.model)
         plan = Plan.load(job.plan_path) if job.plan_path else None
         self.run = apply_plan(plan, self.workload.model, measure_every=None) if plan is not None else None
+        self._in_core_peak_bytes = job.in_core_peak_bytes
 
     def settle(self) -> None:
-        """One step before the limit: threads start, code is generated, optimizer state appears. Where the process has a
-        limit already that plain training does not keep, saved tensors are away meanwhile.
+        """One step before the limit: threads start, code is generated, optimizer state appears. Where the plain step
+        may not fit, saved tensors are away meanwhile.
         """
-        from pooch.process_limits import is_limited
         from pooch.profiler.offload import saved_tensors_offloaded
 
-        with saved_tensors_offloaded(self.workload.model) if is_limited() and self.run is None else nullcontext():
+        is_safe = self.run is not None or self._plain_step_fits()
+        with nullcontext() if is_safe else saved_tensors_offloaded(self.workload.model):
             self.step()
+
+    def _plain_step_fits(self) -> bool:
+        from pooch.process_limits import is_limited
+        from pooch.session.in_core import has_room
+
+        known_bytes = self._in_core_peak_bytes
+        return known_bytes is not None and not is_limited() and has_room(known_bytes, self.workload)
+
+    def reserved_beside_bytes(self) -> int:
+        """What a caching allocator reserves beside the tensors' bytes in a settled step that begins with an empty
+        cache, as the steps under the limit do; 0 on a CPU, which has no such allocator.
+        """
+        from pooch.torchtools.accelerators import has_streams
+        from pooch.torchtools.device_memory import give_memory_back
+        from pooch.torchtools.memory_meter import MemoryMeter
+
+        if not has_streams(self.device):
+            return 0
+        self.workload.model.zero_grad(set_to_none=True)
+        give_memory_back(self.device)
+        with MemoryMeter(self.device) as meter:
+            self.settle()
+        return max(0, (meter.reserved_bytes or 0) - meter.peak_bytes)
 
     def step(self) -> float:
         """One step with its optimizer; returns the loss."""
@@ -67,15 +93,15 @@ class _Training:
         return loss
 
 
-def _set_limit(training: _Training, budget_bytes: int) -> int:
+def _set_limit(training: _Training, budget_bytes: int, slack_bytes: int) -> int:
     """Limit this process to the budget; returns the limit in bytes (of address space on the CPU)."""
     from pooch.torchtools.accelerators import has_streams
     from pooch.torchtools.memory_trace import live_bytes
 
     training.workload.model.zero_grad(set_to_none=True)
     if has_streams(training.device):
-        return limit_gpu(training.device, budget_bytes)
-    room = budget_bytes - live_bytes(training.device) + SLACK_BYTES
+        return limit_gpu(training.device, budget_bytes, slack_bytes)
+    room = budget_bytes - live_bytes(training.device) + slack_bytes
     limit = _address_space_bytes() + max(0, room)
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if most < 0 else min(limit, most), most))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile, Region
 from pooch.progress import Progress, silent
+from pooch.session.checking import judge, train_reference
 from pooch.session.hard_limit import LimitedOutcome, train_limited
-from pooch.session.in_core import fits_in_core, unless_out_of_memory
 from pooch.session.planning import budget_in_bytes
 from pooch.session.planning import plan as make_plan
 from pooch.session.profiling import Mode, profile_workload
-from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_offloaded, train_steps
+from pooch.session.training import Timing, Trained, first_difference, time_in_turns, train_steps
 from pooch.workloads import Workload
 from pooch.workloads.loading import WorkloadFactory
+
+if TYPE_CHECKING:
+    import torch
 
 WhenTrained = Callable[[Workload], None]
 MOST_REPAIRS = 2
@@ -28,17 +32,21 @@ class TrainingReport:
     Attributes:
         steps: trained. bitwise_equal: loss, gradients, parameters, buffers and random state are those of plain
         training.
-        repeatable: whether plain training itself gives the same numbers twice. Where it does not, nothing can be said
-            of the plan, and `bitwise_equal` is None.
+        repeatable: whether plain training itself gives the same numbers twice. Where it does not, `bitwise_equal` is
+            about training under deterministic algorithms, or None where nothing can be said of the plan.
         first_difference: where they are not; of a training that is not repeatable, between two plain ones.
+        difference_cause: why, as far as it is known.
+        compared_deterministically: `bitwise_equal` is about training under PyTorch's deterministic algorithms.
         budget_bytes, predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes: all bytes of the process's tensors.
-        within_budget: the measured peak is at most the budget; None too where a step left the plan, whose promises
-            are then void. peak_error: (predicted - measured) / measured.
+        rounding_bytes: the part of the measured peak that a caching allocator handed out beyond what tensors asked for.
+        within_budget: the measured peak without that part is at most the budget; None too where a step left the plan,
+            whose promises are then void. peak_error: (predicted - measured) / measured.
         predicted_step_ms, measured_step_ms, plain_step_ms: forward and backward. The measured two are medians
             of steps that took turns.
         slowdown: measured_step_ms / plain_step_ms. predicted_slowdown: predicted_step_ms / the profile's in-core step.
         swapped_out_bytes, swapped_in_bytes, recomputed_ops, stall_ms, late_swaps, mismatches: of the last step.
         hard_limit_plain, hard_limit_planned: how training went when the budget was made physical.
+        hard_limit_slack_bytes: that both were granted above the budget, for what is no tensor.
         measured_reserved_bytes, plain_reserved_bytes: highest bytes that the GPU's caching allocator had taken, kept
             and split blocks included.
         steps_off_plan: how many of the steps were not those that were planned (another batch size, say).
@@ -82,6 +90,15 @@ class TrainingReport:
     in_core_step_ms: float | None = None
     steps_off_plan: int = 0
     repeatable: bool | None = None
+    hard_limit_slack_bytes: int | None = None
+    rounding_bytes: int = 0
+    difference_cause: str | None = None
+    compared_deterministically: bool = False
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much the measured peak passes the budget; not more than 0 where only the allocator's rounding does."""
+        return self.measured_peak_bytes - self.rounding_bytes - (self.budget_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +127,7 @@ def measure_training(
         plan: None: plain training.
         steps: with the optimizer's step after each.
         check: train the same steps plainly first and compare bitwise; where something differs, train plainly once more,
-            to tell a training that is not repeatable from a plan that is wrong.
+            to tell a training that is not repeatable from a plan that is wrong, and then with deterministic algorithms.
         hard_limit: train twice more in processes that cannot take more than the budget, plainly and planned.
         when_trained: called with the workload after its last step (under the plan, where there is one).
 
@@ -142,9 +159,10 @@ def _measure_plan(
 ) -> tuple[Plan, TrainingReport]:
     """The report, and the plan that it is about: another one than was given if memory ran out and `replan` helped."""
     from pooch.executor.engines.pinned import blocks_kept
+    from pooch.torchtools.training_state import model_device
 
     steps, progress = how.steps, how.progress
-    reference = _train_reference(factory, plan, steps, progress) if how.check else None
+    reference = train_reference(factory, plan, steps, progress) if how.check else None
     workload = factory()
     with blocks_kept():
         planned = train_steps(workload, plan, steps, progress, replan)
@@ -152,42 +170,42 @@ def _measure_plan(
         assert planned.plan is not None
         plan = planned.plan
         timing = time_in_turns(workload, plan, steps, progress)
+    device = model_device(workload.model)
     del workload
-    outcomes: dict[str, LimitedOutcome] = {}
-    if how.hard_limit:
-        limit = plan.budget_bytes or plan.predicted_peak_bytes
-        outcomes["plain"] = train_limited(factory, None, limit, steps, progress)
-        outcomes["planned"] = train_limited(factory, plan, limit, steps, progress)
+    outcomes = _train_under_limit(factory, plan, steps, device, progress) if how.hard_limit else {}
     report = report_of(plan, planned, timing, reference, outcomes)
     if reference is None:
         return plan, report
-    return plan, _with_repeatability(report, reference, lambda: _train_reference(factory, plan, steps, progress))
+    verdict = judge(factory, plan, reference, planned, device, progress)
+    return plan, replace(
+        report,
+        bitwise_equal=verdict.bitwise_equal,
+        repeatable=verdict.repeatable,
+        first_difference=verdict.first_difference,
+        difference_cause=verdict.cause,
+        compared_deterministically=verdict.is_deterministic,
+    )
 
 
-def _with_repeatability(
-    report: TrainingReport, reference: Trained, train_again: Callable[[], Trained]
-) -> TrainingReport:
-    """Whether it is the training itself that differs from run to run; equal numbers were repeated already."""
-    difference = None if report.bitwise_equal else first_difference(reference, train_again())
-    if difference is None:
-        return replace(report, repeatable=True)
-    return replace(report, repeatable=False, bitwise_equal=None, first_difference=difference)
+def _train_under_limit(
+    factory: WorkloadFactory, plan: Plan, steps: int, device: torch.device, progress: Progress
+) -> dict[str, LimitedOutcome]:
+    """Planned and plain training in processes with the same limit."""
+    from pooch.torchtools.device_memory import give_memory_back
 
-
-def _train_reference(factory: WorkloadFactory, plan: Plan, steps: int, progress: Progress) -> Trained:
-    """The training whose numbers a plan has to repeat: plain, or where that does not fit, with its saved tensors moved
-    away, which computes the same with less memory.
-    """
-    from pooch.torchtools.training_state import model_device
-
-    workload = factory()
-    device = model_device(workload.model)
-    if fits_in_core(plan, workload):
-        plain = unless_out_of_memory(lambda: train_steps(workload, None, steps, progress), device)
-        if plain is not None:
-            return plain
-        workload = factory()
-    return train_offloaded(workload, steps, progress)
+    give_memory_back(device)  # what this process's allocator keeps, those processes could not take
+    limit = plan.budget_bytes or plan.predicted_peak_bytes
+    planned = train_limited(factory, plan, limit, steps, progress)
+    plain = train_limited(
+        factory,
+        None,
+        limit,
+        steps,
+        progress,
+        in_core_peak_bytes=plan.in_core_peak_bytes,
+        slack_bytes=planned.slack_bytes,
+    )
+    return {"plain": plain, "planned": planned}
 
 
 def _tell_trained(when_trained: WhenTrained | None, workload: Workload) -> None:
@@ -209,7 +227,7 @@ def report_of(
     """
     difference = first_difference(reference, planned) if reference else None
     plain = reference if reference is not None and not reference.offloaded else None
-    stats, peak = planned.stats, planned.peak_bytes
+    stats, peak, rounding = planned.stats, planned.peak_bytes, planned.rounding_bytes
     assert stats is not None
     off_plan = sum(step.left_plan for step in planned.steps)
     return TrainingReport(
@@ -226,7 +244,8 @@ def report_of(
         predicted_peak_bytes=plan.predicted_peak_bytes,
         measured_peak_bytes=peak,
         plain_peak_bytes=plain.peak_bytes if plain else None,
-        within_budget=peak <= plan.budget_bytes if plan.budget_bytes and not off_plan else None,
+        rounding_bytes=rounding,
+        within_budget=peak - rounding <= plan.budget_bytes if plan.budget_bytes and not off_plan else None,
         peak_error=(plan.predicted_peak_bytes - peak) / peak,
         predicted_step_ms=plan.predicted_step_ms,
         measured_step_ms=timing.planned_ms,
@@ -241,6 +260,7 @@ def report_of(
         mismatches=stats.mismatches,
         hard_limit_plain=_outcome_text(outcomes.get("plain")),
         hard_limit_planned=_outcome_text(outcomes.get("planned")),
+        hard_limit_slack_bytes=outcomes["planned"].slack_bytes if "planned" in outcomes else None,
         repairs=planned.repairs,
         measured_reserved_bytes=planned.reserved_bytes,
         plain_reserved_bytes=plain.reserved_bytes if plain else None,
@@ -258,6 +278,8 @@ def _plain_report(factory: WorkloadFactory, plain: Trained) -> TrainingReport:
     nothing: dict[str, None] = dict.fromkeys(TrainingReport.__dataclass_fields__)
     known = {
         "repairs": 0,
+        "rounding_bytes": plain.rounding_bytes,
+        "compared_deterministically": False,
         "steps_off_plan": 0,
         "workload": factory.name,
         "policy": "none (plain training)",
@@ -290,7 +312,8 @@ def optimize(
 ) -> Optimized:
     """Profile a workload, plan it under a budget, train it under the plan, and measure that.
 
-    Should the measured peak pass the budget all the same, the plan is made again with as much less, and measured again.
+    Should the measured peak pass the budget all the same, by more than the allocator's rounding, the plan is made again
+    with as much less, and measured again, at most twice.
     `when_trained` is called after each training with the workload that was trained under the plan.
     Should memory run out, the plan is tightened by what was missing and the step is repeated, see `Guard`.
 
@@ -317,14 +340,20 @@ def optimize(
         return replace(chosen, budget_bytes=budget_bytes)
 
     how = _HowToTrain(steps, check, hard_limit, when_trained, progress)
-    target_bytes = budget_bytes
+    target_bytes, planned = budget_bytes, planned_within(budget_bytes)
     repairs_in_training = 0
     for repairs in range(MOST_REPAIRS + 1):
-        chosen, report = _measure_plan(factory, planned_within(target_bytes), how, planned_within)
+        chosen, report = _measure_plan(factory, planned, how, planned_within)
         repairs_in_training += report.repairs
-        excess_bytes = report.measured_peak_bytes - budget_bytes
-        if excess_bytes <= 0 or repairs == MOST_REPAIRS:
-            return Optimized(profile, chosen, replace(report, repairs=repairs + repairs_in_training))
-        progress(f"the measured peak is {excess_bytes} bytes over the budget: planning again with that much less")
-        target_bytes -= excess_bytes
+        result = Optimized(profile, chosen, replace(report, repairs=repairs + repairs_in_training))
+        if report.excess_bytes <= 0 or repairs == MOST_REPAIRS:
+            return result
+        progress(
+            f"the measured peak is {report.excess_bytes} bytes over the budget: planning again with that much less"
+        )
+        target_bytes -= report.excess_bytes
+        try:
+            planned = planned_within(max(1, target_bytes))
+        except InfeasibleBudget:
+            return result  # which says by how much its peak passed the budget
     raise AssertionError("unreachable: the last round returns")

@@ -72,6 +72,8 @@ class MeasuredSize:
     Attributes:
         size, items: as in `SizePoint`. planned: under its plan. peak_bytes: the highest of all steps.
         step_ms: median. predicted_peak_bytes, predicted_step_ms: what was told before.
+        reserved_bytes: the most that a caching allocator took; None on a CPU.
+        rounding_bytes: the part of the peak that it handed out beyond what tensors asked for.
     """
 
     size: int
@@ -81,6 +83,12 @@ class MeasuredSize:
     step_ms: float
     predicted_peak_bytes: int
     predicted_step_ms: float
+    reserved_bytes: int | None = None
+    rounding_bytes: int = 0
+
+    def is_within(self, budget_bytes: int) -> bool:
+        """Whether the peak is at most the budget, but for the allocator's rounding."""
+        return self.peak_bytes - self.rounding_bytes <= budget_bytes
 
     @property
     def items_per_s(self) -> float:

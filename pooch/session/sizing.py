@@ -12,9 +12,11 @@ from pooch.errors import UsageError
 from pooch.ir import Link, Plan, Profile, Region
 from pooch.progress import Progress, silent
 from pooch.session.growing import CURVE_POINTS, largest_size
+from pooch.session.in_core import fits_in_core, unless_out_of_memory
 from pooch.session.profiling import Mode, profile_workload
 from pooch.session.sizes import MaxBatch, MeasuredSize, SizePoint, Sizes
 from pooch.session.training import applied, timed_step, train_steps
+from pooch.units import format_bytes
 from pooch.workloads import Setting, workload_factory, workload_growth
 
 if TYPE_CHECKING:
@@ -161,34 +163,52 @@ def max_batch(
 def with_measurements(
     result: MaxBatch, at: Callable[[int], Callable[[], Workload]], steps: int, progress: Progress = silent
 ) -> MaxBatch:
-    """Really train at the largest size under its plan, and plainly at the largest in-core size.
+    """Really train at the largest size under its plan, and plainly at the largest in-core size, unless this device has
+    less room than the budget, so that plain training does not fit.
 
     Raises:
         PlanMismatch: the plan was made for another device.
     """
-    measured = []
+    measured: list[MeasuredSize] = []
     if result.in_core is not None:
-        measured.append(_measured(at(result.in_core.size), result.in_core, None, steps, progress))
-    measured.append(_measured(at(result.largest.size), result.largest, result.largest.plan, steps, progress))
+        plain = _measured_plainly(at(result.in_core.size), result.in_core, steps, progress)
+        measured += [plain] if plain is not None else []
+    measured.append(_measured(at(result.largest.size)(), result.largest, result.largest.plan, steps, progress))
     return replace(result, measured=tuple(measured))
 
 
-def _measured(
-    factory: Callable[[], Workload], point: SizePoint, plan: Plan | None, steps: int, progress: Progress
-) -> MeasuredSize:
+def _measured_plainly(
+    factory: Callable[[], Workload], point: SizePoint, steps: int, progress: Progress
+) -> MeasuredSize | None:
+    """Plain training; None where it does not fit into what the device has left, which is told."""
+    from pooch.torchtools.training_state import model_device
+
+    workload = factory()
+    measured = None
+    if fits_in_core(point.plan, workload):
+        device = model_device(workload.model)
+        measured = unless_out_of_memory(lambda: _measured(workload, point, None, steps, progress), device)
+    if measured is None:
+        needed = format_bytes(point.in_core_peak_bytes)
+        progress(f"plain training at {point.size} is left out: it takes {needed}, which this device has not left")
+    return measured
+
+
+def _measured(workload: Workload, point: SizePoint, plan: Plan | None, steps: int, progress: Progress) -> MeasuredSize:
     from pooch.executor.engines.pinned import blocks_kept
 
     progress(f"training {'under the plan' if plan else 'plainly'} at {point.size}")
-    workload = factory()
     with blocks_kept():
-        peak_bytes = train_steps(workload, plan, steps, progress).peak_bytes
+        trained = train_steps(workload, plan, steps, progress)
         with applied(plan, workload) as run:
             samples_ms = [timed_step(workload, run) for _ in range(steps)]
     return MeasuredSize(
         size=point.size,
         items=point.items,
         planned=plan is not None,
-        peak_bytes=peak_bytes,
+        peak_bytes=trained.peak_bytes,
+        reserved_bytes=trained.reserved_bytes,
+        rounding_bytes=trained.rounding_bytes,
         step_ms=statistics.median(samples_ms),
         predicted_peak_bytes=point.peak_bytes if plan else point.in_core_peak_bytes,
         predicted_step_ms=point.step_ms if plan else point.in_core_step_ms,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """One measured step. `digests`: {what: digest of its bytes} of loss and gradients; peaks in bytes, `reserved_bytes`
-    that of what the caching allocator took (None on the CPU). `left_plan`: the step was not the one that was planned,
+    that of what the caching allocator took (None on the CPU), `rounding_bytes` the part of the peak that it handed out
+    beyond what tensors asked for. `left_plan`: the step was not the one that was planned,
     so from there on it kept its activations.
     """
 
@@ -33,6 +34,7 @@ class StepResult:
     peak_bytes: int
     reserved_bytes: int | None = None
     left_plan: bool = False
+    rounding_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,13 @@ class Trained:
     def peak_bytes(self) -> int:
         """Highest peak of the steps."""
         return max(step.peak_bytes for step in self.steps)
+
+    @property
+    def rounding_bytes(self) -> int:
+        """The part of the highest peak that the allocator's rounding added: without it no step took more than the
+        rest.
+        """
+        return self.peak_bytes - max(step.peak_bytes - step.rounding_bytes for step in self.steps)
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -133,9 +142,7 @@ def _train_guarded(
             workload.model.zero_grad(set_to_none=True)
             loss = guard.step(workload.forward)
             stats = guard.run.stats
-            assert stats.peak_bytes is not None
-            left_plan = stats.mismatches > 0
-            results.append(_finished_step(workload, loss, stats.peak_bytes, stats.reserved_bytes, left_plan))
+            results.append(_finished_step(workload, loss, stats))
         stats = guard.run.stats
     return Trained(tuple(results), _final_digests(workload), stats, guard.plan, len(guard.repairs))
 
@@ -162,21 +169,20 @@ def forward_and_backward(workload: Workload, run: Run | None) -> torch.Tensor:
 
 
 def _measured_step(workload: Workload, run: Run | None) -> StepResult:
+    from pooch.executor import RunStats
     from pooch.torchtools.memory_meter import MemoryMeter
     from pooch.torchtools.training_state import model_device
 
     workload.model.zero_grad(set_to_none=True)
     with MemoryMeter(model_device(workload.model)) as meter:
         loss = forward_and_backward(workload, run)
-    if run is not None:
-        run.stats.peak_bytes, run.stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
-    left_plan = run is not None and run.stats.mismatches > 0
-    return _finished_step(workload, loss, meter.peak_bytes, meter.reserved_bytes, left_plan)
+    stats = run.stats if run is not None else RunStats()
+    stats.peak_bytes, stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
+    stats.rounding_bytes = meter.rounding_bytes
+    return _finished_step(workload, loss, stats)
 
 
-def _finished_step(
-    workload: Workload, loss: torch.Tensor, peak_bytes: int, reserved_bytes: int | None, left_plan: bool
-) -> StepResult:
+def _finished_step(workload: Workload, loss: torch.Tensor, stats: RunStats) -> StepResult:
     """What came out of a step; then the optimizer's."""
     digests = {"loss": digest(loss)}
     for name, parameter in workload.model.named_parameters():
@@ -184,7 +190,9 @@ def _finished_step(
             digests[f"gradient of {name}"] = digest(parameter.grad)
     if workload.optimizer is not None:
         workload.optimizer.step()
-    return StepResult(float(loss), digests, peak_bytes, reserved_bytes, left_plan)
+    assert stats.peak_bytes is not None
+    left_plan = stats.mismatches > 0
+    return StepResult(float(loss), digests, stats.peak_bytes, stats.reserved_bytes, left_plan, stats.rounding_bytes)
 
 
 def _final_digests(workload: Workload) -> dict[str, str]:

@@ -133,6 +133,11 @@ def peak_reserved_bytes(device: torch.device) -> int:
     return int(torch.accelerator.max_memory_reserved(device))
 
 
+def memory_counters(device: torch.device) -> dict[str, int]:
+    """All that the caching allocator counts, peaks since `reset_peaks`, by PyTorch's names."""
+    return dict(torch.accelerator.memory_stats(device))
+
+
 def reset_peaks(device: torch.device) -> None:
     """Peaks are counted from here."""
     torch.accelerator.reset_peak_memory_stats(device)

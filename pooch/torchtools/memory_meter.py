@@ -6,6 +6,7 @@ import torch
 
 from pooch.torchtools import accelerators
 from pooch.torchtools.memory_trace import MemoryTracer, live_bytes, quiet_collector
+from pooch.torchtools.rounding import rounding_bytes
 
 
 class MemoryMeter:
@@ -19,7 +20,7 @@ class MemoryMeter:
     caching allocator adds when it rounds up or leaves a block whole. Where `peak_bytes` alone passes a budget, it is
     by that.
     `reserved_bytes` is the most that the caching allocator took from the GPU, what it keeps for later included; None
-    on the CPU.
+    on the CPU. `rounding_bytes` is the part of the peak that the allocator handed out beyond what tensors asked for.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,6 +30,7 @@ class MemoryMeter:
         self._start_bytes = 0
         self.peak_bytes = self.requested_bytes = 0
         self.reserved_bytes: int | None = None
+        self.rounding_bytes = 0
 
     def __enter__(self) -> MemoryMeter:
         self._quiet.__enter__()
@@ -45,6 +47,7 @@ class MemoryMeter:
             self.peak_bytes = accelerators.peak_allocated_bytes(self._device)
             self.requested_bytes = accelerators.peak_requested_bytes(self._device)
             self.reserved_bytes = accelerators.peak_reserved_bytes(self._device)
+            self.rounding_bytes = rounding_bytes(self._device)
         else:
             self.peak_bytes = self.requested_bytes = self._start_bytes + self._tracer.stop().peak_bytes
         self._quiet.__exit__(None, None, None)

@@ -17,7 +17,7 @@ from pooch.planner.policies.ilp import plan_alone
 from pooch.planner.policies.rungs import NO_TIME, better_of_smaller, rungs_below
 from pooch.units import parse_budget
 from tests.planner.networks import PCIE_16, gpt2
-from tests.planner.support import case
+from tests.planner.support import case, leave_no_time
 from tests.toys import blocks, chain, profiles
 
 SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -48,11 +48,14 @@ def test_alone_a_larger_budget_is_slower_by_no_more_than_its_gap(profile: Profil
         assert more.timeline.step_ms <= less.timeline.step_ms / (1 - more.gap) + NOISE_MS
 
 
-def test_a_known_plan_is_the_answer_where_nothing_better_is_found() -> None:
+def test_a_known_plan_is_the_answer_where_nothing_better_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a plan under a smaller budget, and no time to search
     of = case(gpt2(layers=4, link=PCIE_16, speed=50))
     good = make_plan(of.dataflow, of.share(0.7), of.evaluator)
-    hurried = make_plan(of.dataflow, of.share(0.75), of.evaluator, time_limit_s=0.001, known=[good.outcome])
+    leave_no_time(monkeypatch)
+    alone = make_plan(of.dataflow, of.share(0.75), of.evaluator)
+    assert alone.timeline.step_ms > good.timeline.step_ms + NOISE_MS
+    hurried = make_plan(of.dataflow, of.share(0.75), of.evaluator, known=[good.outcome])
     assert hurried.timeline.step_ms <= good.timeline.step_ms + NOISE_MS
 
 
@@ -108,7 +111,7 @@ def test_a_rung_whose_plan_is_faster_is_taken() -> None:
     # WHEN it looks at the rungs below THEN it gets that plan
     assert better_of_smaller(request, slow, forgetful).step_ms == pytest.approx(best.timeline.step_ms)
     # AND without any time it says that it did not look
-    late = replace(request, time_limit_s=1e-6)
+    late = replace(request, ends_s=0.0)
     assert better_of_smaller(late, slow, forgetful).notes[-1] == NO_TIME
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pulp
 import pytest
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Decisions, Link
-from pooch.planner import Evaluation, PlanningRequest, contract, evaluators, make_plan, policies
+from pooch.planner import Evaluation, PlanningRequest, make_plan, policies
 from tests.planner.networks import MIB, PCIE_16, SPILL_FILE, gpt2, resnet50
-from tests.planner.support import Case, RealEvaluator, case, oracle_peak
+from tests.planner.support import Case, RealEvaluator, case, leave_no_time, oracle_peak
 from tests.toys import SLOW_LINK, ToyStep, blocks, chain, ladder
 
 LINK = Link("toy tier", 0.1, 0.1, 8.0, 8.0)
@@ -232,10 +230,9 @@ def test_an_interrupt_while_rules_are_tried_gives_the_best_of_them() -> None:
 
 def test_without_any_time_left_the_plan_of_a_rule_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a clock that stands where the time limit has passed, whatever the machine does
-    for module in (contract, evaluators):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1.0))
+    leave_no_time(monkeypatch)
     of = case(gpt2(link=PCIE_16, speed=50))
-    request = PlanningRequest(of.dataflow, of.share(0.45), of.evaluator, time_limit_s=0.01, started_s=0.0)
+    request = PlanningRequest(of.dataflow, of.share(0.45), of.evaluator)
     # WHEN it is planned
     planned = policies["ilp"](request)
     # THEN there is a plan all the same, and a note of what there was no time for

@@ -132,7 +132,7 @@ def test_a_disturbed_op_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> No
     seen: list[list[float]] = []
 
     def disturbed_once(assembly: Any) -> list[float]:
-        times_ms: list[float] = real(assembly)
+        times_ms = [1.0 for _ in real(assembly)]  # so that nothing but the disturbance stands out
         gelus = [i for i, op in enumerate(assembly.recorder.ops) if "gelu" in op.name]
         if not seen:
             times_ms[gelus[1]] = 1e4

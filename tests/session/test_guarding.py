@@ -524,3 +524,62 @@ def test_a_process_whose_memory_really_runs_out_goes_on_with_a_tighter_plan() ->
     assert said == "same", child.stdout
     assert int(repairs) >= 1
     assert reasons == "{'out of memory'}"
+
+
+# What is no reason to plan again, and how often there is one ----------------------------------------------------------
+
+
+def lying(profile: Profile, share: float = 0.8) -> Any:
+    """A plan whose peak is over what it says its budget is."""
+    loose = pooch.plan(profile, "90%", region="step", **PLANNING)
+    return replace(loose, budget_bytes=int(share * profile.peak_bytes))
+
+
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_a_peak_that_the_allocators_rounding_explains_is_told_once_and_planned_no_tighter(
+    profile: Profile, is_explained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pooch.executor import watch
+
+    job = make_job("conv", 2)
+    chosen = lying(profile)
+    monkeypatch.setattr(watch, "rounding_bytes", lambda device: 2**40 if is_explained else 1)
+    with (
+        pooch.guard(profile, chosen.budget_bytes, job.model, plan=chosen, planning=PLANNING, measured_steps=2) as guard,
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            job.model.zero_grad()
+            guard.step(job.forward)
+        texts = [str(one.message) for one in told if "over the budget" in str(one.message)]
+        assert len(texts) == 1, texts
+        if is_explained:
+            assert "PyTorch's allocator rounds" in texts[0]
+            assert guard.run.totals.steps_over_budget == 0
+        assert len(guard.repairs) == (0 if is_explained else 1)
+
+
+def test_plans_are_made_again_for_measured_peaks_a_few_times_and_no_more(profile: Profile) -> None:
+    """Plans that never help: whatever is asked for, the same comes back."""
+    job = make_job("conv", 2)
+    chosen = lying(profile)
+    asked: list[int] = []
+
+    def no_better(target_bytes: int) -> Any:
+        asked.append(target_bytes)
+        return chosen
+
+    told: list[str] = []
+    steps = guarding.MOST_TIGHTENED + 3
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with Guard(chosen, job.model, no_better, measured_steps=steps, tell=told.append) as guard:
+            for _ in range(steps):
+                job.model.zero_grad()
+                guard.step(job.forward)
+            assert guard.run.totals.steps_over_budget == 3
+            assert len(guard.repairs) == len(asked) == guarding.MOST_TIGHTENED
+    assert told[-1].startswith(f"planned again {guarding.MOST_TIGHTENED} times")
+    # THEN later peaks are still told, by the run itself and once
+    assert len([one for one in warned if "over the budget of" in str(one.message)]) == 1

@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pooch.errors import PoochError
 from pooch.ir import Region
-from pooch.report.training import broken_promise, training_record
+from pooch.report.training import broken_promise, training_record, training_tables
 from pooch.session import measure_training, measuring, optimize, plan, profile_workload, training
 from pooch.session.hard_limit import train_limited
 from pooch.session.training import StepResult, Timing, Trained, first_difference, time_in_turns, train_steps
+from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.workloads import Workload, WorkloadFactory
 
 WIDE = """
@@ -187,6 +188,50 @@ def test_a_peak_over_the_budget_is_repaired_with_a_tighter_plan(wide: str, monke
     assert result.training.repairs == 1
     assert told[1] <= result.plan.budget_bytes - 8 * 2**20
     assert result.training.measured_peak_bytes <= result.plan.budget_bytes
+
+
+class RoundingMeter(MemoryMeter):
+    """Of an allocator that rounds blocks up, so that each peak lies over the budget by 900 bytes."""
+
+    budget_bytes = 48 * 2**20
+    explained_bytes = 900
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        assert self.peak_bytes <= self.budget_bytes
+        self.peak_bytes, self.rounding_bytes = self.budget_bytes + 900, self.explained_bytes
+
+
+@pytest.mark.usefixtures("known_costs")
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_optimize_plans_again_for_what_tensors_take_and_not_for_what_the_allocator_rounds_up(
+    wide: str, is_explained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RoundingMeter, "explained_bytes", 900 if is_explained else 899)
+    monkeypatch.setattr("pooch.executor.run.MemoryMeter", RoundingMeter)
+    factory = WorkloadFactory(wide, settings={"width": 2**20})
+    report = optimize(factory, RoundingMeter.budget_bytes, steps=1).training
+    assert report.excess_bytes == (0 if is_explained else 1)
+    assert report.repairs == (0 if is_explained else measuring.MOST_REPAIRS)
+    assert report.within_budget is is_explained
+    assert (broken_promise(report) is None) is is_explained
+    shown = [text for table in training_tables(report) for text in table.columns[1].cells]
+    assert any("but for 900 B that the allocator rounds" in str(text) for text in shown) is is_explained
+
+
+def test_a_peak_that_no_tighter_plan_helps_is_reported_and_not_an_error_of_planning(
+    wide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first measured peak is made to lie so far over the budget that there is no plan for that much less."""
+    real = measuring.report_of
+
+    def lying(chosen: Any, *measured: Any) -> measuring.TrainingReport:
+        return replace(real(chosen, *measured), measured_peak_bytes=2 * chosen.budget_bytes, within_budget=False)
+
+    monkeypatch.setattr(measuring, "report_of", lying)
+    report = optimize(WorkloadFactory(wide, settings={"width": 2**18}), "60%", steps=1).training
+    assert report.repairs == 0
+    assert "is over the budget" in str(broken_promise(report))
 
 
 def test_optimize_keeps_the_promise_on_a_workload_of_the_users(wide: str) -> None:

@@ -11,9 +11,7 @@ from tests.simulated_cuda.environment import Unavailable, set_up, variables
 
 def main() -> int:
     """Set the device up where that is not done yet, then run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.simulated_cuda", description=__doc__, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.simulated_cuda", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--numbers", action="store_true", help="kernels compute, on the CPU; otherwise they only take time"
     )

@@ -1,6 +1,6 @@
 """Trains a workload in this process, plainly or from cold under a plan, and prints what came of it as JSON.
 
-    python -m tests.simulated_cuda.training plain|planned WORKLOAD BATCH_SIZE BUDGET_BYTES STEPS [TIMELINE]
+python -m tests.simulated_cuda.training plain|planned WORKLOAD BATCH_SIZE BUDGET_BYTES STEPS [TIMELINE]
 """
 
 from __future__ import annotations
