@@ -64,7 +64,7 @@ def limit_memory(device: torch.device, share: float) -> None:
 
 def occupy(device: torch.device, milliseconds: float) -> None:
     """Keep the current stream busy for about so long, so that what is issued next waits in line; nothing elsewhere."""
-    if is_cuda(device):
+    if _is_cuda(device):
         torch.cuda._sleep(int(milliseconds * _CYCLES_PER_MS))
 
 
