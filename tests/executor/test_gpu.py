@@ -57,6 +57,20 @@ def test_five_steps_with_buffers_used_again(kind: str, own_stream: bool) -> None
     assert_same(plain, planned)
 
 
+def test_what_a_copy_still_fills_goes_to_nobody_else() -> None:
+    device = torch.device("cuda", 0)
+    engine = StreamEngine(device)
+    arena = engine.open_arena(LARGE_BYTES)
+    value = torch.full((LARGE_BYTES,), 7, dtype=torch.uint8, device=device)
+    arena.copy_out(value.untyped_storage(), 0).wait()
+    arena.copy_in(torch.UntypedStorage(LARGE_BYTES, device=device), 0)  # its ticket and its storage are let go of
+    other = torch.full((LARGE_BYTES,), 99, dtype=torch.uint8, device=device)  # not where the copy is going to
+    torch.cuda.synchronize()
+    assert bool((other == 99).all())
+    arena.close()
+    engine.close()
+
+
 def test_copies_wait_for_a_slow_producer_and_reads_for_copies() -> None:
     device = torch.device("cuda", 0)
     engine = StreamEngine(device)

@@ -46,6 +46,9 @@ class StreamArena:
         self._out_events: dict[int, torch.Event] = {}
         self._read_rooms: list[tuple[int, int, torch.Event]] = []  # begin, end, end of the copy out of it
         self._last: dict[torch.Stream, torch.Event] = {}
+        # What copies still read or fill, by the event at their end: whoever else lets go of it, its memory goes back
+        # only once compute waits for the copy.
+        self._under_way: dict[torch.Event, torch.UntypedStorage] = {}
 
     def is_beside(self) -> bool:
         """Whether the calling thread computes on another stream than the arena's."""
@@ -89,6 +92,7 @@ class StreamArena:
                 self.clock.wait(event)
             else:
                 stream.wait_event(event)
+        self._under_way.pop(event, None)
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
         """Copy a storage to the host once compute so far is done."""
@@ -101,6 +105,7 @@ class StreamArena:
         with accelerators.on_stream(stream):
             self._room(storage, offset_bytes).copy_(_bytes_of(storage), non_blocking=True)
         event = self._out_events[offset_bytes] = self._marked(stream)
+        self._under_way[event] = storage
         return StreamTicket(event, self)
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
@@ -113,6 +118,7 @@ class StreamArena:
             raw.copy_(self._room(storage, offset_bytes), non_blocking=True)
         self._tell_allocator(raw)
         event = self._marked(stream)
+        self._under_way[event] = storage
         self._read_rooms.append((offset_bytes, offset_bytes + storage.nbytes(), event))
         return StreamTicket(event, self)
 
@@ -146,6 +152,7 @@ class StreamArena:
             self._block.in_use_until = tuple(self._last.values())
             self._engine.take_back(self._block, self._purpose)
             self._block = None
+        self._under_way.clear()
         self._last.clear()
         self._out_events.clear()
         self._read_rooms.clear()
