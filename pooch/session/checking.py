@@ -87,13 +87,15 @@ def judge(
     progress: Progress,
 ) -> Verdict:
     """Compare the two trainings, and where they differ, find out what it is that differs."""
+    from pooch.torchtools.accelerators import has_streams
+
     difference, steps = first_difference(reference, planned), len(reference.steps)
     if difference is None:  # so plain training was repeated, under the plan
         return Verdict(True, True)
     between_plain = first_difference(reference, train_reference(factory, plan, steps, progress))
     if between_plain is not None:
         return _not_repeatable(between_plain, check_deterministically(factory, plan, steps, device, progress))
-    if device.type == "cpu":
+    if not has_streams(device):
         return Verdict(False, True, difference)
     found = check_deterministically(factory, plan, steps, device, progress)
     is_repaired = found is not None and found.first_difference is None and not found.steps_off_plan
