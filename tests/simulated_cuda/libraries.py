@@ -1,4 +1,4 @@
-"""Build the libraries that stand in for the CUDA runtime, the driver, cuBLAS and cuBLASLt, and the device's kernels.
+"""Build the libraries that stand in for the CUDA runtime, the driver, cuBLAS, cuBLASLt and NVRTC, and the device's kernels.
 
 Each has the name, the symbols and the symbol versions of the installed one, read from it with `nm`: those that
 `runtime/*.cpp` defines do what they say, all others are generated and refuse, by name. Nothing of NVIDIA's is copied;
@@ -44,7 +44,8 @@ CUBLAS = Library(
     (CUDART.name,),
 )
 CUBLASLT = Library("libcublasLt.so.13", ("cublaslt.cpp",), REFUSE, (CUDART.name,))
-LIBRARIES = (CUDART, DRIVER, CUBLAS, CUBLASLT)
+NVRTC = Library("libnvrtc.so.13", ("nvrtc.cpp",), REFUSE, (CUDART.name,))
+LIBRARIES = (CUDART, DRIVER, CUBLAS, CUBLASLT, NVRTC)
 DECLARATIONS = "int simulated_cuda_refuse(const char *);\nint simulated_cublas_product(void *, const char *);\n"
 
 
@@ -108,7 +109,9 @@ def _compiled(sources: list[Path], options: tuple[str, ...], output: Path) -> li
 def _wanted(library: Library, packages: Path) -> set[str]:
     """The symbols of the installed library; of the driver, which pip does not carry, those that PyTorch looks for."""
     if library is DRIVER:
-        looked_for = _symbols(sorted((packages / "torch/lib").glob("*.so")), undefined=True)
+        looked_for = {*_symbols(sorted((packages / "torch/lib").glob("*.so")), undefined=True)}
+        asks_by_name = (packages / "torch/lib/libc10_cuda.so").read_bytes()
+        looked_for |= {name.decode() for name in re.findall(rb"(?<=\0)cu[A-Z]\w+(?=\0)", asks_by_name)}
         return {name for name in looked_for if re.match(r"cu[A-Z]", name) and not name.startswith("cuFile")}
     return set(_symbols([packages / "nvidia/cu13/lib" / library.name]))
 

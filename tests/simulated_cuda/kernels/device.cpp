@@ -8,20 +8,25 @@
 #include <ATen/core/List.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <set>
 
 extern "C" {
-void simulated_cuda_run(void *stream, const char *name, void (*function)(void *), void *data, const uint64_t *accesses,
-                        uint64_t count);
+void simulated_cuda_run(void *stream, const char *name, void (*function)(void *), void (*release)(void *), void *data,
+                        const uint64_t *accesses, uint64_t count);
 void *simulated_cuda_bytes_at(void *pointer);
 void simulated_cuda_given_back(void *memory, uint64_t bytes, int device, void *stream);
 void simulated_cuda_report(const char *mistake);
+bool simulated_cuda_may_read(uint64_t begin, uint64_t end);
+bool simulated_cuda_limit_reads(const uint64_t *ranges, uint64_t count);
 }
 
 namespace simulated_kernels {
@@ -81,6 +86,8 @@ bool on_device(const Tensor &tensor) { return tensor.defined() && tensor.is_cuda
 
 std::optional<Placed> place(const Tensor &tensor, std::vector<Tensor> &others) {
   if (on_device(tensor)) {
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized(),
+                                "the simulated CUDA device has no numbers for tensors that are not dense");
     others.emplace_back();
     return Placed(tensor);
   }
@@ -125,10 +132,13 @@ IValue on_host(const Held &held) {
 struct Job {
   OperatorHandle op;
   const char *name;
-  std::vector<Held> arguments, results; // results: of those that are no arguments too
+  std::vector<Held> arguments, results; // results: where to copy to; of an argument that the CPU kernel fills: nothing
   RandomState random;
   std::optional<size_t> generator_argument;
 };
+
+// The device takes memory for a batch's statistics even where it computes none, in evaluation; the CPU does not.
+bool leaves_statistics_alone(const char *name) { return std::strstr(name, "batch_norm") != nullptr; }
 
 void fill(const Held &result, const IValue &computed, const char *name) {
   std::vector<Tensor> found;
@@ -136,7 +146,11 @@ void fill(const Held &result, const IValue &computed, const char *name) {
   if (computed.isTensorList()) found = computed.toTensorVector();
   for (size_t i = 0; i < result.placed.size(); ++i) {
     if (!result.placed[i] || result.placed[i]->address == nullptr) continue;
-    if (i >= found.size() || !found[i].defined() || found[i].numel() == 0) continue;
+    if (i >= found.size() || !found[i].defined()) {
+      simulated_cuda_report((std::string(name) + ": the CPU does not compute one of the results").c_str());
+      continue;
+    }
+    if (found[i].numel() == 0 && leaves_statistics_alone(name)) continue;
     Tensor target = result.placed[i]->on_host();
     if (target.sizes() != found[i].sizes()) {
       simulated_cuda_report((std::string(name) + ": the CPU's result has another shape than the device's").c_str());
@@ -157,7 +171,7 @@ std::vector<IValue> compute(const OperatorHandle &op, const std::string &name, s
 }
 
 void run(void *data) {
-  std::unique_ptr<Job> job(static_cast<Job *>(data));
+  const auto *job = static_cast<const Job *>(data);
   try {
     std::vector<IValue> arguments;
     for (const Held &held : job->arguments) arguments.push_back(on_host(held));
@@ -167,6 +181,8 @@ void run(void *data) {
     simulated_cuda_report((std::string(job->name) + " failed on the device: " + error.what()).c_str());
   }
 }
+
+void release(void *data) { delete static_cast<Job *>(data); }
 
 // ---- which operators are treated how ---------------------------------------------------------------------------
 
@@ -184,26 +200,50 @@ bool is_view(const c10::FunctionSchema &schema) {
 bool is_about_metadata(const std::string &name) {
   static const std::set<std::string> names{
       "aten::resize_", "aten::_resize_output_", "aten::resize_as_", "aten::record_stream", "aten::is_set_to", "aten::_fused_sdp_choice",
-      "aten::_local_scalar_dense", "aten::_pin_memory", "aten::is_pinned", "aten::equal", "aten::_assert_async",
-      "aten::_use_cudnn_ctc_loss", "aten::_cudnn_init_dropout_state"};
+      "aten::_local_scalar_dense", "aten::_pin_memory", "aten::is_pinned",
+      "aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss", "aten::_cudnn_init_dropout_state"};
   return names.count(name) || starts_with(name, "aten::empty") || starts_with(name, "aten::set_") || starts_with(name, "aten::new_empty");
 }
 
 // The host needs the result, or the device's library is not simulated: computed at once, and copied to the device.
 bool is_immediate(const OperatorHandle &op, const std::string &name) {
-  static const std::set<std::string> names{"aten::_ctc_loss", "aten::lu_unpack", "aten::ormqr", "aten::geqrf", "aten::triangular_solve",
+  static const std::set<std::string> names{"aten::equal", "aten::_ctc_loss", "aten::lu_unpack", "aten::ormqr", "aten::geqrf", "aten::triangular_solve",
                                            "aten::cholesky", "aten::cholesky_inverse", "aten::_cholesky_solve_helper",
                                            "aten::lstsq", "aten::_lu_with_info", "aten::histogramdd"};
+  static const std::set<std::string> kernels{"aten::linalg_vector_norm", "aten::linalg_cross"}; // PyTorch's own
+  if (kernels.count(name)) return false;
   for (const char *beginning : {"aten::linalg_", "aten::_linalg_", "aten::_fft_", "aten::unique", "aten::_unique"})
     if (starts_with(name, beginning)) return true;
   return names.count(name) || op.hasTag(at::Tag::dynamic_output_shape);
 }
 
-thread_local int depth = 0; // operators of operators: their numbers come with the outer one's
-struct Inner {
-  Inner() { ++depth; }
-  ~Inner() { --depth; }
+// Operators of operators: their numbers come with the outer one's. So the host may read what the outer one was given,
+// and nothing else: where it tries, the outer one is computed at once.
+thread_local const std::vector<uint64_t> *given_ranges = nullptr;
+
+class Inner {
+public:
+  explicit Inner(const std::vector<uint64_t> &ranges) {
+    given_ranges = &ranges;
+    simulated_cuda_limit_reads(ranges.data(), ranges.size() / 2);
+  }
+  ~Inner() { end(); }
+  // Whether the host wanted to read what is not there.
+  bool end() {
+    if (given_ranges == nullptr) return false;
+    given_ranges = nullptr;
+    return simulated_cuda_limit_reads(nullptr, 0);
+  }
 };
+
+std::vector<uint64_t> ranges_of(const std::vector<Held> &arguments) {
+  std::vector<uint64_t> accesses, ranges{0, 0}; // never empty: its address tells that there is a limit
+  for (const Held &held : arguments)
+    for (const auto &placed : held.placed)
+      if (placed) placed->add_access(accesses, false);
+  for (size_t i = 0; i < accesses.size(); i += 3) ranges.insert(ranges.end(), {accesses[i], accesses[i + 1]});
+  return ranges;
+}
 
 std::atomic<bool> attached{false};
 
@@ -226,6 +266,7 @@ public:
   Wrapped(const OperatorHandle &op, std::string name, bool numbers)
       : original_(op.getComputedKernelForDispatchKey(c10::DispatchKey::CUDA)), name_(std::move(name)) {
     const auto &schema = op.schema();
+    arguments_ = schema.arguments().size();
     plain_ = !numbers || is_view(schema) || is_about_metadata(name_);
     immediate_ = is_immediate(op, name_);
     copies_ = name_ == "aten::copy_";
@@ -237,101 +278,226 @@ public:
 
   void operator()(const OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack) {
     attach();
-    bool nested = depth > 0 && !immediate_;
-    c10::OptionalDeviceGuard guard(device_of(op, *stack));
-    if (plain_ || nested || (copies_ && crosses(*stack))) return original_.callBoxed(op, keys, stack);
+    c10::cuda::OptionalCUDAGuard guard(device_of_arguments(*stack)); // as the generated code around each kernel does
+    bool nested = given_ranges != nullptr;
+    if (plain_ || (nested && !immediate_) || (copies_ && crosses(*stack))) return original_.callBoxed(op, keys, stack);
     if (immediate_) return at_once(op, stack);
-    const auto &schema = op.schema();
-    size_t count = schema.arguments().size();
     TORCH_CHECK_NOT_IMPLEMENTED(computable_, "the simulated CUDA device has no numbers for ", name_);
-    auto job = std::make_unique<Job>(Job{op, name_.c_str(), {}, {}, random_ ? state_before(*stack, count) : RandomState{}, {}});
+    auto job = std::make_unique<Job>(Job{op, name_.c_str(), {}, {}, random_ ? state_before(*stack) : RandomState{}, {}});
     if (random_) job->generator_argument = generator_argument_;
-    std::vector<uint64_t> accesses;
-    for (size_t i = 0; i < count; ++i) {
-      job->arguments.push_back(hold((*stack)[stack->size() - count + i]));
-      bool written = writes(schema.arguments()[i]);
-      for (const auto &placed : job->arguments.back().placed)
-        if (placed && !written) placed->add_access(accesses, false);
+    std::vector<IValue> inputs(stack->end() - static_cast<long>(arguments_), stack->end());
+    for (const IValue &input : inputs) job->arguments.push_back(hold(input));
+    if (!run_host_code(op, keys, stack, ranges_of(job->arguments))) {
+      stack->insert(stack->end(), inputs.begin(), inputs.end());
+      return at_once(op, stack);
     }
-    std::vector<IValue> inputs(stack->end() - static_cast<long>(count), stack->end());
-    {
-      Inner inner;
-      original_.callBoxed(op, keys, stack);
-    }
-    // An output that was given may have been resized by now.
-    for (size_t i = 0; i < count; ++i)
-      if (writes(schema.arguments()[i])) {
-        job->arguments[i] = hold(inputs[i]);
-        for (const auto &placed : job->arguments[i].placed)
-          if (placed) placed->add_access(accesses, true);
-      }
-    size_t returned = schema.returns().size();
-    for (size_t i = 0; i < returned; ++i) {
-      bool is_argument = schema.returns()[i].alias_info() != nullptr;
-      Held held = is_argument ? Held{} : hold((*stack)[stack->size() - returned + i]);
-      for (const auto &placed : held.placed)
-        if (placed) placed->add_access(accesses, true);
-      job->results.push_back(std::move(held));
-    }
-    simulated_cuda_run(c10::cuda::getCurrentCUDAStream().stream(), name_.c_str(), run, job.release(), accesses.data(),
-                       accesses.size() / 3);
+    put_on_stream(op, std::move(job), inputs, *stack);
   }
 
 private:
+  std::optional<c10::Device> device_of_arguments(const Stack &stack) const {
+    std::optional<c10::Device> wanted;
+    for (size_t i = stack.size() - arguments_; i < stack.size(); ++i) {
+      const IValue &value = stack[i];
+      if (value.isTensor() && on_device(value.toTensor())) return value.toTensor().device();
+      if (value.isTensorList())
+        for (const Tensor &tensor : value.toTensorVector())
+          if (on_device(tensor)) return tensor.device();
+      if (value.isDevice() && value.toDevice().is_cuda() && value.toDevice().has_index()) wanted = value.toDevice();
+    }
+    return wanted;
+  }
+
   static bool crosses(const Stack &stack) {
     const Tensor &there = stack[stack.size() - 3].toTensor(), &here = stack[stack.size() - 2].toTensor();
     return !on_device(there) || !on_device(here) || there.device() != here.device();
   }
 
-  // An operator runs on the device of its tensors, whichever is the current one.
-  static std::optional<at::Device> device_of(const OperatorHandle &op, const Stack &stack) {
-    for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i)
-      if (stack[i].isTensor() && on_device(stack[i].toTensor())) return stack[i].toTensor().device();
-    return std::nullopt;
+  // False: it needs numbers that its inner kernels would have computed. The stack is without the arguments then.
+  bool run_host_code(const OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack, const std::vector<uint64_t> &ranges) const {
+    size_t below = stack->size() - arguments_;
+    Inner inner(ranges);
+    try {
+      original_.callBoxed(op, keys, stack);
+    } catch (const std::exception &) {
+      if (!inner.end()) throw;
+      stack->resize(below);
+      return false;
+    }
+    if (!inner.end()) return true;
+    stack->resize(below); // it went on without
+    return false;
   }
 
-  RandomState state_before(const Stack &stack, size_t count) const {
-    at::Generator generator;
-    if (generator_argument_) {
-      const IValue &given = stack[stack.size() - count + *generator_argument_];
-      if (!given.isNone()) generator = given.toGenerator();
+  void put_on_stream(const OperatorHandle &op, std::unique_ptr<Job> job, const std::vector<IValue> &inputs, const Stack &stack) const {
+    const auto &schema = op.schema();
+    std::vector<uint64_t> accesses;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      bool written = writes(schema.arguments()[i]);
+      if (written) job->arguments[i] = hold(inputs[i]); // an output that was given may have been resized by now
+      for (const auto &placed : job->arguments[i].placed)
+        if (placed) placed->add_access(accesses, written);
     }
-    if (!generator.defined())
-      generator = at::globalContext().defaultGenerator(at::Device(at::kCUDA, c10::cuda::current_device()));
+    size_t returned = schema.returns().size();
+    bool fills_arguments = own_computation(name_) == nullptr;
+    for (size_t i = 0; i < returned; ++i) {
+      bool is_argument = schema.returns()[i].alias_info() != nullptr;
+      Held held = is_argument && fills_arguments ? Held{} : hold(stack[stack.size() - returned + i]);
+      for (const auto &placed : held.placed)
+        if (placed) placed->add_access(accesses, true);
+      job->results.push_back(std::move(held));
+    }
+    simulated_cuda_run(c10::cuda::getCurrentCUDAStream().stream(), name_.c_str(), run, release, job.release(),
+                       accesses.data(), accesses.size() / 3);
+  }
+
+  at::Generator generator_of(const Stack &stack) const {
+    if (generator_argument_) {
+      const IValue &given = stack[stack.size() - arguments_ + *generator_argument_];
+      if (!given.isNone()) return given.toGenerator();
+    }
+    return at::globalContext().defaultGenerator(at::Device(at::kCUDA, c10::cuda::current_device()));
+  }
+
+  RandomState state_before(const Stack &stack) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
+                                "the simulated CUDA device has no numbers for ", name_, " in a graph: each replay would draw others");
+    at::Generator generator = generator_of(stack);
     std::lock_guard<std::mutex> lock(generator.mutex());
     return RandomState{generator.current_seed(), generator.get_offset()};
   }
 
+  RandomState draw(const Stack &stack) const {
+    RandomState state = state_before(stack);
+    at::Generator generator = generator_of(stack);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_offset(state.offset + 4);
+    return state;
+  }
+
+  // The host waits for the stream, the CPU computes with copies of the device's tensors, and what it wrote or returns is
+  // copied to the device. Outputs that are given may so be resized.
   void at_once(const OperatorHandle &op, Stack *stack) const {
-    size_t count = op.schema().arguments().size();
+    TORCH_CHECK_NOT_IMPLEMENTED(computable_, "the simulated CUDA device has no numbers for ", name_);
+    const auto &schema = op.schema();
+    std::vector<IValue> given(stack->end() - static_cast<long>(arguments_), stack->end()), arguments;
+    std::vector<Held> held;
+    for (const IValue &value : given) held.push_back(hold(value));
+    if (given_ranges != nullptr) check_given(ranges_of(held));
+    RandomState random = random_ ? draw(*stack) : RandomState{};
+    note_reads(held);
     c10::cuda::getCurrentCUDAStream().synchronize();
-    std::vector<IValue> arguments;
-    for (size_t i = 0; i < count; ++i) {
-      bool written = writes(op.schema().arguments()[i]);
-      TORCH_CHECK_NOT_IMPLEMENTED(!written, "the simulated CUDA device has no numbers for ", name_);
-      arguments.push_back(on_host(hold((*stack)[stack->size() - count + i])));
+    for (size_t i = 0; i < arguments_; ++i)
+      arguments.push_back(writes(schema.arguments()[i]) ? cloned(on_host(held[i])) : on_host(held[i]));
+    auto computed = compute(op, name_, arguments, random, random_ ? generator_argument_ : std::nullopt);
+    torch::jit::drop(*stack, arguments_);
+    size_t written = 0; // outputs are returned in the order in which they are given
+    for (size_t i = 0; i < computed.size(); ++i) {
+      const c10::AliasInfo *alias = schema.returns()[i].alias_info();
+      if (alias == nullptr) {
+        stack->push_back(on_device_again(computed[i]));
+        continue;
+      }
+      while (!writes(schema.arguments()[written])) ++written;
+      give(given[written], computed[i]);
+      stack->push_back(given[written++]);
     }
-    auto computed = compute(op, name_, std::move(arguments), RandomState{}, std::nullopt);
-    torch::jit::drop(*stack, count);
-    for (IValue &value : computed) {
-      if (value.isTensor()) value = copied_to_device(value.toTensor().clone());
-      stack->push_back(std::move(value));
+    if (computed.empty() || schema.returns()[0].alias_info() == nullptr)
+      for (size_t i = 0; i < arguments_; ++i)
+        if (writes(schema.arguments()[i])) give(given[i], arguments[i]);
+  }
+
+  void note_reads(const std::vector<Held> &held) const {
+    std::vector<uint64_t> accesses;
+    for (const Held &one : held)
+      for (const auto &placed : one.placed)
+        if (placed) placed->add_access(accesses, false);
+    simulated_cuda_run(c10::cuda::getCurrentCUDAStream().stream(), name_.c_str(), nullptr, nullptr, nullptr,
+                       accesses.data(), accesses.size() / 3);
+  }
+
+  // What an inner operator is to read at once must be there.
+  static void check_given(const std::vector<uint64_t> &wanted) {
+    for (size_t i = 2; i < wanted.size(); i += 2)
+      TORCH_CHECK_NOT_IMPLEMENTED(simulated_cuda_may_read(wanted[i], wanted[i + 1]), "the numbers are not there yet");
+  }
+
+  static IValue cloned(const IValue &value) {
+    if (value.isTensor()) return value.toTensor().defined() ? IValue(value.toTensor().clone()) : value;
+    std::vector<Tensor> tensors;
+    for (const Tensor &tensor : value.toTensorVector()) tensors.push_back(tensor.clone());
+    return c10::List<Tensor>(tensors);
+  }
+
+  static IValue on_device_again(const IValue &value) {
+    if (value.isTensor()) return copied_to_device(value.toTensor().clone());
+    if (!value.isTensorList()) return value;
+    std::vector<Tensor> tensors;
+    for (const Tensor &tensor : value.toTensorVector()) tensors.push_back(copied_to_device(tensor));
+    return c10::List<Tensor>(tensors);
+  }
+
+  static void give(const IValue &given, const IValue &computed) {
+    if (given.isTensorList()) {
+      auto targets = given.toTensorVector(), sources = computed.toTensorVector();
+      for (size_t i = 0; i < targets.size(); ++i) targets[i].copy_(sources[i]);
+    } else if (Tensor target = given.toTensor(); target.defined()) {
+      Tensor source = computed.toTensor();
+      if (target.sizes() != source.sizes()) target.resize_(source.sizes());
+      target.copy_(source);
     }
   }
 
   c10::SafeKernelFunction original_;
   std::string name_;
+  size_t arguments_ = 0;
   bool plain_ = false, immediate_ = false, copies_ = false, random_ = false, computable_ = false;
   std::optional<size_t> generator_argument_;
-};
-
-struct Quiet final : c10::WarningHandler {
-  void process(const c10::Warning &) override {} // that kernels are replaced is the point
 };
 
 std::string full_name(const c10::OperatorName &name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
+
+// Kernels for tensors that are not dense: not simulated, apart from those that only take tensors apart and put together.
+bool is_about_parts(const std::string &name) {
+  static const std::set<std::string> names{
+      "aten::_indices", "aten::_values", "aten::indices", "aten::values", "aten::_nnz", "aten::_dimI", "aten::_dimV",
+      "aten::sparse_dim", "aten::dense_dim", "aten::is_coalesced", "aten::_coalesced_", "aten::_sparse_coo_tensor_with_dims",
+      "aten::_sparse_coo_tensor_with_dims_and_tensors", "aten::copy_sparse_to_sparse_", "aten::sparse_resize_",
+      "aten::sparse_resize_and_clear_", "aten::crow_indices", "aten::col_indices", "aten::ccol_indices", "aten::row_indices",
+      "aten::clone", "aten::copy_", "aten::zero_", "aten::detach", "aten::is_pinned", "aten::_pin_memory", "aten::record_stream"};
+  return names.count(name) || starts_with(name, "aten::empty") || starts_with(name, "aten::resize_as_sparse") ||
+         starts_with(name, "aten::_nested") || starts_with(name, "aten::_sparse_compressed");
+}
+
+class Refused final : public c10::OperatorKernel {
+public:
+  explicit Refused(std::string name) : name_(std::move(name)) {}
+  void operator()(const OperatorHandle &, c10::DispatchKeySet, Stack *) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "the simulated CUDA device has no numbers for ", name_, " of tensors that are not dense");
+  }
+
+private:
+  std::string name_;
+};
+
+void refuse_what_is_not_dense() {
+  auto &dispatcher = c10::Dispatcher::singleton();
+  for (auto key : {c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparseCsrCUDA, c10::DispatchKey::QuantizedCUDA}) {
+    auto &library = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    for (const auto &name : dispatcher.getAllOpNames()) {
+      if (!starts_with(name.name, "aten::") || is_about_parts(name.name)) continue;
+      auto op = dispatcher.findSchema(name);
+      if (!op || !op->hasKernelForDispatchKey(key)) continue;
+      library.impl(full_name(name).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Refused>(name.name)));
+    }
+  }
+}
+
+struct Quiet final : c10::WarningHandler {
+  void process(const c10::Warning &) override {} // that kernels are replaced is the point
+};
 
 void install() {
   at::globalContext().setUserEnabledCuDNN(false);
@@ -349,6 +515,7 @@ void install() {
     if (is_view(op->schema())) continue;
     library.impl(full_name(name).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Wrapped>(*op, name.name, numbers)));
   }
+  if (numbers) refuse_what_is_not_dense();
 }
 
 const bool installed = (install(), true);

@@ -221,6 +221,64 @@ Values depthwise(Values &in, const RandomState &) {
                           false, std::vector<int64_t>(dimensions, 0), x.size(1))};
 }
 
+// ---- what the CPU keeps for the backward pass in another form than the device ---------------------------------------
+
+// (self) -> output, buffer: the device leaves the buffer empty
+Values log_sigmoid(Values &in, const RandomState &) {
+  Tensor x = in[0].toTensor();
+  return {at::log_sigmoid(x), at::empty({0}, x.options())};
+}
+
+// (grad_output, self, buffer)
+Values log_sigmoid_backward(Values &in, const RandomState &) {
+  return {in[0].toTensor() * at::sigmoid(-wide(in[1].toTensor()))};
+}
+
+// (weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx)
+//   -> output, offset2bag, bag_size, maximum_indices: the device fills the middle ones in every mode
+Values embedding_bag(Values &in, const RandomState &) {
+  Tensor indices = in[1].toTensor(), offsets = in[2].toTensor();
+  int64_t mode = in[4].toInt(), padding = in[8].toInt();
+  bool last = in[7].toBool();
+  auto computed = at::_embedding_bag(in[0].toTensor(), indices, offsets, in[3].toBool(), mode, in[5].toBool(), maybe(in[6]), last, padding);
+  Tensor ends = last ? offsets.slice(0, 1) : at::cat({offsets.slice(0, 1), at::full({1}, indices.numel(), offsets.options())});
+  Tensor begins = last ? offsets.slice(0, 0, -1) : offsets;
+  Tensor bags = at::arange(begins.numel(), offsets.options()).repeat_interleave((ends - begins).to(at::kLong));
+  Tensor counted = at::constant_pad_nd(at::cumsum(indices != padding, 0), {1, 0}).to(offsets.scalar_type());
+  Tensor bag_size = counted.index_select(0, ends) - counted.index_select(0, begins);
+  if (bags.numel() < indices.numel()) bags = at::constant_pad_nd(bags, {0, indices.numel() - bags.numel()});
+  Tensor maximum = mode == 2 ? std::get<3>(computed) : at::empty({0}, offsets.options());
+  return {std::get<0>(computed), bags, bag_size, maximum};
+}
+
+// (input, normalized_shape, weight, eps) -> output, rstd
+Values rms_norm(Values &in, const RandomState &) {
+  Tensor x = wide(in[0].toTensor());
+  std::vector<int64_t> dimensions;
+  for (int64_t i = x.dim() - static_cast<int64_t>(in[1].toIntVector().size()); i < x.dim(); ++i) dimensions.push_back(i);
+  double eps = in[3].isNone() ? (x.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                                                 : std::numeric_limits<float>::epsilon())
+                              : in[3].toDouble();
+  Tensor rstd = at::rsqrt((x * x).mean(dimensions, true) + eps), out = x * rstd;
+  if (auto weight = maybe(in[2])) out = out * *weight;
+  return {out, rstd};
+}
+
+// (grad_out, input, normalized_shape, rstd, weight, output_mask) -> grad_input, grad_weight
+Values rms_norm_backward(Values &in, const RandomState &) {
+  Tensor grad = wide(in[0].toTensor()), x = wide(in[1].toTensor()), rstd = in[3].toTensor(), normed = x * rstd;
+  auto weight = maybe(in[4]);
+  auto mask = in[5].toBoolList();
+  int64_t outer = x.dim() - static_cast<int64_t>(in[2].toIntVector().size());
+  std::vector<int64_t> inner_dimensions, outer_dimensions;
+  for (int64_t i = 0; i < x.dim(); ++i) (i < outer ? outer_dimensions : inner_dimensions).push_back(i);
+  Tensor scaled = weight ? grad * *weight : grad;
+  Tensor grad_x = rstd * (scaled - normed * (scaled * normed).mean(inner_dimensions, true));
+  Tensor grad_weight;
+  if (mask.get(1) && weight) grad_weight = outer ? (grad * normed).sum(outer_dimensions) : grad * normed;
+  return {mask.get(0) ? grad_x : Tensor(), grad_weight};
+}
+
 } // namespace
 
 const Computation *own_computation(const std::string &name) {
@@ -238,6 +296,12 @@ const Computation *own_computation(const std::string &name) {
       {"aten::_thnn_fused_gru_cell_backward", gru_cell_backward},
       {"aten::_conv_depthwise2d", depthwise},
       {"aten::conv_depthwise3d", depthwise},
+      {"aten::log_sigmoid_forward", log_sigmoid},
+      {"aten::log_sigmoid_backward", log_sigmoid_backward},
+      {"aten::_embedding_bag", embedding_bag},
+      {"aten::_embedding_bag_forward_only", embedding_bag},
+      {"aten::_fused_rms_norm", rms_norm},
+      {"aten::_fused_rms_norm_backward", rms_norm_backward},
   };
   auto found = known.find(name);
   return found == known.end() ? nullptr : &found->second;

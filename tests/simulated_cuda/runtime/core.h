@@ -119,6 +119,11 @@ void forget_range(uintptr_t begin, uintptr_t end);
 bool all_waited_for(uintptr_t begin, uintptr_t end, const Clock &clock);
 bool host_knows(uintptr_t begin, uintptr_t end); // the host has waited for all that touched these bytes
 
+// ---- what the host may read ---------------------------------------------------------------------------------------
+// While an operator's host code runs, what its inner kernels would have computed is not there. Ranges of the calling
+// thread, as begin and end: device memory that may be copied to the host; none set: all.
+bool host_may_read(const void *pointer, uint64_t bytes);
+
 // ---- the calling thread -----------------------------------------------------------------------------------------
 extern thread_local int current_device;
 extern thread_local int last_error;

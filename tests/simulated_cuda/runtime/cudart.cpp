@@ -257,14 +257,21 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
   return cudaSuccess;
 }
 
+namespace {
+bool may_copy(const void *to, const void *from, size_t bytes) {
+  return is_device_pointer(to) || !is_device_pointer(from) || host_may_read(from, bytes);
+}
+} // namespace
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t handle) {
   Stream *stream = find_stream(handle);
   if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  if (!may_copy(to, from, bytes)) return fail(cudaErrorNotSupported);
   return copy(to, from, bytes, stream, false) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
   Stream *stream = find_stream(nullptr);
   if (anything_captures()) return fail(cudaErrorStreamCaptureUnsupported);
+  if (!may_copy(to, from, bytes)) return fail(cudaErrorNotSupported);
   bool host_waits = !(is_device_pointer(to) && is_device_pointer(from));
   return copy(to, from, bytes, stream, host_waits) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
@@ -526,8 +533,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult *status) {
-  *function = dlsym(RTLD_DEFAULT, symbol);
-  if (*function == nullptr) *function = dlsym(RTLD_DEFAULT, (std::string(symbol) + "_v2").c_str());
+  *function = dlsym(RTLD_DEFAULT, (std::string(symbol) + "_v2").c_str()); // the newest, as the driver does
+  if (*function == nullptr) *function = dlsym(RTLD_DEFAULT, symbol);
   if (status) *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess; // what was found is told by the status
 }
@@ -548,14 +555,18 @@ void simulated_cuda_kernel(void *stream, const char *name) {
   }
 }
 
-// Work of the caller's own, with what it reads and writes: begin, end and whether it writes, `count` times.
-void simulated_cuda_run(void *stream, const char *name, void (*function)(void *), void *data, const uint64_t *accesses,
-                        uint64_t count) {
+// Work of the caller's own, with what it reads and writes: begin, end and whether it writes, `count` times. A graph may
+// run it again: `release` is called once nothing can any more.
+void simulated_cuda_run(void *stream, const char *name, void (*function)(void *), void (*release)(void *), void *data,
+                        const uint64_t *accesses, uint64_t count) {
+  std::shared_ptr<void> owned(data, [release](void *gone) {
+    if (gone) release(gone);
+  });
   Stream *found = find_stream(stream);
   if (found == nullptr) return;
   Work work;
   work.name = name;
-  if (function) work.run = [function, data] { function(data); };
+  if (function) work.run = [function, owned] { function(owned.get()); };
   for (uint64_t i = 0; i < count; ++i)
     work.accesses.push_back({accesses[3 * i], accesses[3 * i + 1], accesses[3 * i + 2] != 0});
   enqueue(found, std::move(work));

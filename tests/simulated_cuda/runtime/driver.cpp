@@ -15,6 +15,11 @@ CUresult cuDriverGetVersion(int *version) {
   *version = CUDA_VERSION;
   return CUDA_SUCCESS;
 }
+CUresult cuLogsRegisterCallback(CUlogsCallback, void *, CUlogsCallbackHandle *handle) {
+  if (handle) *handle = nullptr; // nothing is ever logged
+  return CUDA_SUCCESS;
+}
+CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle) { return CUDA_SUCCESS; }
 CUresult cuGetErrorString(CUresult error, const char **text) {
   *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the simulated CUDA driver";
   return CUDA_SUCCESS;

@@ -23,6 +23,10 @@ Side side(const void *pointer, uint64_t bytes) {
   return Side{pointer, on_device, !on_device && is_pinned(pointer, bytes)};
 }
 
+thread_local const uint64_t *readable = nullptr;
+thread_local uint64_t readable_count = 0;
+thread_local bool read_refused = false;
+
 bool exists(const Side &side, uint64_t bytes) {
   if (!side.on_device || is_mapped(side.pointer, bytes)) return true;
   report("a copy or a fill uses device memory that is not there");
@@ -30,6 +34,14 @@ bool exists(const Side &side, uint64_t bytes) {
 }
 
 } // namespace
+
+bool host_may_read(const void *pointer, uint64_t bytes) {
+  if (readable == nullptr) return true;
+  for (uint64_t i = 0; i < readable_count; ++i)
+    if (address(pointer) >= readable[2 * i] && address(pointer) + bytes <= readable[2 * i + 1]) return true;
+  read_refused = true;
+  return false;
+}
 
 bool copy(void *to, const void *from, uint64_t bytes, Stream *stream, bool host_waits) {
   if (bytes == 0) return true;
@@ -52,6 +64,7 @@ bool copy(void *to, const void *from, uint64_t bytes, Stream *stream, bool host_
     const char *out_of = source.bytes();
     work.run = [into, out_of, bytes] { std::memmove(into, out_of, bytes); };
   }
+  if (readable != nullptr && target.on_device) work.run = nullptr; // part of an operator: its numbers come as a whole
   enqueue(stream, std::move(work));
   if (host_waits || (!target.on_device && !target.pinned)) wait_for(stream);
   return true;
@@ -65,7 +78,7 @@ bool fill(void *to, int value, uint64_t bytes, Stream *stream) {
   work.duration_us = device_copy_us(bytes);
   work.accesses.push_back({address(to), address(to) + bytes, true});
   char *into = is_device_pointer(to) ? bytes_at(to) : static_cast<char *>(to);
-  work.run = [into, value, bytes] { std::memset(into, value, bytes); };
+  if (readable == nullptr) work.run = [into, value, bytes] { std::memset(into, value, bytes); };
   enqueue(stream, std::move(work));
   return true;
 }
@@ -83,3 +96,17 @@ void poison(void *memory, uint64_t bytes, Stream *stream) {
 }
 
 } // namespace simulated
+
+// An operator's host code runs: let the calling thread copy only these ranges to the host, `count` times begin and end,
+// and let what it copies to the device or fills there take time only. Null: that is over.
+// Returns whether a copy was refused since the last call.
+extern "C" bool simulated_cuda_limit_reads(const uint64_t *ranges, uint64_t count) {
+  using namespace simulated;
+  bool refused = read_refused;
+  readable = ranges, readable_count = count, read_refused = false;
+  return refused;
+}
+
+extern "C" bool simulated_cuda_may_read(uint64_t begin, uint64_t end) {
+  return simulated::host_may_read(reinterpret_cast<const void *>(begin), end - begin);
+}
