@@ -21,6 +21,8 @@ from pooch.executor.engines.spill_file import CHUNK_BYTES
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan, train
 
+pytestmark = pytest.mark.cpu
+
 SIZES = [1, 3, 4095, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 777]
 PATIENCE_S = 20
 

@@ -21,6 +21,7 @@ from pooch.ir import Plan
 from tests.executor.nets import Job, make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan
 
+pytestmark = pytest.mark.cpu  # its tier: spill files and the threads that copy
 PATIENCE_S = 60
 
 

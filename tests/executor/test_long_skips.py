@@ -72,6 +72,7 @@ def bytes_in(trace: MemoryTrace, name: str) -> int:
     return highest
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("region", ["model", "step"])
 def test_the_largest_skip_is_gone_while_the_bottom_is_computed(region: Any) -> None:
     # GIVEN a 3D U-Net, and its step traced plainly
@@ -197,9 +198,14 @@ def look_once(name: str, planned: bool) -> tuple[str, dict[str, Tensor], Any]:
     return str(model.seen), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}, stats
 
 
+OF_THE_HOST = ("array", "numpy")  # there are none of a tensor on another device
+
+
 @pytest.mark.filterwarnings("ignore:the step left the planned path")
 @pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated")
-@pytest.mark.parametrize("name", sorted(LOOKS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.cpu) if name in OF_THE_HOST else name for name in sorted(LOOKS)]
+)
 def test_who_looks_finds_it(name: str) -> None:
     seen, gradients, _ = look_once(name, planned=False)
     planned_seen, planned_gradients, stats = look_once(name, planned=True)
@@ -209,6 +215,7 @@ def test_who_looks_finds_it(name: str) -> None:
     assert stats.late_swaps > 0
 
 
+@pytest.mark.cpu
 def test_an_array_stays_valid_after_its_tensor_was_to_leave() -> None:
     model, rows = Held(), torch.rand(8, 16)
     plan = emptying_plan(model, rows)
@@ -269,6 +276,7 @@ def _through_its_address(first: Tensor) -> numpy.ndarray:
     return numpy.ctypeslib.as_array(address).reshape(first.shape)
 
 
+@pytest.mark.cpu
 def test_what_somebody_has_the_address_of_stays_where_it_is() -> None:
     """It may be read at any time from then on, unseen."""
     model, rows = HeldFromTheBeginning(), torch.rand(8, 16)
@@ -311,6 +319,7 @@ def test_what_is_away_is_back_as_soon_as_the_path_is_left() -> None:
         loss.backward()
 
 
+@pytest.mark.cpu
 def test_no_mode_is_left_behind() -> None:
     model, rows = Held(), torch.rand(8, 16)
     with apply_plan(emptying_plan(model, rows), model):

@@ -188,6 +188,7 @@ def test_a_removed_run_does_not_step() -> None:
         pass
 
 
+@pytest.mark.cpu
 def test_a_directory_that_is_missing_is_told_when_the_plan_is_applied() -> None:
     model, plan = _swapping("conv")
     with pytest.raises(TierError, match="/no/such/place") as caught:

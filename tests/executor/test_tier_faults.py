@@ -238,6 +238,8 @@ AT_THE_END = (
 import gc, threading
 from pooch.executor.step import PlannedStep
 
+pytestmark = pytest.mark.cpu
+
 started = threading.Event()
 
 def stuck(*args):

@@ -208,6 +208,7 @@ def test_many_threads_end_handles_and_none_is_forgotten() -> None:
     assert sorted(ended) == [1000 * n + i for n in range(4) for i in range(500)]
 
 
+@pytest.mark.cpu
 def test_graphs_let_go_of_in_the_thread_that_copies_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may end handles of this very step there."""
     model, rows, plan = planned("swap")
@@ -231,6 +232,7 @@ def test_graphs_let_go_of_in_the_thread_that_copies_while_it_is_waited_for(monke
     assert all(is_same(*pair) for pair in zip(expected, found, strict=True))
 
 
+@pytest.mark.cpu
 def test_models_of_two_threads_share_an_engine_without_losing_its_files(tmp_path: Any) -> None:
     """Steps of one run in two threads, again and again: each has a file of its own while it is under way."""
     model, rows, plan = planned("swap")
