@@ -51,8 +51,9 @@ def train(workload: Workload, steps: int, run: Any = None, timeline: Path | None
     torch.cuda.synchronize()
     if timeline is not None:
         write_timeline(timeline)
-    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    result = {"allocated_bytes": peak, "reserved_bytes": reserved, "losses": [loss.item() for loss in losses]}
+    counters = torch.cuda.memory_stats()
+    result = {f"{kind}_bytes": counters[f"{kind}_bytes.all.peak"] for kind in ("allocated", "requested", "reserved")}
+    result["losses"] = [loss.item() for loss in losses]
     if run is not None:
         result |= {"swapped_bytes": run.stats.swapped_in_bytes, "replayed_ops": run.stats.recomputed_ops}
         result |= {"late_swaps": run.stats.late_swaps, "mismatches": run.stats.mismatches}
