@@ -1,4 +1,4 @@
-"""Build the libraries that stand in for the CUDA runtime, the driver, cuBLAS, cuBLASLt, NVRTC and NVML, and the device's kernels.
+"""Build the libraries that stand in for CUDA's (runtime, driver, cuBLAS, cuBLASLt, NVRTC, NVML), and the kernels.
 
 Each has the name, the symbols and the symbol versions of the installed one, read from it with `nm`: those that
 `runtime/*.cpp` defines do what they say, all others are generated and refuse, by name. Nothing of NVIDIA's is copied;

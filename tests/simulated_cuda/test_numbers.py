@@ -157,7 +157,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def trained(net: nn.Module, x: Tensor, **optimizer: bool) -> list[Tensor]:
-    """Outputs and parameters over three steps of Adam. Its epsilon keeps gradients that are nothing but rounding small."""
+    """Outputs and parameters over three steps of Adam, whose epsilon keeps down gradients that are but rounding."""
     adam = torch.optim.AdamW(net.parameters(), lr=1e-2, eps=1e-3, **optimizer) if list(net.parameters()) else None
     seen = []
     for _ in range(3):

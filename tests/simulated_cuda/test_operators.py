@@ -1,4 +1,4 @@
-"""Every operator that PyTorch's own tests know is right on the simulated device, or refused: nothing is silently wrong."""
+"""Every operator that PyTorch's own tests know is right on the simulated device, or refused."""
 
 from __future__ import annotations
 
