@@ -333,7 +333,7 @@ def test_the_host_cannot_read_device_memory() -> None:
         """
     )
     assert done.stdout == "reading\n"
-    assert done.returncode == -signal.SIGSEGV
+    assert done.returncode % 256 == -signal.SIGSEGV % 256  # as it is, or passed on as an exit status
 
 
 @needs_numbers
