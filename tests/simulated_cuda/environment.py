@@ -70,7 +70,7 @@ def variables(
         "SIMULATED_CUDA_NUMBERS": str(int(numbers)),
         "SIMULATED_CUDA_POISON": str(int(numbers)),
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        "USE_PYTORCH_KERNEL_CACHE": "0",  # what the simulated compiler gives must not lie where a real one's is looked for
+        "USE_PYTORCH_KERNEL_CACHE": "0",  # what is compiled here must not lie where a GPU's is looked for
         "TORCH_DISABLE_NATIVE_JIT": "1",  # kernels in Triton need a driver
     }
     return {**inherited, **ours}

@@ -1,4 +1,4 @@
-"""Build the libraries that stand in for the CUDA runtime, the driver, cuBLAS, cuBLASLt and NVRTC, and the device's kernels.
+"""Build the libraries that stand in for CUDA's (runtime, driver, cuBLAS, cuBLASLt, NVRTC, NVML), and the kernels.
 
 Each has the name, the symbols and the symbol versions of the installed one, read from it with `nm`: those that
 `runtime/*.cpp` defines do what they say, all others are generated and refuse, by name. Nothing of NVIDIA's is copied;
@@ -45,7 +45,8 @@ CUBLAS = Library(
 )
 CUBLASLT = Library("libcublasLt.so.13", ("cublaslt.cpp",), REFUSE, (CUDART.name,))
 NVRTC = Library("libnvrtc.so.13", ("nvrtc.cpp",), REFUSE, (CUDART.name,))
-LIBRARIES = (CUDART, DRIVER, CUBLAS, CUBLASLT, NVRTC)
+NVML = Library("libnvidia-ml.so.1", ("nvml.cpp",), REFUSE, (CUDART.name,))
+LIBRARIES = (CUDART, DRIVER, CUBLAS, CUBLASLT, NVRTC, NVML)
 DECLARATIONS = "int simulated_cuda_refuse(const char *);\nint simulated_cublas_product(void *, const char *);\n"
 
 
@@ -74,7 +75,7 @@ def _build_library(library: Library, packages: Path, output: Path) -> None:
     stubs, versions = output / f"{library.name}.stubs.c", output / f"{library.name}.version"
     missing = sorted(_wanted(library, packages) - set(_symbols(own)))
     stubs.write_text(DECLARATIONS + "\n".join(library.generated.format(name=name) for name in missing) + "\n")
-    versions.write_text(f"{library.name} {{ global: *; }};\n")
+    versions.write_text(f"{library.name.replace('-', '_')} {{ global: *; }};\n")
     compiled_stubs = output / "objects" / f"{stubs.name}.o"
     _run("gcc", "-O1", "-fPIC", "-w", "-c", str(stubs), "-o", str(compiled_stubs))
     _run(
@@ -107,12 +108,12 @@ def _compiled(sources: list[Path], options: tuple[str, ...], output: Path) -> li
 
 
 def _wanted(library: Library, packages: Path) -> set[str]:
-    """The symbols of the installed library; of the driver, which pip does not carry, those that PyTorch looks for."""
-    if library is DRIVER:
-        looked_for = {*_symbols(sorted((packages / "torch/lib").glob("*.so")), undefined=True)}
-        asks_by_name = (packages / "torch/lib/libc10_cuda.so").read_bytes()
-        looked_for |= {name.decode() for name in re.findall(rb"(?<=\0)cu[A-Z]\w+(?=\0)", asks_by_name)}
-        return {name for name in looked_for if re.match(r"cu[A-Z]", name) and not name.startswith("cuFile")}
+    """The symbols of the installed library; of the driver's, which pip does not carry, those that PyTorch looks for."""
+    if library in (DRIVER, NVML):
+        linked = _symbols(sorted((packages / "torch/lib").glob("*.so")), undefined=True)
+        by_name = re.findall(rb"(?<=\0)\w+(?=\0)", (packages / "torch/lib/libc10_cuda.so").read_bytes())
+        prefix = r"cu(?!File)[A-Z]" if library is DRIVER else "nvml[A-Z]"
+        return {name for name in (*linked, *(name.decode() for name in by_name)) if re.match(prefix, name)}
     return set(_symbols([packages / "nvidia/cu13/lib" / library.name]))
 
 

@@ -28,6 +28,8 @@ from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
 
 SECONDS = 120
 REFUSALS = ("the simulated CUDA device has no numbers", "operation not supported on the simulated device")
+# Compared through what users call: their statistics have another form on the device by design.
+UNLIKE = ("native_batch_norm", "_native_batch_norm_legit")
 UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 
 
@@ -59,7 +61,9 @@ def main() -> int:
     arguments = parser.parse_args()
     part, parts = map(int, arguments.part.split("/"))
     torch.set_num_threads(1)
-    invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # random operators are to be seen as such
+    invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(
+        *args, **kwargs
+    )  # random operators are to be seen as such
     with arguments.output.open("a") as lines:
         for op in invocations.op_db[part::parts]:
             name = f"{op.name}.{op.variant_test_name}".rstrip(".")
@@ -79,7 +83,9 @@ def _in_child(op: OpInfo, name: str, dtype: torch.dtype, samples: int) -> Found:
         torch.cuda._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]  # only counted the devices so far
         try:
             found = sweep(op, name, dtype, samples)
-        except BaseException:
+        except NotImplementedError as error:  # no sample could be made
+            found = Found(name, str(dtype), refused=[str(error)])
+        except BaseException:  # noqa: BLE001  the sweep goes on with the next operator
             found = Found(name, str(dtype), wrong=["sweep: " + traceback.format_exc()[-1500:]])
         with os.fdopen(writing, "w") as pipe:
             pipe.write(json.dumps(asdict(found)))
@@ -101,14 +107,12 @@ def sweep(op: OpInfo, name: str, dtype: torch.dtype, samples: int) -> Found:
         samples: How many of them at most.
     """
     found = Found(name, str(dtype))
-    if dtype not in op.dtypesIfCUDA or dtype not in op.dtypes or op.name in UNINITIALIZED:
+    if dtype not in op.dtypesIfCUDA or dtype not in op.dtypes or op.name in (*UNINITIALIZED, *UNLIKE):
         return found
     differentiable = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     torch.manual_seed(0)
     chosen = itertools.islice(op.sample_inputs("cuda", dtype, requires_grad=differentiable), samples)
     for number, sample in enumerate(chosen):
-        if any(torch.is_tensor(leaf) and leaf.layout is not torch.strided for leaf in pytree.tree_leaves((sample.input, sample.args))):
-            continue
         for variant, call in _variants(op, sample):
             _compare(found, f"{variant} {number}", call, sample)
     return found
@@ -142,7 +146,9 @@ def _into_strided(op: OpInfo, sample: SampleInput) -> Any:
     """Write the results into outputs with gaps, and give what lies in the gaps too."""
     with torch.no_grad():
         plain = op(sample.input, *sample.args, **sample.kwargs)
-        around = pytree.tree_map(lambda result: torch.zeros((*result.shape, 2), dtype=result.dtype, device=result.device), plain)
+        around = pytree.tree_map(
+            lambda result: torch.zeros((*result.shape, 2), dtype=result.dtype, device=result.device), plain
+        )
         op(sample.input, *sample.args, **sample.kwargs, out=pytree.tree_map(lambda wide: wide[..., 0], around))
     return around
 
@@ -165,7 +171,7 @@ def _compare(found: Found, what: str, call: Callable[[SampleInput], Any], sample
             found.wrong.append(f"{what}: {problem}")
         else:
             found.right += 1
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, it is told
         text = f"{what}: {type(error).__name__}: {error}"[:600]
         (found.refused if any(refusal in text for refusal in REFUSALS) else found.raised).append(text)
     for mistake in take_mistakes() if is_simulated() else ():
@@ -179,10 +185,15 @@ def _outcome(call: Callable[[SampleInput], Any], sample: SampleInput, device: st
         leaves = [leaf for leaf in pytree.tree_leaves((here.input, here.args, here.kwargs)) if _wants_gradient(leaf)]
         results = [result for result in pytree.tree_leaves(call(here)) if isinstance(result, torch.Tensor)]
         differentiated = [result for result in results if result.requires_grad]
-        gradients = torch.autograd.grad(differentiated, leaves, [_weights(one) for one in differentiated], allow_unused=True) \
-            if leaves and differentiated else ()
-        return [one if one is None else one.detach().to("cpu", copy=True).resolve_conj() for one in (*results, *gradients)]
-    except Exception as error:
+        gradients = (
+            torch.autograd.grad(differentiated, leaves, [_weights(one) for one in differentiated], allow_unused=True)
+            if leaves and differentiated
+            else ()
+        )
+        return [
+            one if one is None else one.detach().to("cpu", copy=True).resolve_conj() for one in (*results, *gradients)
+        ]
+    except Exception as error:  # noqa: BLE001  compared as an outcome
         return error
 
 
@@ -213,7 +224,9 @@ def _differ(first: Any, second: Any) -> str:
     if isinstance(first, Exception) or isinstance(second, Exception):
         return "" if isinstance(first, Exception) and isinstance(second, Exception) else f"{second}"
     try:
-        torch.testing.assert_close(second, first, rtol=1e-3, atol=1e-4, equal_nan=True, check_layout=False)
+        narrow = any(one is not None and one.dtype in (torch.bfloat16, torch.float16) for one in first)
+        tolerance = {"rtol": 0.05, "atol": 0.05} if narrow else {"rtol": 1e-3, "atol": 1e-4}
+        torch.testing.assert_close(second, first, **tolerance, equal_nan=True, check_layout=False, check_dtype=False)
     except AssertionError as error:
         return " ".join(str(error).split())[:300]
     return ""

@@ -170,12 +170,42 @@ std::vector<IValue> compute(const OperatorHandle &op, const std::string &name, s
   return stack;
 }
 
+bool writes(const c10::Argument &argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
+
+// Where the device keeps statistics or sums in single precision, and the CPU's kernel would not, or takes no mixture.
+bool is_wider_on_device(const std::string &name) {
+  for (const char *part : {"batch_norm", "native_layer_norm", "native_group_norm", "slow_conv_transpose", "_embedding_bag"})
+    if (name.find(part) != std::string::npos) return true;
+  return false;
+}
+
+IValue widened(const IValue &value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return value;
+  const Tensor &tensor = value.toTensor();
+  bool narrow = tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+  return narrow ? IValue(tensor.to(at::kFloat)) : value;
+}
+
+// What was written in single precision goes back to the tensors that were given.
+std::vector<IValue> compute_wide(const OperatorHandle &op, const std::string &name, const std::vector<IValue> &arguments,
+                                 const RandomState &random) {
+  std::vector<IValue> wide;
+  for (const IValue &argument : arguments) wide.push_back(widened(argument));
+  auto computed = compute(op, name, wide, random, std::nullopt);
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (writes(op.schema().arguments()[i]) && arguments[i].isTensor() && !wide[i].toTensor().is_same(arguments[i].toTensor()))
+      arguments[i].toTensor().copy_(wide[i].toTensor());
+  return computed;
+}
+
 void run(void *data) {
   const auto *job = static_cast<const Job *>(data);
   try {
     std::vector<IValue> arguments;
     for (const Held &held : job->arguments) arguments.push_back(on_host(held));
-    auto computed = compute(job->op, job->name, std::move(arguments), job->random, job->generator_argument);
+    auto computed = is_wider_on_device(job->name)
+                        ? compute_wide(job->op, job->name, arguments, job->random)
+                        : compute(job->op, job->name, std::move(arguments), job->random, job->generator_argument);
     for (size_t i = 0; i < job->results.size() && i < computed.size(); ++i) fill(job->results[i], computed[i], job->name);
   } catch (const std::exception &error) {
     simulated_cuda_report((std::string(job->name) + " failed on the device: " + error.what()).c_str());
@@ -187,8 +217,6 @@ void release(void *data) { delete static_cast<Job *>(data); }
 // ---- which operators are treated how ---------------------------------------------------------------------------
 
 bool starts_with(const std::string &text, const char *beginning) { return text.rfind(beginning, 0) == 0; }
-
-bool writes(const c10::Argument &argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
 
 bool is_view(const c10::FunctionSchema &schema) {
   for (const auto &argument : schema.arguments())
@@ -207,7 +235,7 @@ bool is_about_metadata(const std::string &name) {
 
 // The host needs the result, or the device's library is not simulated: computed at once, and copied to the device.
 bool is_immediate(const OperatorHandle &op, const std::string &name) {
-  static const std::set<std::string> names{"aten::equal", "aten::_ctc_loss", "aten::lu_unpack", "aten::ormqr", "aten::geqrf", "aten::triangular_solve",
+  static const std::set<std::string> names{"aten::equal", "aten::conj_physical_", "aten::_ctc_loss", "aten::lu_unpack", "aten::ormqr", "aten::geqrf", "aten::triangular_solve",
                                            "aten::cholesky", "aten::cholesky_inverse", "aten::_cholesky_solve_helper",
                                            "aten::lstsq", "aten::_lu_with_info", "aten::histogramdd"};
   static const std::set<std::string> kernels{"aten::linalg_vector_norm", "aten::linalg_cross"}; // PyTorch's own
@@ -442,7 +470,7 @@ private:
       auto targets = given.toTensorVector(), sources = computed.toTensorVector();
       for (size_t i = 0; i < targets.size(); ++i) targets[i].copy_(sources[i]);
     } else if (Tensor target = given.toTensor(); target.defined()) {
-      Tensor source = computed.toTensor();
+      Tensor source = computed.toTensor().resolve_conj().resolve_neg();
       if (target.sizes() != source.sizes()) target.resize_(source.sizes());
       target.copy_(source);
     }
@@ -510,8 +538,9 @@ void install() {
     if (!starts_with(name.name, "aten::")) continue;
     auto op = dispatcher.findSchema(name);
     bool copies = name.name == "aten::copy_" && name.overload_name.empty();
+    bool launches = full_name(name) == "aten::mode.values"; // registered for all devices, and has kernels of its own
     bool empty = starts_with(name.name, "aten::empty");
-    if (!op || !(copies || op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) || !(numbers || empty)) continue;
+    if (!op || !(copies || launches || op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) || !(numbers || empty)) continue;
     if (is_view(op->schema())) continue;
     library.impl(full_name(name).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Wrapped>(*op, name.name, numbers)));
   }

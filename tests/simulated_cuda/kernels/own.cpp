@@ -145,7 +145,7 @@ Values flash_attention(Values &in, const RandomState &random) {
   auto a = attend(wide(q), wide(for_all_heads(k, q)), std::nullopt, scale_of(in[6], q), in[4].toBool(), in[3].toDouble(), random);
   Tensor out = at::matmul(a.kept, wide(for_all_heads(v, q))).to(q.scalar_type());
   Tensor state = at::stack({number(random.seed), number(random.offset)});
-  return {out, a.log_sum, Tensor(), Tensor(), IValue(q.size(-2)), IValue(k.size(-2)), state, Tensor(), Tensor()};
+  return {out, a.log_sum, Tensor(), Tensor(), IValue(q.size(-2)), IValue(k.size(-2)), state, number(0), at::empty({0}, q.options())};
 }
 
 // (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed,
