@@ -83,7 +83,8 @@ def _install() -> None:
     VENV.parent.mkdir(parents=True, exist_ok=True)
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     constraints.write_text("\n".join(line for line in pinned if not line.startswith("torch==")) + "\n")
-    subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+    if not (VENV / "bin/python").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
     wanted = ["-e", f"{ROOT}[dev]", "-c", str(constraints), TORCH]
     command = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
     if subprocess.run(command).returncode:

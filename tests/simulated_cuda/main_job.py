@@ -1,9 +1,9 @@
 """The main job on a device that is too small for it: `python -m tests.simulated_cuda.main_job --output FOLDER`.
 
 ResNet-50 on a device of 1 GiB, of which plain training needs 1.5 times as much. Each training runs in a process of its
-own. In memory mode: plain training dies, and Pooch profiles, plans and trains from cold; what the allocator counted, and
-a picture of what its streams did. In numbers mode: the same job on a large device, plainly, and on the small one under a
-plan; all bits are compared.
+own. In memory mode: plain training dies, and Pooch profiles, plans and trains from cold; what the allocator counted,
+and a picture of what its streams did. In numbers mode: the same job on a large device, plainly, and on the small one
+under a plan; all bits are compared.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tests.simulated_cuda.environment import ROOT, VENV, Unavailable, set_up, va
 
 WORKLOAD, BATCH_SIZE, STEPS = "resnet50", 16, 3
 SMALL_MIB, LARGE_MIB = 1024, 4096
-BUDGET_BYTES = 900_000_000
+BUDGET_BYTES = 800_000_000
 # Kernels slow enough, and a link fast enough, for swapping to be worth its while.
-PACE = {"SIMULATED_CUDA_KERNEL_US": "300", "SIMULATED_CUDA_COPY_GB_PER_S": "24"}
+PACE = {"SIMULATED_CUDA_KERNEL_US": "1200", "SIMULATED_CUDA_COPY_GB_PER_S": "6"}
 NOTE = "PyTorch's CUDA build on a simulated CUDA runtime, cuDNN off: no GPU figures"
 
 
@@ -123,9 +123,9 @@ def run(folder: Path) -> bool:
     results["numbers plain"] = there = trained("plain", LARGE_MIB, numbers=True)
     tell(f"  numbers: plain, on {LARGE_MIB} MiB: {there['digest']}, losses {there['losses']} ({there['seconds']} s)")
     results["numbers planned"] = here = trained("planned", SMALL_MIB, numbers=True)
-    tell(f"  numbers: Pooch, on {SMALL_MIB} MiB: {here['digest']}, losses {here['losses']} ({here['seconds']} s)")
+    tell(f"  numbers: Pooch, on {SMALL_MIB} MiB: {here.get('digest', here.get('error'))} ({here['seconds']} s)")
     checks["losses, gradients, parameters, buffers and random state have the same bits"] = (
-        here["digest"] == there["digest"] and here["swapped_bytes"] + here["replayed_ops"] > 0
+        here.get("digest") == there["digest"] and here["swapped_bytes"] + here["replayed_ops"] > 0
     )
     checks["the device found no mistake"] = not any(
         each.get("mistakes") for each in results.values() if isinstance(each, dict)
@@ -148,7 +148,8 @@ def _told(planned: dict[str, Any]) -> str:
         key: _mib(planned[f"{key}_bytes"]) for key in ("budget", "predicted_peak", "allocated", "requested", "reserved")
     }
     return (
-        f"profiled in mode {planned['mode']}, {moved}; budget {bytes_['budget']}, predicted {bytes_['predicted_peak']}, "
+        f"profiled in mode {planned['mode']}, {moved}; "
+        f"budget {bytes_['budget']}, predicted {bytes_['predicted_peak']}, "
         f"allocated {bytes_['allocated']}, of that asked for {bytes_['requested']}, reserved {bytes_['reserved']} "
         f"({planned['seconds']} s)"
     )

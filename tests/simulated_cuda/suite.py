@@ -1,0 +1,82 @@
+"""All tests that a CUDA device is needed for, on the simulated one: `python -m tests.simulated_cuda.suite`.
+
+In numbers mode: tests marked `gpu`, and tests that are not about one kind of device, with their tensors on this one. In
+memory mode: the peaks of all built-in workloads, under both settings of the caching allocator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+from tests.simulated_cuda.environment import ROOT, Unavailable, set_up, variables
+
+EITHER_DEVICE = (
+    *(f"tests/executor/test_{name}.py" for name in ("attachment", "bitwise", "in_place", "long_skips", "path")),
+    *(f"tests/executor/test_{name}.py" for name in ("recognition", "saved_again", "training_loops", "two_threads")),
+    "tests/executor/test_ways_of_training.py",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One run of pytest.
+
+    Attributes:
+        name: for people.
+        arguments: pytest's.
+        numbers: whether kernels compute.
+        variables: further variables.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    numbers: bool = True
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+PARTS = (
+    Part(
+        "tests that need a GPU", ("tests", "-m", "gpu and not slow", "--ignore=tests/simulated_cuda/test_workloads.py")
+    ),
+    Part(
+        "tests for either device", (*EITHER_DEVICE, "-m", "not slow and not gpu"), True, {"POOCH_TEST_DEVICE": "cuda"}
+    ),
+    Part("peaks of workloads", ("tests/simulated_cuda/test_workloads.py",), False),
+    Part(
+        "peaks of workloads, expandable segments",
+        ("tests/simulated_cuda/test_workloads.py",),
+        False,
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    ),
+)
+
+
+def run(part: Part) -> int:
+    """Run one part and return pytest's exit code.
+
+    Args:
+        part: what to run.
+    """
+    sys.stdout.write(f"== simulated CUDA: {part.name}\n")
+    sys.stdout.flush()
+    environment = variables(part.numbers, inherited={**os.environ, **part.variables})
+    return subprocess.run(["pytest", "-q", "-n", "2", *part.arguments], env=environment, cwd=ROOT).returncode
+
+
+def main() -> int:
+    """Exit code 0: nothing failed, or the device cannot be set up here, which is said."""
+    argparse.ArgumentParser(prog="python -m tests.simulated_cuda.suite", description=__doc__).parse_args()
+    try:
+        set_up()
+    except (Unavailable, subprocess.CalledProcessError) as error:
+        sys.stdout.write(f"SKIPPED: the simulated CUDA device cannot be set up here: {error}\n")
+        return 0
+    return max(run(part) for part in PARTS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
