@@ -71,7 +71,7 @@ def main() -> None:
             result = train(workload, int(steps))
         else:
             profile = pooch.profile(workload.forward, workload.model, workload.optimizer)
-            plan = pooch.plan(profile, int(budget_bytes), time_limit_s=20)
+            plan = pooch.plan(profile, int(budget_bytes), policy=kind, time_limit_s=20)
             with pooch.apply(plan, workload.model) as run:
                 result = train(workload, int(steps), run, Path(timeline[0]) if timeline else None)
             choices = list(plan.decisions.values())
