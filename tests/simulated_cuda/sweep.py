@@ -59,7 +59,9 @@ def main() -> int:
     arguments = parser.parse_args()
     part, parts = map(int, arguments.part.split("/"))
     torch.set_num_threads(1)
-    invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # random operators are to be seen as such
+    invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(
+        *args, **kwargs
+    )  # random operators are to be seen as such
     with arguments.output.open("a") as lines:
         for op in invocations.op_db[part::parts]:
             name = f"{op.name}.{op.variant_test_name}".rstrip(".")
@@ -107,7 +109,10 @@ def sweep(op: OpInfo, name: str, dtype: torch.dtype, samples: int) -> Found:
     torch.manual_seed(0)
     chosen = itertools.islice(op.sample_inputs("cuda", dtype, requires_grad=differentiable), samples)
     for number, sample in enumerate(chosen):
-        if any(torch.is_tensor(leaf) and leaf.layout is not torch.strided for leaf in pytree.tree_leaves((sample.input, sample.args))):
+        if any(
+            torch.is_tensor(leaf) and leaf.layout is not torch.strided
+            for leaf in pytree.tree_leaves((sample.input, sample.args))
+        ):
             continue
         for variant, call in _variants(op, sample):
             _compare(found, f"{variant} {number}", call, sample)
@@ -142,7 +147,9 @@ def _into_strided(op: OpInfo, sample: SampleInput) -> Any:
     """Write the results into outputs with gaps, and give what lies in the gaps too."""
     with torch.no_grad():
         plain = op(sample.input, *sample.args, **sample.kwargs)
-        around = pytree.tree_map(lambda result: torch.zeros((*result.shape, 2), dtype=result.dtype, device=result.device), plain)
+        around = pytree.tree_map(
+            lambda result: torch.zeros((*result.shape, 2), dtype=result.dtype, device=result.device), plain
+        )
         op(sample.input, *sample.args, **sample.kwargs, out=pytree.tree_map(lambda wide: wide[..., 0], around))
     return around
 
@@ -179,9 +186,14 @@ def _outcome(call: Callable[[SampleInput], Any], sample: SampleInput, device: st
         leaves = [leaf for leaf in pytree.tree_leaves((here.input, here.args, here.kwargs)) if _wants_gradient(leaf)]
         results = [result for result in pytree.tree_leaves(call(here)) if isinstance(result, torch.Tensor)]
         differentiated = [result for result in results if result.requires_grad]
-        gradients = torch.autograd.grad(differentiated, leaves, [_weights(one) for one in differentiated], allow_unused=True) \
-            if leaves and differentiated else ()
-        return [one if one is None else one.detach().to("cpu", copy=True).resolve_conj() for one in (*results, *gradients)]
+        gradients = (
+            torch.autograd.grad(differentiated, leaves, [_weights(one) for one in differentiated], allow_unused=True)
+            if leaves and differentiated
+            else ()
+        )
+        return [
+            one if one is None else one.detach().to("cpu", copy=True).resolve_conj() for one in (*results, *gradients)
+        ]
     except Exception as error:
         return error
 

@@ -20,7 +20,9 @@ from tests.simulated_cuda.mistakes import is_simulated, start_timeline, take_mis
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not is_simulated(), reason="about the simulated CUDA device: python -m tests.simulated_cuda pytest"),
+    pytest.mark.skipif(
+        not is_simulated(), reason="about the simulated CUDA device: python -m tests.simulated_cuda pytest"
+    ),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -234,7 +236,9 @@ def test_host_memory_can_be_locked_once_and_unlocked_once(runtime: ctypes.CDLL) 
     assert runtime.cudaHostRegister(address, length, 0) == 0
     assert memory.is_pinned()
     assert runtime.cudaHostRegister(address, length, 0) == ALREADY_REGISTERED
-    assert runtime.cudaHostRegister(ctypes.c_void_p(memory.data_ptr() + 64), ctypes.c_size_t(8), 0) == ALREADY_REGISTERED
+    assert (
+        runtime.cudaHostRegister(ctypes.c_void_p(memory.data_ptr() + 64), ctypes.c_size_t(8), 0) == ALREADY_REGISTERED
+    )
     assert runtime.cudaHostUnregister(address) == 0
     assert not memory.is_pinned()
     assert runtime.cudaHostUnregister(address) == NOT_REGISTERED
