@@ -1,0 +1,51 @@
+"""The list of mutations fits the sources that it is about."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulated_cuda.engine_mutations import MUTATIONS, Mutation
+from tests.simulated_cuda.environment import ROOT
+from tests.simulated_cuda.mutations import Outcome, chosen, mutated, path_of, report
+
+ALL = [each for group in MUTATIONS.values() for each in group]
+
+
+@pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
+def test_each_mutation_changes_one_place_of_its_file_and_leaves_it_python(mutation: Mutation) -> None:
+    path = path_of(mutation, ROOT)
+    text = path.read_text()
+    changed = mutated(text, mutation)
+    assert changed != text
+    compile(changed, str(path), "exec")
+
+
+@pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
+def test_the_tests_that_are_to_notice_it_exist(mutation: Mutation) -> None:
+    assert mutation.tests
+    for test in mutation.tests:
+        file, _, function = test.partition("::")
+        text = (ROOT / file).read_text()
+        assert not function or f"def {function.partition('[')[0]}(" in text
+
+
+def test_names_are_unique() -> None:
+    assert len({each.name for each in ALL}) == len(ALL) >= 24
+
+
+def test_a_mutation_whose_text_is_gone_is_told() -> None:
+    with pytest.raises(ValueError, match="0 times, not once"):
+        mutated("nothing of it", ALL[0])
+
+
+def test_an_unknown_name_is_told() -> None:
+    with pytest.raises(ValueError, match="no mutation 'nonsense'"):
+        chosen(["nonsense"])
+
+
+def test_the_report_says_which_went_unnoticed() -> None:
+    first, second = ALL[:2]
+    text = report({"Waits": [(first, Outcome("test_it", "a | b")), (second, Outcome())]})
+    assert "**1 of 2 were noticed.**" in text
+    assert "| `test_it` | a \\| b |" in text
+    assert "| **nothing** |  |" in text
