@@ -18,7 +18,9 @@ def main() -> int:
     parser.add_argument("--device-memory-mib", type=int, default=4096, help="memory of each device (4096)")
     parser.add_argument("--devices", type=int, default=1, help="how many devices there are (1)")
     parser.add_argument(
-        "--expandable-segments", action="store_true", help="the caching allocator maps memory instead of asking for blocks"
+        "--expandable-segments",
+        action="store_true",
+        help="the caching allocator maps memory instead of asking for blocks",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run; nothing: only set up")
     arguments = parser.parse_args()

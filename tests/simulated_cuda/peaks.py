@@ -1,39 +1,31 @@
 """Predicted and measured peaks of every built-in workload, small, on the simulated device in memory mode.
 
 python -m tests.simulated_cuda [--expandable-segments] python -m tests.simulated_cuda.peaks [WORKLOAD ...]
-python -m tests.simulated_cuda.peaks --write     # both settings of the allocator, into docs/simulated_peaks.md
+`peaks_table.py` makes docs/simulated_peaks.md of what it prints.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.util
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
 import torch
 
-import pooch
 from pooch.errors import InfeasibleBudget
 from pooch.executor import RunStats
 from pooch.ir import Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
-from pooch.session import plan
+from pooch.session import apply, plan  # imported here: frames that import keep what they hold
 from pooch.torchtools.memory_meter import MemoryMeter
-from pooch.units import format_bytes
 from pooch.workloads import Workload, load_workload
 
-ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "docs" / "simulated_peaks.md"
 LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)
 STEPS = 3
 SHARES = {"run": (1.0, 0.75, 0.55), "offload": (0.55,)}
@@ -193,7 +185,7 @@ def rows_of(name: str) -> list[Row]:
 def _planned_row(name: str, mode: Mode, profile: Profile, share: float) -> Row:
     chosen = planned(profile, share)
     swaps = list(chosen.decisions.values()).count("swap")
-    with fresh(name) as workload, pooch.apply(chosen, workload.model) as run:
+    with fresh(name) as workload, apply(chosen, workload.model) as run:
         trained = train(workload, run)
     return Row(name, mode, share, chosen.budget_bytes, chosen.predicted_peak_bytes, swaps, trained)
 
