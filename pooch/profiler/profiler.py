@@ -30,6 +30,7 @@ from pooch.torchtools import accelerators
 from pooch.torchtools.device_memory import give_memory_back, return_large_blocks, room_bytes
 from pooch.torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
+from pooch.torchtools.requested_sizes import allocated_as_requested
 from pooch.torchtools.signature import model_signature
 from pooch.torchtools.tensors import has_plain_storage, storage_key
 from pooch.torchtools.training_state import model_device, training_state_kept
@@ -279,9 +280,13 @@ class _Profiling:
     def _persistent_bytes(self) -> Persistent:
         gc.collect()  # as before every recorded step: garbage is not persistent
         aside = self._gradient_bytes()  # put aside for the while: the step makes its own
-        live = self._pass("counting persistent bytes", lambda: live_bytes(self.device)) - aside
+        live = self._pass("counting persistent bytes", self._live_bytes) - aside
         to_come, notes = foreseen_state_bytes(self.optimizer, self.model)
         return Persistent(live, to_come, tuple(notes))
+
+    def _live_bytes(self) -> int:
+        has_streams = accelerators.has_streams(self.device)
+        return allocated_as_requested(self.device) if has_streams else live_bytes(self.device)
 
     def _gradient_bytes(self) -> int:
         """Device bytes of the gradients that the user's model holds now."""

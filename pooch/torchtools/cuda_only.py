@@ -81,3 +81,44 @@ def chooses_algorithms_by_timing(device: torch.device) -> bool:
 def has_tf32(device: torch.device) -> bool:
     """Whether its tensor cores can compute float32 convolutions in TF32."""
     return _is_cuda(device) and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def begin_history(device: torch.device) -> bool:
+    """Have the caching allocator write down what it is asked for; False where it does not, or does so already."""
+    if not _is_cuda(device) or not torch.cuda.is_initialized() or torch._C._cuda_isHistoryEnabled():
+        return False
+    torch.cuda.memory._record_memory_history(context=None)
+    return True
+
+
+def end_history(device: torch.device) -> list[tuple[int, int]]:
+    """(address, bytes) of each allocation and, negative, each free since `begin_history`; it is not written on."""
+    try:
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    signs = {"alloc": 1, "free_requested": -1}
+    return [(e["addr"], signs[e["action"]] * e["size"]) for e in traces[_index(device)] if e["action"] in signs]
+
+
+def blocks_in_use(device: torch.device) -> list[tuple[int, int]] | None:
+    """(bytes, bytes asked for) of each block that the caching allocator has handed out on a device; None where it does
+    not tell.
+    """
+    if not _is_cuda(device):
+        return None
+    segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == _index(device)]
+    blocks = [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
+    return [(block["size"], block["requested_size"]) for block in blocks]
+
+
+def rounds_up_to_powers(device: torch.device) -> bool:
+    """Whether the caching allocator was set to hand out powers of two, or parts of them."""
+    if not _is_cuda(device):
+        return False
+    settings: dict[str, Any] = torch.cuda.memory._snapshot().get("allocator_settings", {})
+    return any(settings.get("roundup_power2_divisions", {}).values())
+
+
+def _index(device: torch.device) -> int:
+    return device.index if device.index is not None else int(torch.cuda.current_device())

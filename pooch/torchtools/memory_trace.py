@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity
 from pooch.torchtools import accelerators
 from pooch.torchtools.profiler_log import QuietAllocator, quiet_start
 from pooch.torchtools.reported_memory import MemoryEvent, reported_memory
+from pooch.torchtools.requested_sizes import RequestedSizes, as_requested
 from pooch.torchtools.tensors import storage_bytes
 
 MARKER = "pooch:"
@@ -75,13 +76,14 @@ class MemoryTracer:
     """Records a `MemoryTrace` between `start` and `stop`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._quiet = device, QuietAllocator()
+        self._device, self._quiet, self._sizes = device, QuietAllocator(), RequestedSizes(device)
         # Not acc_events: torch would build its own table of events at the end, which costs more than the step.
         self._profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def start(self) -> None:
         """Begin to record."""
         self._quiet.begin()
+        self._sizes.begin()
         with quiet_start():
             self._profiler.__enter__()
 
@@ -92,7 +94,9 @@ class MemoryTracer:
             self._profiler.__exit__(None, None, None)
         finally:
             self._quiet.end()
-        return read_trace(self._profiler.profiler.kineto_results, self._device)  # type: ignore[union-attr]
+            asked = self._sizes.end()
+        trace = read_trace(self._profiler.profiler.kineto_results, self._device)  # type: ignore[union-attr]
+        return replace(trace, events=as_requested(trace.events, asked)) if asked else trace
 
 
 @contextmanager

@@ -17,6 +17,11 @@ def main() -> int:
     )
     parser.add_argument("--device-memory-mib", type=int, default=4096, help="memory of each device (4096)")
     parser.add_argument("--devices", type=int, default=1, help="how many devices there are (1)")
+    parser.add_argument(
+        "--expandable-segments",
+        action="store_true",
+        help="the caching allocator maps memory instead of asking for blocks",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run; nothing: only set up")
     arguments = parser.parse_args()
     try:
@@ -26,7 +31,12 @@ def main() -> int:
         return 3
     if not arguments.command:
         return 0
-    environment = variables(arguments.numbers, arguments.device_memory_mib, arguments.devices)
+    environment = variables(
+        arguments.numbers,
+        arguments.device_memory_mib,
+        arguments.devices,
+        expandable_segments=arguments.expandable_segments,
+    )
     return subprocess.run(arguments.command, env=environment).returncode
 
 

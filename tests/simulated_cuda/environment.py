@@ -48,7 +48,11 @@ def packages() -> Path:
 
 
 def variables(
-    numbers: bool, device_memory_mib: int = 4096, devices: int = 1, inherited: Mapping[str, str] = os.environ
+    numbers: bool,
+    device_memory_mib: int = 4096,
+    devices: int = 1,
+    inherited: Mapping[str, str] = os.environ,
+    expandable_segments: bool = False,
 ) -> dict[str, str]:
     """The variables of a process that is to meet the simulated device.
 
@@ -57,6 +61,8 @@ def variables(
         device_memory_mib: Memory of each device; a hard limit.
         devices: How many devices there are.
         inherited: Variables to add to.
+        expandable_segments: Whether the caching allocator maps memory into segments that grow; otherwise it does what
+            the inherited variables say.
     """
     preloaded = " ".join(str(BUILD / "lib" / library.name) for library in libraries.LIBRARIES)
     paths = [str(ROOT), str(BUILD / "autoload"), *inherited.get("PYTHONPATH", "").split(os.pathsep)]
@@ -73,6 +79,8 @@ def variables(
         "USE_PYTORCH_KERNEL_CACHE": "0",  # what is compiled here must not lie where a GPU's is looked for
         "TORCH_DISABLE_NATIVE_JIT": "1",  # kernels in Triton need a driver
     }
+    if expandable_segments:
+        ours["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return {**inherited, **ours}
 
 

@@ -1,0 +1,69 @@
+"""Every built-in workload on the simulated device in memory mode: bytes that were predicted, and bytes that were taken.
+
+The caching allocator is the real one. With expandable segments what it counts is compared; without, what it was asked
+for: then it counts blocks whole that its cache happened not to split, which no prediction can know.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from pooch.workloads import BUILT_IN
+from tests.simulated_cuda.mistakes import is_simulated
+from tests.simulated_cuda.peaks import BATCH_SIZES, Row, rows_of
+from tests.workloads.test_builtin import SMALL_NAMES
+
+MOST_ERROR = 0.005
+LEAST_BYTES = 20 * 2**20  # beside which the allocator's granularity is nothing
+EXPANDABLE = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+in_memory_mode = is_simulated() and os.environ.get("SIMULATED_CUDA_NUMBERS") == "0"
+on_the_device = pytest.mark.skipif(not in_memory_mode, reason="needs the simulated device in memory mode")
+
+
+def test_every_small_workload_is_measured() -> None:
+    assert sorted(BATCH_SIZES) == sorted(SMALL_NAMES)
+
+
+@pytest.mark.gpu
+@on_the_device
+def test_the_allocator_is_set_as_the_variable_says() -> None:
+    tensor = torch.empty(4 * 2**20, device="cuda")
+    assert {segment["is_expandable"] for segment in torch.cuda.memory_snapshot() if segment["active_size"]} == {
+        EXPANDABLE
+    }
+    assert tensor.is_cuda
+
+
+@pytest.mark.gpu
+@on_the_device
+@pytest.mark.parametrize("name", BATCH_SIZES)
+def test_what_was_predicted_is_what_a_training_takes(name: str) -> None:
+    package = BUILT_IN[name.partition("@")[0]].package
+    if package:
+        pytest.importorskip(package)
+    rows = rows_of(name)
+    for row in rows:
+        assert row.predicted_bytes > LEAST_BYTES
+        assert_predicted(row)
+        if row.share:
+            assert_kept(row)
+    assert sum(row.trained.swapped_in_bytes + row.trained.recomputed_ops for row in rows) > 0
+
+
+def assert_predicted(row: Row) -> None:
+    assert abs(row.requested_deviation) < MOST_ERROR, row
+    if EXPANDABLE:
+        assert abs(row.allocated_deviation) < MOST_ERROR, row
+
+
+def assert_kept(row: Row) -> None:
+    trained = row.trained
+    assert row.predicted_bytes <= row.budget_bytes
+    assert trained.highest.requested_bytes <= row.budget_bytes, row
+    if EXPANDABLE:
+        assert trained.highest.allocated_bytes <= row.budget_bytes, row
+    assert (trained.swapped_in_bytes > 0) == (row.planned_swaps > 0), row
+    assert (trained.late_swaps, trained.mismatches, trained.kept_after_errors) == (0, 0, 0), row
