@@ -64,7 +64,9 @@ def test_keeping_everything_installs_nothing(kind: str) -> None:
 def test_a_planned_budget(region: Region) -> None:
     plain, _ = train(make_job("conv", 2), None)
     job = make_job("conv", 2)
-    plan = pooch.plan(profile_job(job), "70%", region=region, time_limit_s=5)
+    profile = profile_job(job)
+    budget_bytes = profile.persistent_bytes + int(0.7 * (profile.peak_bytes - profile.persistent_bytes))
+    plan = pooch.plan(profile, budget_bytes, region=region, time_limit_s=5)
     assert {"swap", "recompute"} & set(plan.decisions.values())
     planned, stats = train(job, plan)
     assert stats is not None

@@ -160,7 +160,8 @@ def test_a_plan_keeps_its_peak_and_says_what_is_reserved() -> None:
     job = make_job("conv", 2, "cuda")
     train(job, None, steps=1)  # cuBLAS and cuDNN take what they keep
     profile = profile_job(job)
-    plan = pooch.plan(profile, "75%", region="step", time_limit_s=5)
+    budget_bytes = profile.persistent_bytes + int(0.75 * (profile.peak_bytes - profile.persistent_bytes))
+    plan = pooch.plan(profile, budget_bytes, region="step", time_limit_s=5)  # what libraries keep cannot be moved
     with apply_plan(plan, job.model) as run, MemoryMeter(job.device) as meter:
         with run.step():
             loss = job.forward()
@@ -237,6 +238,7 @@ def with_all(job: Any) -> tuple[Any, Any]:
     return profile, all_of(profile, "recompute")
 
 
+@pytest.mark.skipif(not torch.backends.cudnn.enabled, reason="cuDNN is off")
 def test_dropout_inside_of_cudnn_is_swapped_and_not_replayed() -> None:
     plain, _ = train(make_job("recurrent", 2, "cuda"), None)
     job = make_job("recurrent", 2, "cuda")

@@ -35,6 +35,7 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workloa
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")  # of child processes: blocks are whole
     monkeypatch.setattr(measurement, "measure_link", lambda engine, device, **options: LINK)
     torch.cuda.init()
+    torch._C._cuda_clearCublasWorkspaces()  # of tests before: they would take part of the room
     yield WorkloadFactory(f"{tmp_path / 'big.py'}:make")
     torch.cuda.set_per_process_memory_fraction(1.0)
     gc.collect()

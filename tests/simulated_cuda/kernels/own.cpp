@@ -112,8 +112,8 @@ Tensor number(uint64_t value) { return at::scalar_tensor(static_cast<int64_t>(va
 // (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale)
 Values efficient_attention(Values &in, const RandomState &random) {
   Tensor q = in[0].toTensor();
-  auto a = attend(wide(q), wide(in[1].toTensor()), maybe(in[3]), scale_of(in[7], q), in[6].toBool(), in[5].toDouble(), random);
-  Tensor out = at::matmul(a.kept, wide(in[2].toTensor())).to(q.scalar_type());
+  auto a = attend(wide(q), wide(for_all_heads(in[1].toTensor(), q)), maybe(in[3]), scale_of(in[7], q), in[6].toBool(), in[5].toDouble(), random);
+  Tensor out = at::matmul(a.kept, wide(for_all_heads(in[2].toTensor(), q))).to(q.scalar_type());
   Tensor log_sum;
   if (in[4].toBool()) {
     int64_t rows = (q.size(-2) + 31) / 32 * 32; // padded, as the device's kernel does
