@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def set_up() -> None:
     for tool in ("g++", "gcc", "nm"):
         if shutil.which(tool) is None:
             raise Unavailable(f"{tool} was not found")
-    _once(VENV / ".installed", _digest([ROOT / "pyproject.toml", ROOT / "constraints.txt"]) + TORCH, _install)
+    _once(VENV / ".installed", _requirements(), _install)
     sources = sorted(path for path in libraries.HERE.rglob("*") if path.suffix in (".h", ".cpp"))
     _once(
         BUILD / "lib" / ".built",
@@ -82,6 +83,13 @@ def variables(
     if expandable_segments:
         ours["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return {**inherited, **ours}
+
+
+def _requirements() -> str:
+    """What is to be installed, as one digest: other parts of pyproject.toml do not matter."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [project["dependencies"], project["optional-dependencies"], (ROOT / "constraints.txt").read_text(), TORCH]
+    return hashlib.sha256(repr(wanted).encode()).hexdigest()
 
 
 def _install() -> None:
