@@ -456,6 +456,7 @@ def test_a_read_ahead_of_the_schedules_wait_waits_for_the_copy() -> None:
 
 def test_numbers_are_drawn_from_a_snapshot_as_often_as_a_replay_needs_them() -> None:
     device = torch.device("cuda", 0)
+    torch.cuda.init()  # before that there is no generator
     snapshot, before = accelerators.random_snapshot(device), torch.cuda.get_rng_state()
     drawn = []
     for _ in range(2):

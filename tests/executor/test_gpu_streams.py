@@ -131,64 +131,6 @@ def gradients(model: nn.Module, rows: Tensor, stream: torch.cuda.Stream) -> dict
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-class Logged(torch.autograd.Function):
-    """A loss on the CPU, whose node runs on the stream that is current where `backward` is called. It hands its
-    gradient over first, and then looks at what it saved.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, last: Tensor, log: list[Tensor], *values: Tensor) -> Tensor:
-        ctx.save_for_backward(*values)
-        ctx.home, ctx.log, ctx.shape = torch.cuda.current_stream(), log, last.shape
-        return last.sum().cpu()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        here = torch.cuda.current_stream()
-        result = gradient.to("cuda").expand(ctx.shape).contiguous()
-        result.record_stream(ctx.home)
-        ctx.home.wait_stream(here)
-        torch.cuda._sleep(20 * 10**6)
-        values = ctx.saved_tensors
-        for value in values:
-            value.record_stream(here)
-            ctx.log.append(value + 0)
-        return result, None, *[None] * len(values)
-
-
-class ReadsOnTheHost(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.log = nn.Linear(16, 16).cuda(), list[Tensor]()
-
-    def forward(self, rows: Tensor) -> Tensor:
-        first = torch.tanh(self.inner(rows))
-        second = first.exp()
-        return Logged.apply(second.sin().sin(), self.log, first, second)
-
-
-@pytest.mark.parametrize("choice", ["swap", "recompute", "mixed"])
-def test_what_a_node_on_the_cpu_reads_is_there_for_the_steps_own_stream_too(choice: Any) -> None:
-    torch.manual_seed(0)
-    home, model, rows = torch.cuda.Stream(), ReadsOnTheHost(), torch.rand(ROWS, 16, device="cuda")
-
-    def trained() -> tuple[dict[str, Tensor], list[Tensor]]:
-        model.log.clear()
-        return gradients(model, rows, home), [value.clone() for value in model.log]
-
-    home.wait_stream(torch.cuda.current_stream())
-    plain, seen = trained()
-    with torch.cuda.stream(home):
-        profile = quick_profile(lambda: model(rows), model)
-    decisions = mixed(profile, "model") if choice == "mixed" else all_of(profile, choice, "model")
-    with apply_plan(tight_plan(profile, decisions, "model"), model) as run:
-        planned, seen_again = trained()
-        assert (run.stats.mismatches, len(seen)) == (0, 2)
-        assert run.stats.swapped_in_bytes + run.stats.recomputed_ops > 0
-    assert all(is_same(plain[name], planned[name]) for name in plain)
-    assert all(is_same(*pair) for pair in zip(seen, seen_again, strict=True))
-
-
 @pytest.fixture
 def first_of_two_ranks() -> Iterator[None]:
     """The other one is not there: it is taken to have the same shards, and gradients go nowhere."""

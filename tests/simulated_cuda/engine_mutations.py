@@ -34,9 +34,8 @@ BESIDE = (
     "tests/executor/test_gpu_streams.py::"
     "test_a_side_stream_that_works_on_a_planned_value_ends_the_plan_and_keeps_the_numbers",
 )
-ON_THE_HOST = (
-    "tests/executor/test_gpu_streams.py::test_what_a_node_on_the_cpu_reads_is_there_for_the_steps_own_stream_too",
-)
+_TWO_DEVICES = "tests/executor/test_gpu_streams.py::test_a_model_on_two_devices"
+TWO_DEVICES = tuple(f"{_TWO_DEVICES}[cpu-{choice}-True]" for choice in ("swap", "recompute", "mixed"))
 
 _STREAMS = "engines/streams.py"
 _PINNED = "engines/pinned.py"
@@ -579,7 +578,7 @@ STEPS = (
         "self._read_beside(packed) if self.arena.is_beside() else self._read(packed)",
         "self._read(packed)",
         "replays and copies run beside the work that they depend on",
-        ON_THE_HOST,
+        TWO_DEVICES,
     ),
     Mutation(
         "a read on another stream is not answered at home",
@@ -587,7 +586,7 @@ STEPS = (
         "        with self.arena.at_home():\n            tensor = self._read(packed)\n",
         "        tensor = self._read(packed)\n",
         "replays and copies run beside the work that they depend on",
-        ON_THE_HOST,
+        TWO_DEVICES,
     ),
     Mutation(
         "who reads on another stream does not join",
@@ -595,7 +594,7 @@ STEPS = (
         "            self.arena.join([tensor.untyped_storage()])\n",
         "            pass\n",
         "memory goes to others while that stream still reads it",
-        ON_THE_HOST,
+        TWO_DEVICES,
     ),
     Mutation(
         "actions tied to a kept value run on the reader's stream",
@@ -604,7 +603,7 @@ STEPS = (
         "                self.actions.act(slot)",
         "            with torch._C._DisableTorchDispatch():\n                self.actions.act(slot)",
         "replays and copies run beside the work that they depend on",
-        ON_THE_HOST,
+        TWO_DEVICES,
     ),
     Mutation(
         "an op that writes over a value is not told of",
