@@ -6,6 +6,7 @@ reports the missing wait itself. `tests/simulated_cuda/mutations.py` breaks the 
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from itertools import permutations
@@ -14,11 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pooch.executor import apply_plan
 from pooch.executor.engines.pinned import blocks_kept
 from pooch.executor.engines.streams import StreamArena, StreamEngine
 from pooch.executor.snapshot import StepSnapshot
+from pooch.executor.step import PlannedStep
 from pooch.torchtools import accelerators
-from tests.executor.support import is_same
+from tests.executor.nets import make_job
+from tests.executor.support import all_of, is_same, profile_job, tight_plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 SIZE = 8 * 2**20
@@ -426,3 +430,38 @@ def test_a_step_begins_and_is_repeated_while_the_snapshots_copies_are_under_way(
     assert all(is_same(*pair) for pair in zip(before, again, strict=True))
     assert is_same(torch.cuda.get_rng_state(), drawn_from)
     snapshot.close()
+
+
+# A step's reads -------------------------------------------------------------------------------------------------------
+
+
+def test_a_read_ahead_of_the_schedules_wait_waits_for_the_copy() -> None:
+    job = make_job("conv", 2, "cuda")
+    profile = profile_job(job)
+    with apply_plan(tight_plan(profile, all_of(profile, "swap")), job.model) as run:
+        with run.step():
+            loss = job.forward()
+        step = next(each for each in gc.get_objects() if isinstance(each, PlannedStep) and each.stats is run._stats)
+        away = [each for each in step.records.values() if each.copied_out and each.storage is None and each.handles]
+        record = max(away, key=lambda each: each.size_bytes)
+        keep_busy(run._engine.in_stream)  # type: ignore[attr-defined]
+        step.actions._copy_in(record)
+        storage = step.actions.ensure(record)
+        seen = on(storage).clone()
+        torch.cuda.synchronize()
+        assert is_same(seen, on(storage))
+        loss.backward()
+        assert run.stats.mismatches == 0
+
+
+def test_numbers_are_drawn_from_a_snapshot_as_often_as_a_replay_needs_them() -> None:
+    device = torch.device("cuda", 0)
+    torch.cuda.init()  # before that there is no generator
+    snapshot, before = accelerators.random_snapshot(device), torch.cuda.get_rng_state()
+    drawn = []
+    for _ in range(2):
+        with accelerators.drawing_from(device, snapshot):
+            drawn.append(torch.rand(100, device=device))
+    assert is_same(*drawn)
+    assert is_same(torch.cuda.get_rng_state(), before)
+    assert is_same(torch.rand(100, device=device), drawn[0])

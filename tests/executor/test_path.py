@@ -230,6 +230,20 @@ def test_a_replay_does_not_read_what_was_written_over() -> None:
             step(model, run, 4)
 
 
+@pytest.mark.filterwarnings("ignore:the step left the planned path")
+def test_a_swapped_value_that_was_written_over_is_not_read_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = WritesBehind()
+    rows = torch.rand(4, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    with apply_plan(tight_plan(profile, all_of(profile, "swap")), model) as run:
+        step(model, run, 4)
+        assert run.stats.swapped_in_bytes > 0
+        model.writes = True
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            step(model, run, 4)
+
+
 def test_a_value_larger_than_its_room_in_the_tier_is_not_copied_there() -> None:
     torch.manual_seed(0)
     model = Branching()

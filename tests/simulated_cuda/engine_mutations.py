@@ -1,10 +1,10 @@
 """Ways to break the copy engine and the executor's use of it, one at a time; `mutations.py` shows that tests notice.
 
-Each is one that changes what is computed, what is freed or what is reported. What changes speed alone is left out, since
-no test of order or numbers can tell: both directions on one copy stream (one lane is as well ordered as two); copies in
-on the compute stream where nothing else is under way; `aside` without its own stream, or ordered after compute; blocks
-unlocked when a step ends (unlocking waits for the device); rooms of steps and of snapshots in one list; the last
-`ticket.wait` of `StepActions._let_go` and the order within `_free` (the engine itself holds what a copy works on).
+Each changes what is computed, what is freed or what is reported. What changes speed alone is left out, since no test of
+order or numbers can tell: both directions on one copy stream (one lane is as well ordered as two); `aside` without its
+own stream, or ordered after compute; blocks unlocked when a step ends (unlocking waits for the device); rooms of steps
+and of snapshots in one list; the last `ticket.wait` of `StepActions._let_go` and the order within `StepActions._free`
+(the engine itself holds what a copy works on).
 """
 
 from __future__ import annotations
@@ -36,11 +36,6 @@ BESIDE = (
 )
 _TWO_DEVICES = "tests/executor/test_gpu_streams.py::test_a_model_on_two_devices"
 TWO_DEVICES = tuple(f"{_TWO_DEVICES}[cpu-{choice}-True]" for choice in ("swap", "recompute", "mixed"))
-RETAINED = ("tests/executor/test_training_loops.py::test_retained_graph_and_second_backward[conv-recompute]",)
-ANY_ORDER = (
-    "tests/executor/test_training_loops.py::test_branches_run_backward_one_after_the_other",
-    "tests/executor/test_training_loops.py::test_any_decisions_survive_any_order_of_branches",
-)
 
 _STREAMS = "engines/streams.py"
 _PINNED = "engines/pinned.py"
@@ -363,7 +358,8 @@ BLOCKS = (
         "a value's room begins a page too early",
         _STREAMS,
         "        return self._block.bytes[offset_bytes : offset_bytes + storage.nbytes()]",
-        "        begin = max(0, offset_bytes - 4096)\n        return self._block.bytes[begin : begin + storage.nbytes()]",
+        "        begin = max(0, offset_bytes - 4096)\n"
+        "        return self._block.bytes[begin : begin + storage.nbytes()]",
         "the end of the room before is written over",
     ),
     Mutation(
@@ -421,14 +417,16 @@ SNAPSHOTS = (
     Mutation(
         "a snapshot's copies out are not waited for",
         "snapshot.py",
-        "            tickets.append(arena.copy_out(together, self._packed_offset_bytes))\n        self._finish(tickets)\n",
+        "            tickets.append(arena.copy_out(together, self._packed_offset_bytes))\n"
+        "        self._finish(tickets)\n",
         "            tickets.append(arena.copy_out(together, self._packed_offset_bytes))\n",
         "gradients are added to while they are kept aside",
     ),
     Mutation(
         "a snapshot's copies in are not waited for",
         "snapshot.py",
-        "            tickets.append(arena.copy_in(together, self._packed_offset_bytes))\n        self._finish(tickets)\n",
+        "            tickets.append(arena.copy_in(together, self._packed_offset_bytes))\n"
+        "        self._finish(tickets)\n",
         "            tickets.append(arena.copy_in(together, self._packed_offset_bytes))\n",
         "the step is repeated with gradients that are not back",
     ),
@@ -466,7 +464,8 @@ ACTIONS = (
     Mutation(
         "a copy out counts as done without being waited for",
         "actions.py",
-        "        self.stats.host_stall_ms += record.ticket.wait()\n        if record.ticket.error is None:\n            record.copied",
+        "        self.stats.host_stall_ms += record.ticket.wait()\n"
+        "        if record.ticket.error is None:\n            record.copied",
         "        if record.ticket.error is None:\n            record.copied",
         "storages that the program holds are emptied under the copy",
         SAVED_AGAIN,
@@ -492,7 +491,8 @@ ACTIONS = (
     Mutation(
         "a replay reads what was written over",
         "actions.py",
-        "            self.held.pop(value, None)\n            record = self.records.get(value)\n            if record is None:",
+        "            self.held.pop(value, None)\n"
+        "            record = self.records.get(value)\n            if record is None:",
         "            record = self.records.get(value)\n            if record is None:",
         "values are computed again from others",
         WRITTEN_OVER,
@@ -503,7 +503,7 @@ ACTIONS = (
         "            record.changed = record.handles > 0\n",
         "",
         "gradients of other values than those that were saved",
-        IN_PLACE,
+        ("tests/executor/test_path.py::test_a_swapped_value_that_was_written_over_is_not_read_as_it_was",),
     ),
     Mutation(
         "a value that comes back is not waited for",
@@ -527,7 +527,7 @@ ACTIONS = (
         "        if record.storage is not None:\n            self._wait(record)\n            return record.storage\n",
         "        if record.storage is not None:\n            return record.storage\n",
         "the backward pass reads what is not there yet",
-        ANY_ORDER,
+        (f"{ORDERING[0]}::test_a_read_ahead_of_the_schedules_wait_waits_for_the_copy",),
     ),
     Mutation(
         "a value that is larger than its room is copied out",
@@ -599,7 +599,8 @@ STEPS = (
     Mutation(
         "actions tied to a kept value run on the reader's stream",
         "step.py",
-        "            with torch._C._DisableTorchDispatch(), self.arena.at_home():\n                self.actions.act(slot)",
+        "            with torch._C._DisableTorchDispatch(), self.arena.at_home():\n"
+        "                self.actions.act(slot)",
         "            with torch._C._DisableTorchDispatch():\n                self.actions.act(slot)",
         "replays and copies run beside the work that they depend on",
         TWO_DEVICES,
@@ -664,7 +665,7 @@ REPLAYS = (
         "    generator.graphsafe_set_state(snapshot.clone_state())",
         "    generator.graphsafe_set_state(snapshot)",
         "the second replay of an op draws other numbers than the first",
-        RETAINED,
+        (f"{ORDERING[0]}::test_numbers_are_drawn_from_a_snapshot_as_often_as_a_replay_needs_them",),
     ),
     Mutation(
         "a replay updates running statistics again",

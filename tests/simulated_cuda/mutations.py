@@ -27,9 +27,8 @@ from tests.simulated_cuda.environment import ROOT, VENV, Unavailable, set_up, va
 
 COPIED = ("pooch", "tests", "profiles", "pyproject.toml")
 LIMIT_S = 280  # of one mutation; what hangs is noticed too
-_RACE = re.compile(
-    r"'([\w: ]+) on stream \d+ (reads|writes over) what ([\w: ]+) on stream \d+ (reads|writes), and has not"
-)
+_WORK = r"([\w:', ]+?) on stream \d+"
+_RACE = re.compile(rf"""['"]{_WORK} (reads|writes over) what {_WORK} (reads|writes), and has not waited""")
 _UNLOCKED = "host memory is unlocked while a copy that uses it has not been waited for"
 
 
@@ -137,18 +136,21 @@ def _shortened(line: str) -> str:
     return line if len(line) <= 150 else line[:147] + "..."
 
 
+_ABOUT = """# Mutations of the engine
+
+Made by `python -m tests.simulated_cuda.mutations --markdown docs/engine_mutations.md` on the simulated CUDA device
+([how it works](../tests/simulated_cuda/README.md)), numbers mode. Each row is one change of the copy engine, or of what
+the executor does with it, that would give wrong numbers, free or hand out memory too early or too late, or hide an
+error; and the first test that failed with it. Changes that cost time only are not in the list: the file
+`tests/simulated_cuda/engine_mutations.py` names them.
+"""
+
+
 def report(rows: dict[str, list[tuple[Mutation, Outcome]]]) -> str:
     """The table, as Markdown."""
     noticed = sum(bool(outcome.test) for found in rows.values() for _, outcome in found)
     count = sum(map(len, rows.values()))
-    parts = [
-        "# Mutations of the engine\n\nMade by `python -m tests.simulated_cuda.mutations --markdown docs/engine_mutations.md`"
-        " on the simulated CUDA device\n([how it works](../tests/simulated_cuda/README.md)), numbers mode. Each row is one"
-        " change of the copy engine, or of what the\nexecutor does with it, that would give wrong numbers, free or hand"
-        " out memory too early or too late, or hide an error; and\nthe first test that failed with it. Changes that"
-        " cost time only are not in the list;\n`tests/simulated_cuda/engine_mutations.py` names them.\n\n"
-        f"**{noticed} of {count} were noticed.**\n"
-    ]
+    parts = [_ABOUT, f"\n**{noticed} of {count} were noticed.**\n"]
     for title, found in rows.items():
         parts.append(f"\n## {title}\n\n| mutation | what it breaks | noticed by | how |\n|---|---|---|---|\n")
         parts.extend(_row(mutation, outcome) for mutation, outcome in found)
