@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pulp
-
+from pooch.planner.importing import imported_apart
 from pooch.planner.solver_thread import call_highs
+
+pulp = imported_apart("pulp")
 
 Variable = int  # position in the program
 Terms = dict[Variable, float]  # a linear expression

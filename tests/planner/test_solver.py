@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -138,3 +140,25 @@ def test_ctrl_c_stops_the_solver_at_once() -> None:
         program.solve(Limits(gap=0.0, nodes=10**9, time_s=1e6))
     # THEN it has ended, which by its own limit it would not have before the suite's; and the next is solved as ever
     assert knapsack()[0].solve(LIMITS).objective == pytest.approx(-21)
+
+
+FIRST_PLAN = """
+import gc, weakref
+
+class Model: ...
+
+def train():
+    model = Model()
+    import pooch.planner.solver
+    return weakref.ref(model)
+
+model = train()
+gc.collect()
+print("alive" if model() else "gone")
+"""
+
+
+def test_whoever_plans_first_can_let_go_of_the_model() -> None:
+    """PuLP keeps exceptions, which keep all frames that were running when it was imported."""
+    done = subprocess.run([sys.executable, "-c", FIRST_PLAN], capture_output=True, text=True, check=True)
+    assert done.stdout == "gone\n"
