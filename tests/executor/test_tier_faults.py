@@ -25,6 +25,7 @@ from tests.children import child_environment
 from tests.executor.nets import Job, make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan, train
 
+pytestmark = pytest.mark.cpu
 PATIENCE_S = 60
 SLOW_S = 0.004
 
@@ -237,8 +238,6 @@ AT_THE_END = (
     + """
 import gc, threading
 from pooch.executor.step import PlannedStep
-
-pytestmark = pytest.mark.cpu
 
 started = threading.Event()
 

@@ -19,6 +19,8 @@ EITHER_DEVICE = (
     *(f"tests/executor/test_{name}.py" for name in ("recognition", "saved_again", "training_loops", "two_threads")),
     "tests/executor/test_ways_of_training.py",
 )
+# Mode fake times each operator on the device, behind a stream that is kept busy: real seconds for simulated time.
+NEITHER = ("-m", "not slow and not gpu", "-k", "not fake")
 
 
 @dataclass(frozen=True, slots=True)
