@@ -11,7 +11,13 @@ from xml.etree import ElementTree
 
 from benchmarks.gpu.part import Job, Verdict
 
-FOLDERS = ("tests/executor", "tests/workloads")
+FOLDERS = (
+    *("tests/executor", "tests/workloads", "tests/session/test_gpu_limits.py"),
+    *(
+        f"tests/torchtools/test_{name}.py"
+        for name in ("accelerators", "memory_on_a_gpu", "requested_sizes", "rounding")
+    ),
+)
 REHEARSED = ("tests/executor/test_gpu.py",)
 
 

@@ -1,7 +1,7 @@
 """All tests that a CUDA device is needed for, on the simulated one: `python -m tests.simulated_cuda.suite`.
 
 In numbers mode: tests marked `gpu`, and tests that are not about one kind of device, with their tensors on this one. In
-memory mode: the peaks of all built-in workloads, under both settings of the caching allocator.
+memory mode, with `--peaks`: the peaks of all built-in workloads, under both settings of the caching allocator.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ PARTS = (
     Part(
         "tests for either device", (*EITHER_DEVICE, "-m", "not slow and not gpu"), True, {"POOCH_TEST_DEVICE": "cuda"}
     ),
+)
+PEAKS = (
     Part("peaks of workloads", ("tests/simulated_cuda/test_workloads.py",), False),
     Part(
         "peaks of workloads, expandable segments",
@@ -71,13 +73,15 @@ def run(part: Part) -> int:
 
 def main() -> int:
     """Exit code 0: nothing failed, or the device cannot be set up here, which is said."""
-    argparse.ArgumentParser(prog="python -m tests.simulated_cuda.suite", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.simulated_cuda.suite", description=__doc__)
+    parser.add_argument("--peaks", action="store_true", help="the peaks of all workloads too, in some 16 minutes more")
+    parts = PARTS + PEAKS if parser.parse_args().peaks else PARTS
     try:
         set_up()
     except (Unavailable, subprocess.CalledProcessError) as error:
         sys.stdout.write(f"SKIPPED: the simulated CUDA device cannot be set up here: {error}\n")
         return 0
-    return max(run(part) for part in PARTS)
+    return max(run(part) for part in parts)
 
 
 if __name__ == "__main__":
