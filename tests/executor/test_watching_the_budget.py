@@ -607,6 +607,7 @@ class Counters:
         monkeypatch.setattr(run._watch, "_device", torch.device("cuda"))
         monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: run.plan.persistent_bytes)
         monkeypatch.setattr(torch.accelerator, "max_memory_allocated", self.read)
+        monkeypatch.setattr(torch.accelerator, "memory_stats", lambda device: {})  # of rounding nothing is known
 
     def read(self, device: torch.device) -> int:
         self.reads += 1
