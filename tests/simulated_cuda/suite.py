@@ -19,6 +19,11 @@ EITHER_DEVICE = (
     *(f"tests/executor/test_{name}.py" for name in ("recognition", "saved_again", "training_loops", "two_threads")),
     "tests/executor/test_ways_of_training.py",
 )
+TWO_DEVICES = (
+    "tests/executor/test_gpu.py",
+    "tests/executor/test_gpu_streams.py",
+    "tests/torchtools/test_accelerators.py",
+)
 # Mode fake times each operator on the device, behind a stream that is kept busy: real seconds for simulated time.
 NEITHER = ("-m", "not slow and not gpu", "-k", "not fake")
 
@@ -32,21 +37,22 @@ class Part:
         arguments: pytest's.
         numbers: whether kernels compute.
         variables: further variables.
+        devices: how many devices there are.
     """
 
     name: str
     arguments: tuple[str, ...]
     numbers: bool = True
     variables: dict[str, str] = field(default_factory=dict)
+    devices: int = 1
 
 
 PARTS = (
     Part(
         "tests that need a GPU", ("tests", "-m", "gpu and not slow", "--ignore=tests/simulated_cuda/test_workloads.py")
     ),
-    Part(
-        "tests for either device", (*EITHER_DEVICE, "-m", "not slow and not gpu"), True, {"POOCH_TEST_DEVICE": "cuda"}
-    ),
+    Part("tests for either device", (*EITHER_DEVICE, *NEITHER), True, {"POOCH_TEST_DEVICE": "cuda"}),
+    Part("tests of two devices", (*TWO_DEVICES, "-k", "two_devices or second_device or another_device"), devices=2),
 )
 PEAKS = (
     Part("peaks of workloads", ("tests/simulated_cuda/test_workloads.py",), False),
@@ -67,7 +73,7 @@ def run(part: Part) -> int:
     """
     sys.stdout.write(f"== simulated CUDA: {part.name}\n")
     sys.stdout.flush()
-    environment = variables(part.numbers, inherited={**os.environ, **part.variables})
+    environment = variables(part.numbers, devices=part.devices, inherited={**os.environ, **part.variables})
     return subprocess.run(["pytest", "-q", "-n", "2", *part.arguments], env=environment, cwd=ROOT).returncode
 
 
