@@ -43,6 +43,16 @@ def set_up() -> None:
     _write_autoload(BUILD / "autoload")
 
 
+def set_up_or_tell() -> bool:
+    """`set_up`, and whether that went well; where it did not, the reason is told in one line."""
+    try:
+        set_up()
+    except (Unavailable, subprocess.CalledProcessError) as error:
+        sys.stdout.write(f"SKIPPED: the simulated CUDA device cannot be set up here: {error}\n")
+        return False
+    return True
+
+
 def packages() -> Path:
     """The environment's `site-packages`."""
     return VENV / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tests.simulated_cuda.environment import ROOT, VENV, Unavailable, set_up, variables
+from tests.simulated_cuda.environment import ROOT, VENV, set_up_or_tell, variables
 
 WORKLOAD, BATCH_SIZE, STEPS = "resnet50", 16, 3
 SMALL_MIB, LARGE_MIB = 1024, 4096
@@ -165,10 +165,7 @@ def main() -> int:
     """Exit code 0: all as it must be, or the device cannot be set up here, which is said; 1: a check failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulated_cuda.main_job", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("build/simulated_cuda/main_job"), help="folder for results")
-    try:
-        set_up()
-    except (Unavailable, subprocess.CalledProcessError) as error:
-        sys.stdout.write(f"SKIPPED: the simulated CUDA device cannot be set up here: {error}\n")
+    if not set_up_or_tell():
         return 0
     return 0 if run(parser.parse_args().output) else 1
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from tests.simulated_cuda.environment import ROOT, Unavailable, set_up, variables
+from tests.simulated_cuda.environment import ROOT, set_up_or_tell, variables
 
 EITHER_DEVICE = (
     *(f"tests/executor/test_{name}.py" for name in ("attachment", "bitwise", "in_place", "long_skips", "path")),
@@ -82,10 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulated_cuda.suite", description=__doc__)
     parser.add_argument("--peaks", action="store_true", help="the peaks of all workloads too, in some 16 minutes more")
     parts = PARTS + PEAKS if parser.parse_args().peaks else PARTS
-    try:
-        set_up()
-    except (Unavailable, subprocess.CalledProcessError) as error:
-        sys.stdout.write(f"SKIPPED: the simulated CUDA device cannot be set up here: {error}\n")
+    if not set_up_or_tell():
         return 0
     return max(run(part) for part in parts)
 

@@ -7,44 +7,34 @@
 
 extern "C" void simulated_cuda_kernel(void *stream, const char *name);
 
-extern "C" {
-
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
-  *handle = reinterpret_cast<cublasLtHandle_t>(new char);
+namespace {
+template <typename Descriptor> cublasStatus_t create(Descriptor *it) {
+  *it = reinterpret_cast<Descriptor>(new char);
   return CUBLAS_STATUS_SUCCESS;
 }
-size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
-
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *it, cublasComputeType_t, cudaDataType_t) {
-  *it = reinterpret_cast<cublasLtMatmulDesc_t>(new char);
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t it) {
+template <typename Descriptor> cublasStatus_t destroy(Descriptor it) {
   delete reinterpret_cast<char *>(it);
   return CUBLAS_STATUS_SUCCESS;
 }
+} // namespace
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return create(handle); }
+size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *it, cublasComputeType_t, cudaDataType_t) { return create(it); }
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t it) { return destroy(it); }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void *, size_t) {
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *it, cudaDataType, uint64_t, uint64_t, int64_t) {
-  *it = reinterpret_cast<cublasLtMatrixLayout_t>(new char);
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t it) {
-  delete reinterpret_cast<char *>(it);
-  return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *it, cudaDataType, uint64_t, uint64_t, int64_t) { return create(it); }
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t it) { return destroy(it); }
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t, const void *, size_t) {
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *it) {
-  *it = reinterpret_cast<cublasLtMatmulPreference_t>(new char);
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t it) {
-  delete reinterpret_cast<char *>(it);
-  return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *it) { return create(it); }
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t it) { return destroy(it); }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
                                                     const void *, size_t) {
   return CUBLAS_STATUS_SUCCESS;

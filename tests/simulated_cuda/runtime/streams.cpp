@@ -284,6 +284,15 @@ void enqueue(Stream *stream, Work work) {
   push(stream, std::move(item));
 }
 
+namespace {
+// Called without the lock: whatever else there is goes on meanwhile.
+void wait_on_host(const std::shared_ptr<Completion> &completion, const Clock &clock) {
+  completion->wait();
+  Lock lock(world().mutex);
+  merge(world().host, clock);
+}
+} // namespace
+
 void wait_for(Stream *stream) {
   std::shared_ptr<Completion> end;
   Clock clock;
@@ -293,9 +302,7 @@ void wait_for(Stream *stream) {
     end = mark(stream);
     clock = stream->clock;
   }
-  end->wait();
-  Lock lock(world().mutex);
-  merge(world().host, clock);
+  wait_on_host(end, clock);
 }
 
 bool is_idle(Stream *stream) {
@@ -384,9 +391,7 @@ void wait_for(Event *event) {
     completion = event->completion;
     clock = event->clock;
   }
-  completion->wait();
-  Lock lock(world().mutex);
-  merge(world().host, clock);
+  wait_on_host(completion, clock);
 }
 
 bool is_done(Event *event) {
