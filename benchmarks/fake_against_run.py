@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks.samples import told
 from benchmarks.tables import Row, markdown_table, tell, write_results
+from pooch.api.profiling import profile_workload
 from pooch.devices import find_device
 from pooch.ir import Profile
-from pooch.session import profile_workload
 from pooch.units import format_bytes, format_ms
 from pooch.workloads import WorkloadFactory, workload_factory
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 import pooch.profiler.assembly
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.evaluation import StageEvaluator, verified_timeline
+from pooch.api.plan_building import PlanOutcome, pack_plan
+from pooch.api.planning import manual_rows
 from pooch.ir import Decisions, Link, Plan, Profile, Region
-from pooch.ir.dataflow import Dataflow
 from pooch.profiler import ProfileOptions, profile_step
-from pooch.session.evaluation import StageEvaluator, verified_timeline
-from pooch.session.packing import PlanOutcome, pack_plan
-from pooch.session.planning import manual_rows
 
 LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)
 

@@ -29,13 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.samples import spread
 from benchmarks.tables import Row, markdown_table, write_results
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.planning import plan as make_plan
 from pooch.executor import Run, apply_plan
 from pooch.executor.actions import StepActions
 from pooch.executor.step import PlannedStep
 from pooch.executor.warn_once import WarnOnce
 from pooch.ir import Choice, Plan
-from pooch.ir.dataflow import Dataflow
-from pooch.session import plan as make_plan
 
 MODE_TARGET_US, HOOKS_TARGET_US, IN_CORE_TARGET = 15.0, 2.0, 0.01
 STEPS_A_TURN = 5

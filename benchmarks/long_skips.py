@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.evaluation import StageEvaluator, verified_timeline
+from pooch.api.plan_building import PlanOutcome, pack_plan
+from pooch.api.planning import manual_rows
 from pooch.executor import apply_plan
 from pooch.executor.engines import make_engine
 from pooch.ir import Choice, Link, Plan, Profile
-from pooch.ir.dataflow import Dataflow
 from pooch.ir.files import replace_file
 from pooch.profiler import ProfileOptions, profile_step
-from pooch.session.evaluation import StageEvaluator, verified_timeline
-from pooch.session.packing import PlanOutcome, pack_plan
-from pooch.session.planning import manual_rows
 from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, live_bytes, marker, quiet_collector
 from pooch.units import format_bytes
 from pooch.workloads import load_workload

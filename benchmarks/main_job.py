@@ -31,11 +31,12 @@ from benchmarks.samples import (
     told,
 )
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
+from pooch.api.planning import plan
+from pooch.api.profiling import profile_workload
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
-from pooch.session import plan, profile_workload
-from pooch.session.measuring import report_of
-from pooch.session.training import Trained, applied, train_steps
+from pooch.measure.measuring import report_of
+from pooch.measure.training import Trained, applied, train_steps
 from pooch.units import format_bytes
 from pooch.workloads import Workload, workload_factory
 from pooch.workloads.loading import WorkloadFactory

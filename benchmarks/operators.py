@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.handmade import tight_plan, tiny_profile
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import PoochError
 from pooch.executor import apply_plan
 from pooch.ir import Choice, Plan, Profile
-from pooch.ir.dataflow import Dataflow
 from pooch.ir.files import replace_file
 
 REPEATS = 300  # of plain training, before a difference is taken for a failure of the plan

@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks.samples import told
 from benchmarks.tables import Row, markdown_table, tell, write_results
-from pooch.ir.dataflow import Dataflow
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.evaluation import StageEvaluator
 from pooch.planner import make_plan
-from pooch.session.evaluation import StageEvaluator
 from tests.planner.networks import PCIE_16, gpt2
 
 SIZES = (250, 500, 1000, 2000, 5000, 10000)

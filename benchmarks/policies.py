@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import tell
+from pooch.api.planning import plan
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
 from pooch.ir.files import replace_file
-from pooch.session import ComparisonRow, compare, plan
+from pooch.measure.comparison import ComparisonRow, compare
 from pooch.units import format_bytes, format_ms
 
 BUDGETS = ("80%", "60%", "45%", "35%")

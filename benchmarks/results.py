@@ -19,8 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pooch.ir.files import replace_file
-from pooch.report.reproduction import reproduction_tables
-from pooch.reproduction import EXPERIMENTS, Reproduced, published_figures, reproduce
+from pooch.published.experiments import EXPERIMENTS
+from pooch.published.papers import published_figures
+from pooch.published.running import Reproduced, reproduce
+from pooch.published.tables import reproduction_tables
 
 FOLDER = Path("benchmarks/results/reproduce")
 OUTPUT = Path("docs/results.md")

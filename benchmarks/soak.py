@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.tables import Row, markdown_table, write_results
+from pooch.analysis.dataflow import Dataflow
 from pooch.executor import apply_plan
 from pooch.executor.engines.spill_file import SpillFile
 from pooch.ir import Choice, Plan, Profile
-from pooch.ir.dataflow import Dataflow
 from pooch.ir.files import replace_file
 from pooch.torchtools.memory_trace import live_bytes
 

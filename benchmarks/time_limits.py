@@ -17,11 +17,11 @@ from typing import Any
 
 from benchmarks.samples import told
 from benchmarks.tables import Row, markdown_table, tell, write_results
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.evaluation import StageEvaluator
+from pooch.api.planning import smallest_budget
 from pooch.ir import Profile
-from pooch.ir.dataflow import Dataflow
 from pooch.planner import make_plan
-from pooch.session import smallest_budget
-from pooch.session.evaluation import StageEvaluator
 from tests.planner.networks import PCIE_16, gpt2
 
 LIMITS_S = (1.0, 2.0, 5.0, 10.0)

@@ -24,13 +24,13 @@ from torch._subclasses import FakeTensorMode
 
 from benchmarks.pages import fill
 from benchmarks.tables import Row, tell, write_results
+from pooch.api.planning import plan
 from pooch.ir import Link, Plan, Profile
+from pooch.measure.training import first_difference, train_steps
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.report.figures import save_figure
-from pooch.session import plan
-from pooch.session.training import first_difference, train_steps
 from pooch.units import format_bytes
-from pooch.workloads import BUILT_IN, BuiltIn, load_workload
+from pooch.workloads import BuiltIn, built_in_workloads, load_workload
 from pooch.workloads.registry import SMALL
 
 SLOW_LINK = Link("a tier too slow to be worth it", 0.01, 0.01, 1e3, 1e3)
@@ -221,7 +221,7 @@ def main() -> None:
     options = parser.parse_args()
     page = options.docs / "workloads.md"
     if options.only in (None, "table"):
-        results = [described(entry) for entry in BUILT_IN.values()]
+        results = [described(entry) for entry in built_in_workloads().values()]
         write_results("workloads", "Built-in workloads", workload_rows(results), results, options.results)
         fill("docs/workloads.md", page, options.results, "workloads")
     if options.only in (None, "attention"):

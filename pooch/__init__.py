@@ -28,6 +28,14 @@ from pooch._identity import refuse_other_pooch
 
 if TYPE_CHECKING:
     from pooch import errors as errors
+    from pooch.analysis.costs import activation_costs
+    from pooch.api.applying import apply
+    from pooch.api.guarding import guard
+    from pooch.api.planning import plan, smallest_budget
+    from pooch.api.profiling import profile
+    from pooch.api.simulation import simulate
+    from pooch.batch_search.sizes import MaxBatch
+    from pooch.batch_search.sizing import max_batch
     from pooch.errors import (
         FileFormatError,
         InfeasibleBudget,
@@ -40,33 +48,34 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from pooch.ir import Plan, Profile, Timeline
-    from pooch.session import MaxBatch, apply, guard, max_batch, plan, profile, simulate, smallest_budget
     from pooch.workloads import Workload
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "profile": "pooch.session",
-    "plan": "pooch.session",
-    "simulate": "pooch.session",
-    "smallest_budget": "pooch.session",
-    "apply": "pooch.session",
-    "max_batch": "pooch.session",
-    "MaxBatch": "pooch.session",
-    "guard": "pooch.session",
-    "Profile": "pooch.ir",
-    "Plan": "pooch.ir",
-    "Timeline": "pooch.ir",
-    "Workload": "pooch.workloads",
-    "PoochError": "pooch.errors",
-    "UsageError": "pooch.errors",
-    "ProfileError": "pooch.errors",
-    "WorkloadError": "pooch.errors",
-    "InfeasibleBudget": "pooch.errors",
-    "InvalidSchedule": "pooch.errors",
-    "PlanMismatch": "pooch.errors",
-    "TierError": "pooch.errors",
-    "FileFormatError": "pooch.errors",
+    "activation_costs": "analysis.costs",
+    "profile": "api.profiling",
+    "plan": "api.planning",
+    "plan_from_decisions": "api.planning",
+    "smallest_budget": "api.planning",
+    "simulate": "api.simulation",
+    "apply": "api.applying",
+    "guard": "api.guarding",
+    "max_batch": "batch_search.sizing",
+    "MaxBatch": "batch_search.sizes",
+    "Profile": "ir",
+    "Plan": "ir",
+    "Timeline": "ir",
+    "Workload": "workloads",
+    "PoochError": "errors",
+    "UsageError": "errors",
+    "ProfileError": "errors",
+    "WorkloadError": "errors",
+    "InfeasibleBudget": "errors",
+    "InvalidSchedule": "errors",
+    "PlanMismatch": "errors",
+    "TierError": "errors",
+    "FileFormatError": "errors",
 }
 
 __all__ = [
@@ -84,11 +93,13 @@ __all__ = [
     "UsageError",
     "Workload",
     "WorkloadError",
+    "activation_costs",
     "apply",
     "errors",
     "guard",
     "max_batch",
     "plan",
+    "plan_from_decisions",
     "profile",
     "simulate",
     "smallest_budget",
@@ -98,10 +109,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load a public name from its home on first use."""
     if name == "errors":
-        return importlib.import_module("pooch.errors")
+        return importlib.import_module(".errors", __package__)
     if name not in _HOMES:
         raise AttributeError(f"module 'pooch' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __package__), name)
     globals()[name] = value
     return value
 

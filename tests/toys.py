@@ -14,8 +14,8 @@ from random import Random
 
 from hypothesis import strategies as st
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.ir import Choice, Device, Link, Op, Profile, Value
-from pooch.ir.dataflow import Dataflow
 from pooch.ir.profile import Role
 
 FAST_LINK = Link("toy tier", 0.0, 0.0, 1e9, 1e9)

@@ -14,10 +14,10 @@ from torch import nn
 import pooch.profiler.assembly
 from benchmarks.gpu.part import Job, Verdict
 from benchmarks.gpu.repeatable import on_device
+from pooch.api.planning import plan_from_decisions
 from pooch.executor import Run, apply_plan
 from pooch.ir import Choice, Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
-from pooch.session.planning import plan_from_decisions
 from pooch.torchtools.accelerators import synchronize
 
 OPS, SMALL_OPS = 400, 40

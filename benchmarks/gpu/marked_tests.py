@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from benchmarks.gpu.part import Job, Verdict
 
 FOLDERS = (
-    *("tests/executor", "tests/workloads", "tests/session/test_gpu_limits.py"),
+    *("tests/executor", "tests/workloads", "tests/measure/test_gpu_limits.py"),
     *(
         f"tests/torchtools/test_{name}.py"
         for name in ("accelerators", "memory_on_a_gpu", "requested_sizes", "rounding")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pooch.api.planning import plan
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
-from pooch.session.planning import plan
 
 
 def plan_or_smallest(profile: Profile, budget: str, seconds: float) -> Plan:

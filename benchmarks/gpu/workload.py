@@ -17,12 +17,12 @@ from benchmarks.gpu.part import Job, Verdict
 from benchmarks.gpu.planning import plan_or_smallest
 from benchmarks.gpu.race import explained
 from benchmarks.gpu.repeatable import on_device, use_deterministic_kernels
+from pooch.api.profiling import profile_workload
 from pooch.executor import Run
 from pooch.ir import Plan, Profile
-from pooch.session.hard_limit import limit_gpu
-from pooch.session.measuring import TrainingReport, report_of
-from pooch.session.profiling import profile_workload
-from pooch.session.training import (
+from pooch.measure.hard_limit import limit_gpu
+from pooch.measure.measuring import TrainingReport, report_of
+from pooch.measure.training import (
     Timing,
     Trained,
     applied,

@@ -6,6 +6,8 @@ import importlib
 
 import click
 
+from pooch.plugins import provided
+
 # Name of the command -> one line for `pooch --help`, so that help needs no import.
 _COMMANDS = {
     "profile": "Measure one training step.",
@@ -16,7 +18,6 @@ _COMMANDS = {
     "simulate": "Predict a step under a plan.",
     "compare": "Every policy side by side.",
     "max-batch": "The largest batch, volume or sequence that fits.",
-    "reproduce": "Published experiments beside ours.",
     "devices": "What is here, and how fast it copies.",
     "workloads": "The built-in workloads.",
 }
@@ -31,21 +32,22 @@ class LazyGroup(click.Group):
     """A group that imports a command's module when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the pipeline."""
-        return list(_COMMANDS)
+        """The names, in the order of the pipeline; those of optional rooms last."""
+        return [*_COMMANDS, *provided("commands")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command of that name."""
-        if cmd_name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"pooch.cli.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
-        return command
+        if cmd_name in _COMMANDS:
+            command: click.Command = importlib.import_module(f".{cmd_name.replace('-', '_')}", __package__).command
+            return command
+        added = provided("commands").get(cmd_name)
+        return None if added is None else added.load()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in `pooch --help`, without importing any of them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            added = {name: each.summary for name, each in provided("commands").items()}
+            formatter.write_dl(list((_COMMANDS | added).items()))
 
 
 def _print_version(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:

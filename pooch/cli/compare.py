@@ -24,7 +24,7 @@ from pooch.errors import UsageError
 
 if TYPE_CHECKING:
     from pooch.ir import Profile
-    from pooch.session import ComparisonRow
+    from pooch.measure.comparison import ComparisonRow
     from pooch.workloads.loading import WorkloadFactory
 
 
@@ -69,17 +69,17 @@ def command(
     **comparing: Any,
 ) -> None:
     """Plan profile P.json by every policy, under each budget."""
-    from pooch import session
     from pooch.ir import Profile
+    from pooch.measure.comparison import compare, measure_rows
 
     _check_outputs(csv_path, plot, force)
     profile = Profile.load(profile_path).shared_by(ranks)
     options = options_by_policy(policy_options, comparing["policies"])
     factory = _factory(measure, profile, batch_size, device, settings)
     with progress_shown() as progress:
-        rows = session.compare(profile, policy_options=options, progress=progress, **comparing)
+        rows = compare(profile, policy_options=options, progress=progress, **comparing)
         if factory is not None:
-            rows = session.measure_rows(rows, factory, steps=steps, progress=progress)
+            rows = measure_rows(rows, factory, steps=steps, progress=progress)
     _write(profile, rows, csv_path, plot)
     _print(rows, as_json)
 

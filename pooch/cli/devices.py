@@ -35,12 +35,12 @@ def command(show_all: bool, measure: bool, device: str | None, name: str, output
 
 
 def _list_here(as_json: bool) -> None:
-    from pooch import session
+    from pooch.api.profiling import measure_devices
     from pooch.report.summaries import device_record
     from pooch.report.tables import devices_tables
 
     with progress_shown() as progress:
-        found = session.measure_devices(progress=progress)
+        found = measure_devices(progress=progress)
     if as_json:
         print_json([device_record(device, link) for device, link in found])
         return
@@ -62,8 +62,8 @@ def _list_catalogue(as_json: bool) -> None:
 def _measure(device: str | None, name: str, output: Path | None, as_json: bool) -> None:
     import torch
 
-    from pooch import session
     from pooch.devices import user_catalogue, write_device
+    from pooch.measure.device_measuring import measure_device_model
     from pooch.report.devices import catalogue_tables
     from pooch.report.summaries import device_model_record
     from pooch.torchtools.accelerators import all_accelerators
@@ -75,7 +75,7 @@ def _measure(device: str | None, name: str, output: Path | None, as_json: bool) 
         raise UsageError(f"there is no device {kind!r} here: give --device cpu, or leave it out")
     path = output or user_catalogue()
     with progress_shown() as progress:
-        model = session.measure_device_model(torch.device(kind), name, progress)
+        model = measure_device_model(torch.device(kind), name, progress)
     write_device(model, path)
     if as_json:
         print_json(device_model_record(model) | {"output": str(path)})

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pooch.cli.options import refuse_overwriting
+from pooch.errors import UsageError
+from pooch.plugins import provided
 
 if TYPE_CHECKING:
-    from pooch.session.exporting import ExportReport
     from pooch.workloads import Workload
 
 
-class Exporting:
-    """Exports a workload when it is trained; knows the last report.
+class ExportReport(Protocol):
+    """What an exporter tells of the file that it wrote."""
+
+    def record(self) -> dict[str, object]:
+        """For `--json`."""
+
+    def line(self) -> str:
+        """For people."""
+
+    def refuse_different(self) -> None:
+        """Raise where the file does not compute what the model does."""
+
+
+class Export:
+    """Exports a workload once it is trained, if that was asked for.
 
     Args:
         path: the file to write, or None: nothing is exported.
@@ -22,46 +36,40 @@ class Exporting:
         force: overwrite the file.
 
     Raises:
-        UsageError: the name is no name for it, or is taken.
+        UsageError: no room exports to such a file, or the name is taken.
         WorkloadError: a package is missing.
     """
 
     def __init__(self, path: Path | None, workload_name: str, *, force: bool) -> None:
-        self._path = path
-        self.report: ExportReport | None = None
+        self._export: Callable[[Workload], ExportReport] | None = None
+        self._report: ExportReport | None = None
         if path is not None:
-            from pooch.session.exporting import check_export
-
-            check_export(path, workload_name)
+            self._export = _find_exporter(path)(path, workload_name)
             refuse_overwriting(path, force)
 
     def __call__(self, workload: Workload) -> None:
         """Export, if that was asked for."""
-        if self._path is not None:
-            from pooch.session.exporting import export_trained
-
-            self.report = export_trained(workload, self._path)
+        if self._export is not None:
+            self._report = self._export(workload)
 
     def record(self) -> dict[str, object]:
-        """For `--json`."""
-        if self.report is None:
-            return {}
-        return {"export": asdict(self.report) | {"same": self.report.is_same}}
+        """For `--json`; empty where nothing was exported."""
+        return {} if self._report is None else {"export": self._report.record()}
 
     def line(self) -> str | None:
-        """For people."""
-        report = self.report
-        if report is None:
-            return None
-        return (
-            f"wrote {report.path}: its {report.outputs} output(s) in onnxruntime differ by "
-            f"{report.largest_difference:.1e} at most, {report.relative_difference:.1e} of the largest output "
-            f"(tolerated: {report.tolerance:.0e})"
-        )
+        """For people; None where nothing was exported."""
+        return None if self._report is None else self._report.line()
 
     def refuse_different(self) -> None:
         """Outputs that differ by too much are an error."""
-        if self.report is not None:
-            from pooch.session.exporting import refuse_different
+        if self._report is not None:
+            self._report.refuse_different()
 
-            refuse_different(self.report)
+
+def _find_exporter(path: Path) -> Callable[[Path, str], Callable[[Workload], ExportReport]]:
+    exporters = provided("exporters")
+    if path.suffix not in exporters:
+        known = ", ".join(exporters)
+        raise UsageError(f"{path} does not end in {known}: --export takes the name of such a file")
+    found: Callable[[Path, str], Callable[[Workload], ExportReport]] = exporters[path.suffix].load()
+    return found

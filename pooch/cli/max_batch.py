@@ -54,13 +54,13 @@ def command(
     **searching: Any,
 ) -> None:
     """Find the largest batch of WORKLOAD that fits into --budget under a plan, and the throughput up to there."""
-    from pooch import session
+    from pooch.batch_search.sizing import max_batch
     from pooch.devices import find_device
     from pooch.workloads import parse_settings
 
     _check_plot(plot, force)
     with progress_shown() as progress:
-        result = session.max_batch(
+        result = max_batch(
             workload,
             settings=parse_settings(settings),
             device_model=find_device(device_model) if device_model else None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pooch.cli.exporting import Exporting
+from pooch.cli.exporting import Export
 from pooch.cli.options import (
     PATH,
     budget_option,
@@ -28,7 +28,7 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 from pooch.errors import FileFormatError, UsageError
 
 if TYPE_CHECKING:
-    from pooch.session import Optimized
+    from pooch.measure.measuring import Optimized
 
 _PROFILE, _PLAN = "profile.json", "plan.json"
 
@@ -60,32 +60,30 @@ def command(
     **optimizing: Any,
 ) -> None:
     """Profile WORKLOAD, plan it under --budget, train it under the plan, and measure that."""
-    from pooch import session
     from pooch.cli.run import print_export, print_training, refuse_broken_promise
+    from pooch.measure.measuring import optimize
     from pooch.report.summaries import plan_record, profile_record
     from pooch.report.tables import choices_table, plan_table, profile_table
     from pooch.report.training import training_record
     from pooch.workloads import parse_settings, workload_factory
 
     _check_folder(folder, force)
-    exporting = Exporting(export_path, workload, force=force)
+    export = Export(export_path, workload, force=force)
     factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
     options = options_of_policy(policy_options, optimizing["policy"])
     with progress_shown() as progress:
-        result = session.optimize(
-            factory, budget, policy_options=options, when_trained=exporting, progress=progress, **optimizing
-        )
+        result = optimize(factory, budget, policy_options=options, when_trained=export, progress=progress, **optimizing)
     if folder is not None:
         _save(result, folder)
     if as_json:
         parts = {"profile": profile_record(result.profile), "plan": plan_record(result.plan)}
-        print_json(parts | {"training": training_record(result.training)} | exporting.record())
+        print_json(parts | {"training": training_record(result.training)} | export.record())
     else:
         print_tables(profile_table(result.profile), plan_table(result.plan), choices_table(result.plan))
         print_training(result.training)
-        print_export(exporting)
+        print_export(export)
     refuse_broken_promise(result.training)
-    exporting.refuse_different()
+    export.refuse_different()
 
 
 def _check_folder(folder: Path | None, force: bool) -> None:

@@ -42,14 +42,14 @@ def command(
     **planning: Any,
 ) -> None:
     """Choose keep, swap or recompute for every activation of profile P.json."""
-    from pooch import session
+    from pooch.api.planning import plan as make_plan
     from pooch.ir import Profile
 
     refuse_overwriting(output, force)
     profile = Profile.load(profile_path).shared_by(ranks)
     options = options_of_policy(policy_options, planning["policy"])
     with progress_shown() as progress:
-        plan = session.plan(profile, budget, policy_options=options, progress=progress, **planning)
+        plan = make_plan(profile, budget, policy_options=options, progress=progress, **planning)
     if output is not None:
         plan.save(output)
     if as_json:

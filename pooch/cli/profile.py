@@ -47,7 +47,7 @@ def command(
     force: bool,
 ) -> None:
     """Measure one training step of WORKLOAD, or model it (--mode fake, --device-model)."""
-    from pooch import session
+    from pooch.api.profiling import profile_workload
     from pooch.devices import find_device
     from pooch.workloads import parse_settings, workload_factory
 
@@ -56,7 +56,7 @@ def command(
     with progress_shown() as progress:
         progress(f"building {workload}")
         factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
-        profile = session.profile_workload(
+        profile = profile_workload(
             factory,
             accumulate=accumulate,
             warmup=warmup,

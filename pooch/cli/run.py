@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pooch.cli.exporting import Exporting
+from pooch.cli.exporting import Export
 from pooch.cli.options import PATH, export_option, force_option, json_option, training_options, workload_options
 from pooch.cli.output import print_json, print_tables, progress_shown
 from pooch.errors import PoochError
 
 if TYPE_CHECKING:
-    from pooch.session import TrainingReport
+    from pooch.measure.measuring import TrainingReport
 
 
 @click.command("run")
@@ -37,25 +37,25 @@ def command(
     force: bool,
 ) -> None:
     """Train WORKLOAD for a few steps under a plan; tell peak, time and whether the numbers are the same."""
-    from pooch import session
     from pooch.ir import Plan
+    from pooch.measure.measuring import measure_training
     from pooch.report.training import training_record
     from pooch.workloads import parse_settings, workload_factory
 
-    exporting = Exporting(export_path, workload, force=force)
+    export = Export(export_path, workload, force=force)
     plan = Plan.load(plan_path) if plan_path else None
     factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
     with progress_shown() as progress:
-        report = session.measure_training(
-            factory, plan, steps=steps, check=check, hard_limit=hard_limit, when_trained=exporting, progress=progress
+        report = measure_training(
+            factory, plan, steps=steps, check=check, hard_limit=hard_limit, when_trained=export, progress=progress
         )
     if as_json:
-        print_json(training_record(report) | exporting.record())
+        print_json(training_record(report) | export.record())
     else:
         print_training(report)
-        print_export(exporting)
+        print_export(export)
     refuse_broken_promise(report)
-    exporting.refuse_different()
+    export.refuse_different()
 
 
 def print_training(report: TrainingReport) -> None:
@@ -65,9 +65,9 @@ def print_training(report: TrainingReport) -> None:
     print_tables(*training_tables(report))
 
 
-def print_export(exporting: Exporting) -> None:
+def print_export(export: Export) -> None:
     """The line of an export, if there was one."""
-    if (line := exporting.line()) is not None:
+    if (line := export.line()) is not None:
         click.echo(line)
 
 

@@ -19,13 +19,13 @@ from pooch.cli.output import print_json, print_tables
 @force_option
 def command(profile_path: Path, plan_path: Path, trace: Path | None, ranks: int, as_json: bool, force: bool) -> None:
     """Predict one step of profile P.json under PLAN.json."""
-    from pooch import session
+    from pooch.api.simulation import simulate
     from pooch.ir import Plan, Profile
     from pooch.ir.files import replace_file
 
     refuse_overwriting(trace, force)
     profile = Profile.load(profile_path).shared_by(ranks)
-    timeline = session.simulate(profile, Plan.load(plan_path))
+    timeline = simulate(profile, Plan.load(plan_path))
     if trace is not None:
         from pooch.report.trace import trace_text
 

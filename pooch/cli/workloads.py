@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 @json_option
 def command(name: str | None, as_json: bool) -> None:
     """List the built-in workloads, or the named sizes of one."""
-    from pooch.workloads import BUILT_IN, built_in
+    from pooch.workloads import built_in, built_in_workloads
 
     if name is None:
-        entries = list(BUILT_IN.values())
+        entries = list(built_in_workloads().values())
     else:
         entry = built_in(name)
         if entry is None:
-            raise UsageError(f"there is no built-in workload {name!r}: there are {', '.join(BUILT_IN)}")
+            raise UsageError(f"there is no built-in workload {name!r}: there are {', '.join(built_in_workloads())}")
         entries = [entry]
     if as_json:
         print_json([_record(entry) for entry in entries])

@@ -55,7 +55,7 @@ def known_devices() -> dict[str, DeviceModel]:
         FileFormatError: the user's file cannot be read.
     """
     own = user_catalogue()
-    text = files("pooch.devices").joinpath("catalogue.toml").read_text(encoding="utf-8")
+    text = files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
     return _parse(text, "catalogue.toml") | (read_catalogue(own) if own.exists() else {})
 
 

@@ -201,6 +201,6 @@ def _validated(cls: type[Document], content: dict[str, Any], path: str | Path) -
     if cls is Plan and content.get("checksum") != checksum(fields):
         raise FileFormatError(
             f"{path} was changed since it was made: {_MAKE_AGAIN[cls]}, or of your own decisions with "
-            "`Plan.from_decisions`"
+            "`pooch.plan_from_decisions`"
         )
     return document

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from pooch.ir.dataflow import Dataflow
 from pooch.ir.plan import Plan
 from pooch.ir.profile import Profile, Value
 from pooch.ir.timeline import Timeline
@@ -29,8 +28,6 @@ _PROFILE_COLUMNS = (
     "saved_outside_model",
     "copy_out_ms",
     "copy_in_ms",
-    "replay_ms",
-    "refusal",
 )
 _PLAN_COLUMNS = (
     "choice",
@@ -49,17 +46,14 @@ _TIMELINE_COLUMNS = ("stream", "kind", "slot", "target", "start_ms", "end_ms")
 def profile_frame(profile: Profile) -> pandas.DataFrame:
     """One row per activation in forward order, indexed by `activation` (its id).
 
-    `layer` is the module that made it and `op` the operator; `replay_ms` is the time of its own recipe with its sources
-    at hand (nan where `refusal` says why it cannot be recomputed).
+    `layer` is the module that made it and `op` the operator. What recomputing it costs is in `pooch.activation_costs`.
     """
-    dataflow = Dataflow(profile)
-    rows = [_profile_row(dataflow, value) for value in profile.activations]
+    rows = [_profile_row(profile, value) for value in profile.activations]
     index = [value.id for value in profile.activations]
     return _indexed_frame(rows, index, _PROFILE_COLUMNS)
 
 
-def _profile_row(dataflow: Dataflow, value: Value) -> dict[str, object]:
-    profile = dataflow.profile
+def _profile_row(profile: Profile, value: Value) -> dict[str, object]:
     op = profile.ops[value.producer]
     known = {name: getattr(value, name) for name in _PROFILE_COLUMNS if name in Value.__slots__}
     return known | {
@@ -67,8 +61,6 @@ def _profile_row(dataflow: Dataflow, value: Value) -> dict[str, object]:
         "op": op.name,
         "copy_out_ms": profile.link.out_ms(value.size_bytes),
         "copy_in_ms": profile.link.in_ms(value.size_bytes),
-        "replay_ms": dataflow.replay_ms(value.id),
-        "refusal": dataflow.refusal(value.id),
     }
 
 

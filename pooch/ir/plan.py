@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pooch.ir.profile import Profile
 from pooch.ir.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -125,20 +124,6 @@ class Plan:
         from pooch.ir.files import load_document
 
         return load_document(cls, path)
-
-    @classmethod
-    def from_decisions(
-        cls, profile: Profile, decisions: Decisions, budget: int | str | None = None, *, region: Region = "model"
-    ) -> Plan:
-        """Make a plan of hand-made or foreign decisions; activations not named are kept.
-
-        Raises:
-            UsageError: a decision names no activation of the profile, or asks for an impossible recompute.
-            InfeasibleBudget: a budget was given and the decisions do not fit into it.
-        """
-        from pooch.session import plan_from_decisions
-
-        return plan_from_decisions(profile, decisions, budget, region=region)
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per activation: the decision and its reason in numbers (pandas)."""

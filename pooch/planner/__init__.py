@@ -11,7 +11,7 @@ from pooch.planner.contract import (
 )
 from pooch.planner.options import described, option_names
 from pooch.planner.planning import make_plan, make_plans
-from pooch.planner.policies import policies
+from pooch.planner.policies import find_policy, policy_names
 from pooch.planner.smallest import smallest_budget
 
 __all__ = [
@@ -23,9 +23,10 @@ __all__ = [
     "PolicyOutcome",
     "Progress",
     "described",
+    "find_policy",
     "make_plan",
     "make_plans",
     "option_names",
-    "policies",
+    "policy_names",
     "smallest_budget",
 ]

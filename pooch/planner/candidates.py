@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from pooch.ir.dataflow import Dataflow, Gap
+from pooch.analysis.dataflow import Dataflow, Gap
 from pooch.ir.plan import Choice, Decisions
 from pooch.ir.profile import Value
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from pooch.ir.dataflow import Dataflow
+from pooch.analysis.dataflow import Dataflow
 from pooch.ir.plan import Choice, Decision, Decisions
 from pooch.ir.schedule import Schedule
 from pooch.ir.timeline import Timeline

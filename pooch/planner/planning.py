@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from pooch.errors import InfeasibleBudget, UsageError
-from pooch.ir.dataflow import Dataflow
+from pooch.analysis.dataflow import Dataflow
+from pooch.errors import InfeasibleBudget
 from pooch.planner.alternatives import weigh_alternatives
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import (
@@ -15,13 +15,12 @@ from pooch.planner.contract import (
     Evaluator,
     PlannedDecisions,
     PlanningRequest,
-    Policy,
     PolicyOutcome,
     Progress,
     Status,
 )
 from pooch.planner.options import with_options
-from pooch.planner.policies import policies
+from pooch.planner.policies import find_policy
 from pooch.planner.reasons import decision_rows
 
 
@@ -44,7 +43,7 @@ def make_plan(
         dataflow: the profile, and the region to plan for.
         budget_bytes: bound on all device bytes.
         evaluator: lowering and simulation.
-        policy: a name in `policies`.
+        policy: a name that `policy_names` gives.
         host_budget_bytes: bound on the bytes in the swap tier, None = unlimited.
         time_limit_s: a safety; planning normally ends by itself and earlier.
         progress: called with a text and the share that is done.
@@ -107,17 +106,6 @@ def make_plans(
                 known=tuple(plan.outcome for plan in plans.values()),
             )
     return plans
-
-
-def find_policy(name: str) -> Policy:
-    """The policy of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if name not in policies:
-        raise UsageError(f"there is no policy {name!r}: choose one of {', '.join(sorted(policies))}")
-    return policies[name]
 
 
 def _gap(outcome: PolicyOutcome) -> float:

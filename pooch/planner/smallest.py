@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InfeasibleBudget
-from pooch.ir.dataflow import Dataflow
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import Evaluator, PlanningRequest
-from pooch.planner.minimum import leanest_plan
 from pooch.planner.options import with_options
-from pooch.planner.planning import find_policy
-from pooch.planner.trials import Trials
+from pooch.planner.policies import find_policy
+from pooch.planner.search.leanest import leanest_plan
+from pooch.planner.search.trials import Trials
 
 
 def smallest_budget(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy
 
+from pooch.api.simulation import simulate, simulate_in_core
 from pooch.ir import Interval, Plan, Profile, Timeline
 from pooch.report.layers import layer_frame
-from pooch.session import simulate, simulate_in_core
 
 # Bars closer together than this share of the step are drawn as one: a thousand hairlines show nothing.
 _MERGED_SHARE = 1 / 2000

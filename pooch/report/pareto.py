@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pooch.session import ComparisonRow
+from pooch.measure.comparison import ComparisonRow
 from pooch.units import format_bytes
 
 # Colours that people with any colour vision tell apart (Okabe and Ito); markers tell the rest.

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from pooch.devices import DeviceModel
 from pooch.ir import Device, Link, Plan, Profile, Timeline
-from pooch.session import ComparisonRow
+from pooch.measure.comparison import ComparisonRow
 
 Record = dict[str, object]
 

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pooch.ir import Device, HookCosts, Link, Plan, Profile, Timeline
+from pooch.measure.comparison import ComparisonRow
 from pooch.report.layers import choice_frame, layer_frame
 from pooch.report.summaries import Record, comparison_records, is_modelled
-from pooch.session import ComparisonRow
 from pooch.units import format_bytes, format_ms
 
 if TYPE_CHECKING:

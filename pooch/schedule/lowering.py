@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
+from pooch.analysis.dataflow import Dataflow
+from pooch.analysis.occupancy import occupancy
 from pooch.errors import UsageError
 from pooch.ir import Action, Choice, Decisions, Schedule
-from pooch.ir.dataflow import Dataflow
-from pooch.ir.occupancy import occupancy
 from pooch.ir.schedule import ActionKind
 from pooch.schedule.actions import action
 from pooch.schedule.host_layout import lay_out

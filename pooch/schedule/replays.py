@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.ir import Action, Choice
-from pooch.ir.dataflow import Dataflow
 from pooch.schedule.actions import action
 
 

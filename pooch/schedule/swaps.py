@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy
 
-from pooch.ir.dataflow import Dataflow
-from pooch.ir.occupancy import Occupancy
+from pooch.analysis.dataflow import Dataflow
+from pooch.analysis.occupancy import Occupancy
 
 # What leaves first where memory is short: what costs nothing, then what is on its way out anyhow, then what has to be
 # copied back once more, and of those what is needed last.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NoReturn
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InvalidSchedule
 from pooch.ir import Action, Decisions, Schedule
-from pooch.ir.dataflow import Dataflow
 from pooch.schedule.ledger import SCHEDULE, STEP, Ledger
 from pooch.schedule.wellformed import check_form
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy
 
+from pooch.analysis.dataflow import Dataflow
+from pooch.analysis.occupancy import occupancy
 from pooch.ir import Action, Interval, Schedule, Timeline
-from pooch.ir.dataflow import Dataflow
-from pooch.ir.occupancy import occupancy
 from pooch.ir.timeline import Stream
 from pooch.simulator.streams import Streams
 

@@ -1,13 +1,12 @@
 """Models to profile: built-in ones, and the loader for the user's own. Importing this does not import torch."""
 
 from pooch.workloads.base import Workload
-from pooch.workloads.catalogue import BUILT_IN
+from pooch.workloads.catalogue import built_in_workloads
 from pooch.workloads.loading import WorkloadFactory, built_in, load_workload, workload_factory, workload_growth
 from pooch.workloads.registry import BuiltIn, Growth, Preset
 from pooch.workloads.settings import Setting, parse_settings
 
 __all__ = [
-    "BUILT_IN",
     "BuiltIn",
     "Growth",
     "Preset",
@@ -15,6 +14,7 @@ __all__ = [
     "Workload",
     "WorkloadFactory",
     "built_in",
+    "built_in_workloads",
     "load_workload",
     "parse_settings",
     "workload_factory",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pooch.errors import PoochError, WorkloadError
+from pooch.plugins import provided
 from pooch.workloads.base import Workload
-from pooch.workloads.catalogue import BUILT_IN
-from pooch.workloads.onnx_file import onnx_function
+from pooch.workloads.catalogue import built_in_workloads
 from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth
 from pooch.workloads.settings import Setting, call_arguments, check_batch_size
 from pooch.workloads.user_file import first_line, load_function
@@ -95,8 +95,9 @@ def find_function(name: str) -> tuple[Callable[..., Any], dict[str, Setting]]:
         _, _, size = name.partition("@")
         preset = dict(entry.preset(size).settings) if "@" in name else {}
         return entry.function(), dict(entry.defaults or {}) | preset
-    if name.endswith(".onnx"):
-        return onnx_function(name), {}
+    for suffix, reader in provided("workload_files").items():
+        if name.endswith(suffix):
+            return reader.load()(name), {}
     path, colon, function_name = name.rpartition(":")
     if colon and path and function_name:
         return load_function(path, function_name), {}
@@ -105,7 +106,7 @@ def find_function(name: str) -> tuple[Callable[..., Any], dict[str, Setting]]:
 
 def built_in(name: str) -> BuiltIn | None:
     """The built-in workload that a typed name means, with or without a size; None where it means something else."""
-    return BUILT_IN.get(name.partition("@")[0])
+    return built_in_workloads().get(name.partition("@")[0])
 
 
 def workload_growth(name: str, setting: str = "batch_size") -> Growth:
@@ -125,8 +126,8 @@ def workload_growth(name: str, setting: str = "batch_size") -> Growth:
 def _unknown(name: str) -> str:
     if name.endswith((".py", ".py:")):
         return f"the workload {name!r} names no function: write {name.rstrip(':')}:function"
-    close = difflib.get_close_matches(name, BUILT_IN, n=2, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(BUILT_IN)}"
+    close = difflib.get_close_matches(name, built_in_workloads(), n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(built_in_workloads())}"
     return f"there is no workload {name!r}: {hint}; or give file.py:function or model.onnx"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.results import FOLDER, OUTPUT, page
-from pooch.reproduction import EXPERIMENTS, reproduce
+from pooch.published.experiments import EXPERIMENTS
+from pooch.published.running import reproduce
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,10 +14,10 @@ from torch import nn
 from benchmarks import against_checkpoint, main_job
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.samples import StepCost, of_kind, ratios, spread, step_cost, step_rows, take_turns, timing_of, told
+from pooch.analysis.dataflow import Dataflow
 from pooch.executor import Run
 from pooch.ir import Plan
-from pooch.ir.dataflow import Dataflow
-from pooch.session.training import applied
+from pooch.measure.training import applied
 from pooch.workloads import Workload
 
 

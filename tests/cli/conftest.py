@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pooch.api.planning import plan as make_plan
 from pooch.cli import main
 from pooch.ir import Plan, Profile
-from pooch.session import plan as make_plan
 from tests.toys import FAST_LINK, blocks
 
 

@@ -23,9 +23,9 @@ COMMANDS = (
     "simulate",
     "compare",
     "max-batch",
-    "reproduce",
     "devices",
     "workloads",
+    "reproduce",  # of an optional room, so it comes last
 )
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pooch.api import profiling
+from pooch.api.planning import plan
+from pooch.api.profiling import profile_workload
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link
-from pooch.session import plan, profile_workload, profiling
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.workloads import workload_factory
 from tests.cli.conftest import Command

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.cli.conftest import Command
-from tests.workloads.onnx.support import export
+from tests.onnx.support import export
 
 
 class Layers(nn.Module):
@@ -69,7 +69,7 @@ def test_profiled_planned_and_run(pooch_command: Command, model: Path, tmp_path:
 def test_an_export_that_differs_is_an_error(
     pooch_command: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pooch.session import exporting
+    from pooch.onnx import exporting
 
     run_file = exporting._run_file
     monkeypatch.setattr(exporting, "_run_file", lambda *given: [each + 1 for each in run_file(*given)])

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.evaluation import StageEvaluator, verified_timeline
+from pooch.api.plan_building import PlanOutcome, pack_plan
+from pooch.api.planning import manual_rows
 from pooch.executor import Run, RunStats, apply_plan
 from pooch.ir import Choice, Decisions, Link, Plan, Profile, Region
-from pooch.ir.dataflow import Dataflow
 from pooch.profiler import ProfileOptions, profile_step
-from pooch.session.evaluation import StageEvaluator, verified_timeline
-from pooch.session.packing import PlanOutcome, pack_plan
-from pooch.session.planning import manual_rows
 from tests.executor.nets import Job
 
 LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)

@@ -17,12 +17,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pooch.api.planning import plan as make_plan
+from pooch.api.planning import plan_from_decisions, smallest_budget
+from pooch.api.profiling import profile as make_profile
 from pooch.errors import UsageError
 from pooch.executor import Run, apply_plan
 from pooch.ir import Plan, Region
-from pooch.session import plan as make_plan
-from pooch.session import plan_from_decisions, smallest_budget
-from pooch.session import profile as make_profile
 from pooch.torchtools.calls import PLACE
 from tests.executor.support import (
     all_of,

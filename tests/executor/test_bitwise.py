@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import pooch
-from pooch.ir import Choice, Plan, Region
+from pooch.api.planning import plan_from_decisions
+from pooch.ir import Choice, Region
 from tests.executor.nets import KINDS, make_job
 from tests.executor.support import (
     all_of,
@@ -79,7 +80,7 @@ def test_decisions_by_hand() -> None:
     plain, _ = train(make_job("transformer", 2), None)
     job = make_job("transformer", 2)
     profile = profile_job(job)
-    plan = Plan.from_decisions(profile, mixed(profile, "model"))
+    plan = plan_from_decisions(profile, mixed(profile, "model"))
     planned, stats = train(job, plan)
     assert stats is not None
     assert stats.swapped_out_bytes > 0

@@ -15,9 +15,9 @@ from pooch.errors import PlanMismatch
 from pooch.executor import apply_plan
 from pooch.executor.repeatable import refuse_unrepeatable
 from pooch.ir import Plan
+from pooch.measure.hard_limit import exact_allocator
 from pooch.profiler.device_times import _kernels_ms
 from pooch.profiler.recorder import ForwardRecorder
-from pooch.session.hard_limit import exact_allocator
 from pooch.torchtools import determinism, operators
 from pooch.torchtools.operators import call_refusal, operator_facts
 from tests.executor.nets import make_job

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import pooch
+from pooch.api.guarding import Guard
 from pooch.errors import PlanMismatch, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.engines.pinned import PinnedBlock
 from pooch.executor.engines.streams import StreamEngine
 from pooch.executor.snapshot import StepSnapshot
-from pooch.session.guarding import Guard
-from pooch.session.hard_limit import SLACK_BYTES, limit_gpu
+from pooch.measure.hard_limit import SLACK_BYTES, limit_gpu
 from pooch.torchtools.memory_meter import MemoryMeter
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pooch.executor import apply_plan
 from pooch.ir import Choice, Region
-from pooch.session.training import first_difference, train_steps
+from pooch.measure.training import first_difference, train_steps
 from pooch.workloads import Workload
 from tests.executor.support import all_of, quick_profile, region_of, tight_plan
 

@@ -17,10 +17,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pooch
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InfeasibleBudget
 from pooch.executor import Run, apply_plan
 from pooch.ir import Choice, Plan, Profile
-from pooch.ir.dataflow import Dataflow
 from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, live_bytes, marker, quiet_collector
 from tests import toys
 from tests.executor.support import all_of, assert_same, is_same, moved_bytes, quick_profile, tight_plan

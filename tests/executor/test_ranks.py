@@ -14,9 +14,9 @@ from torch import Tensor, distributed, multiprocessing, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import ProfileError
 from pooch.executor import apply_plan
-from pooch.ir.dataflow import Dataflow
 from pooch.profiler import assembly
 from tests.executor.support import all_of, quick_profile, tight_plan
 from tests.executor.test_ways_of_training import CHOICES, Layers, check

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from pooch.api.guarding import Guard
+from pooch.api.planning import plan_from_decisions
 from pooch.errors import TierError, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.actions import StepActions
@@ -19,8 +21,6 @@ from pooch.executor.engines.pinned import PinnedBlock, blocks_kept
 from pooch.executor.engines.streams import StreamArena, StreamEngine, StreamTicket
 from pooch.executor.mode import StepMode
 from pooch.executor.step import PlannedStep
-from pooch.ir import Plan
-from pooch.session.guarding import Guard
 from pooch.torchtools import accelerators, cuda_only
 from tests.executor.fake_streams import Event, Machine, Race, Stream, install
 from tests.executor.nets import make_job
@@ -410,7 +410,7 @@ def test_a_value_that_is_let_go_of_in_mid_copy_stays_until_the_copy_is_done(
 
     job = make_job("conv")
     profile = profile_job(job)
-    plan = Plan.from_decisions(profile, all_of(profile, "swap"), int(0.9 * profile.peak_bytes), region="step")
+    plan = plan_from_decisions(profile, all_of(profile, "swap"), int(0.9 * profile.peak_bytes), region="step")
     watch_program(on_the_fake, monkeypatch, lambda count: False)
     monkeypatch.setattr(StepMode, "__torch_dispatch__", stopping(StepMode.__torch_dispatch__))
     monkeypatch.setattr(PlannedStep, "unpack", stopping(PlannedStep.unpack))

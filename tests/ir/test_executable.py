@@ -10,11 +10,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.planning import plan_from_decisions
+from pooch.api.simulation import simulate
 from pooch.errors import InvalidSchedule, PlanMismatch
 from pooch.ir import Action, Plan, Profile, Region, Schedule
-from pooch.ir.dataflow import Dataflow
 from pooch.ir.executable import check_executable, check_plan
-from pooch.session import plan_from_decisions, simulate
 from tests.executor.support import tight_plan
 from tests.toys import ToyStep, profiles, random_decisions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pooch
-from pooch.ir import Plan
+from pooch.api.planning import plan_from_decisions
 from tests.toys import blocks, chain
 
 
@@ -20,7 +20,7 @@ def test_a_profile_has_one_row_per_activation() -> None:
 
 
 def test_what_cannot_be_recomputed_has_no_replay_time_and_says_why() -> None:
-    frame = blocks(1).to_frame()
+    frame = pooch.activation_costs(blocks(1))
     refused = frame[frame["replay_ms"].isna()]
     assert list(refused["refusal"]) == ["it draws noise"]
 
@@ -28,14 +28,14 @@ def test_what_cannot_be_recomputed_has_no_replay_time_and_says_why() -> None:
 def test_a_plan_has_one_row_per_decision() -> None:
     profile = chain(4)
     chosen = {profile.activations[1].id: "recompute"}
-    frame = Plan.from_decisions(profile, chosen).to_frame()
+    frame = plan_from_decisions(profile, chosen).to_frame()
     assert frame["choice"].to_dict() == {value.id: chosen.get(value.id, "keep") for value in profile.activations}
     assert frame.loc[profile.activations[1].id, "reason"] == "decided by hand"
 
 
 def test_a_timeline_has_one_row_per_interval_and_they_fill_the_step() -> None:
     profile = chain(4)
-    timeline = pooch.simulate(profile, Plan.from_decisions(profile, {profile.activations[1].id: "recompute"}))
+    timeline = pooch.simulate(profile, plan_from_decisions(profile, {profile.activations[1].id: "recompute"}))
     frame = timeline.to_frame()
     compute = frame[frame["stream"] == "compute"]
     assert compute["duration_ms"].sum() == pytest.approx(timeline.step_ms)
@@ -44,7 +44,7 @@ def test_a_timeline_has_one_row_per_interval_and_they_fill_the_step() -> None:
 
 def test_a_memory_curve_has_two_rows_per_slot_in_order_of_time() -> None:
     profile = chain(4)
-    timeline = pooch.simulate(profile, Plan.from_decisions(profile, {}))
+    timeline = pooch.simulate(profile, plan_from_decisions(profile, {}))
     curve = timeline.memory_curve()
     assert len(curve) == 2 * len(profile.ops)
     assert curve["time_ms"].is_monotonic_increasing

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.ir import Choice, Decisions, Profile, Schedule, Timeline
-from pooch.ir.dataflow import Dataflow
-from pooch.planner import Evaluation, contract, evaluators
+from pooch.planner import Evaluation, contract
+from pooch.planner.search import evaluators
 from pooch.schedule import Lowering
 from pooch.simulator import simulate, step_time_ms
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
-from pooch.planner import PlanningRequest, PolicyOutcome, make_plan, make_plans, policies
+from pooch.planner import PlanningRequest, PolicyOutcome, find_policy, make_plan, make_plans
 from pooch.planner.policies.ilp import plan_alone
-from pooch.planner.policies.rungs import NO_TIME, better_of_smaller, rungs_below
+from pooch.planner.search.rungs import NO_TIME, better_of_smaller, rungs_below
 from pooch.units import parse_budget
 from tests.planner.networks import PCIE_16, gpt2
 from tests.planner.support import case, leave_no_time
@@ -103,7 +103,7 @@ def test_a_rung_whose_plan_is_faster_is_taken() -> None:
     best = make_plan(of.dataflow, good, of.evaluator)
 
     def forgetful(request: PlanningRequest) -> PolicyOutcome:
-        return plan_alone(request) if request.budget_bytes <= good else policies["swap_all"](request)
+        return plan_alone(request) if request.budget_bytes <= good else find_policy("swap_all")(request)
 
     request = PlanningRequest(of.dataflow, asked, of.evaluator)
     slow = replace(forgetful(request), proven=True)

@@ -6,7 +6,7 @@ import pytest
 
 from pooch.errors import UsageError
 from pooch.ir import Link
-from pooch.planner import make_plan, option_names, policies
+from pooch.planner import find_policy, make_plan, option_names
 from pooch.planner.options import with_options
 from tests.planner.support import case
 from tests.toys import chain
@@ -15,17 +15,17 @@ LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)
 
 
 def test_parameters_are_those_that_users_of_the_methods_have() -> None:
-    assert option_names(policies["tflms"]) == {"n_tensors": 0, "lb": 1}
-    assert option_names(policies["tf_latest_first"]) == {"limit_fraction": 0.7, "least_bytes": 2048}
-    assert option_names(policies["tflms_auto"]) == {"memory_ratio": 0.9}
-    assert option_names(policies["ilp"]) == {}
+    assert option_names(find_policy("tflms")) == {"n_tensors": 0, "lb": 1}
+    assert option_names(find_policy("tf_latest_first")) == {"limit_fraction": 0.7, "least_bytes": 2048}
+    assert option_names(find_policy("tflms_auto")) == {"memory_ratio": 0.9}
+    assert option_names(find_policy("ilp")) == {}
 
 
 def test_texts_are_read_as_the_type_of_the_default() -> None:
-    assert option_names(with_options(policies["tflms"], "tflms", {"lb": "4"}))["lb"] == 4
-    changed = with_options(policies["tf_earliest_first"], "tf_earliest_first", {"limit_fraction": "0.5"})
+    assert option_names(with_options(find_policy("tflms"), "tflms", {"lb": "4"}))["lb"] == 4
+    changed = with_options(find_policy("tf_earliest_first"), "tf_earliest_first", {"limit_fraction": "0.5"})
     assert option_names(changed)["limit_fraction"] == 0.5
-    assert option_names(policies["tf_earliest_first"])["limit_fraction"] == 0.7, "the registered one stays as it is"
+    assert option_names(find_policy("tf_earliest_first"))["limit_fraction"] == 0.7, "the registered one stays as it is"
 
 
 def test_a_parameter_changes_the_plan() -> None:
@@ -51,4 +51,4 @@ def test_a_parameter_changes_the_plan() -> None:
 )
 def test_parameters_that_make_no_sense(policy: str, options: dict[str, object], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        with_options(policies[policy], policy, options)
+        with_options(find_policy(policy), policy, options)

@@ -7,7 +7,7 @@ import pytest
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Decisions, Link
-from pooch.planner import Evaluation, PlanningRequest, make_plan, policies
+from pooch.planner import Evaluation, PlanningRequest, find_policy, make_plan
 from tests.planner.networks import MIB, PCIE_16, SPILL_FILE, gpt2, resnet50
 from tests.planner.support import Case, RealEvaluator, case, leave_no_time, oracle_peak
 from tests.toys import SLOW_LINK, ToyStep, blocks, chain, ladder
@@ -89,7 +89,7 @@ def test_swap_all_keeps_what_the_tier_cannot_hold() -> None:
 
 def test_aliases_and_unknown_names() -> None:
     of = small()
-    assert policies["in_core"] is policies["keep_all"]
+    assert find_policy("in_core") is find_policy("keep_all")
     with pytest.raises(UsageError, match=r"no policy 'magic'.*ilp"):
         make_plan(of.dataflow, 100, of.evaluator, policy="magic")
 
@@ -234,7 +234,7 @@ def test_without_any_time_left_the_plan_of_a_rule_is_given(monkeypatch: pytest.M
     of = case(gpt2(link=PCIE_16, speed=50))
     request = PlanningRequest(of.dataflow, of.share(0.45), of.evaluator)
     # WHEN it is planned
-    planned = policies["ilp"](request)
+    planned = find_policy("ilp")(request)
     # THEN there is a plan all the same, and a note of what there was no time for
     assert planned.evaluation.timeline.peak_bytes <= of.share(0.45)
     assert not planned.proven

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from pooch.ir import Choice, Decisions, HookCosts, Profile
 from pooch.planner.candidates import Candidates
-from pooch.planner.classes import make_classes
 from pooch.planner.contract import PlanningRequest
-from pooch.planner.marks import choose_marks
-from pooch.planner.program import StepProgram
-from pooch.planner.solver import Limits, Solution
-from pooch.planner.trials import Trials
+from pooch.planner.program.classes import make_classes
+from pooch.planner.program.marks import choose_marks
+from pooch.planner.program.solver import Limits, Solution
+from pooch.planner.program.step_program import StepProgram
+from pooch.planner.search.trials import Trials
 from tests.planner.networks import PCIE_16, SPILL_FILE, gpt2, resnet50
 from tests.planner.support import Case, case
 from tests.toys import blocks, profiles, random_decisions, random_profile

@@ -14,8 +14,8 @@ from random import Random
 import pulp
 import pytest
 
-from pooch.planner import solver_thread
-from pooch.planner.solver import Limits, LinearProgram, SolverUnavailable, Variable
+from pooch.planner.program import solver_thread
+from pooch.planner.program.solver import Limits, LinearProgram, SolverUnavailable, Variable
 
 LIMITS = Limits(gap=0.0, nodes=1000, time_s=10.0)
 PRICES, WEIGHTS = (10.0, 13.0, 7.0, 8.0), (5.0, 7.0, 3.0, 4.0)  # best under weight 11: the last three but one
@@ -149,7 +149,7 @@ class Model: ...
 
 def train():
     model = Model()
-    import pooch.planner.solver
+    import pooch.planner.program.solver
     return weakref.ref(model)
 
 model = train()

@@ -232,8 +232,8 @@ def test_a_model_bigger_than_any_memory() -> None:
         rows = torch.rand(64, 1 << 17)
         return Workload(model, lambda: model(rows).square().mean(), torch.optim.Adam(model.parameters()))
 
+    from pooch.api.profiling import profile_workload
     from pooch.devices import find_device
-    from pooch.session import profile_workload
 
     profile = profile_workload(build, device_model=find_device("H200"))
     assert profile.persistent_bytes > 3 * 2**39  # weights and Adam's two moments

@@ -12,16 +12,17 @@ from rich.console import Console
 from torch import nn
 
 import pooch
+from pooch.api.profiling import profile_workload
 from pooch.devices import DeviceModel, LinkModel, find_device
 from pooch.errors import UsageError
 from pooch.ir import Profile
 from pooch.ir.consistency import check_profile
+from pooch.measure.comparison import compare
 from pooch.profiler.fake.flops import moved_bytes, operations
 from pooch.profiler.fake.kernels import sized_workspaces
 from pooch.report.curves import profile_title
 from pooch.report.summaries import comparison_records, plan_record, profile_record
 from pooch.report.tables import comparison_table, plan_table, profile_table
-from pooch.session import compare, profile_workload
 from pooch.workloads import Workload, workload_factory
 
 aten = torch.ops.aten

@@ -28,8 +28,8 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def _known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs of transfers and hooks are not what these tests are about, and take most of a profile's time."""
+    from pooch.api import profiling
     from pooch.executor.engines import measurement
-    from pooch.session import profiling
     from tests.executor.support import LINK
 
     monkeypatch.setattr(measurement, "measure_link", lambda engine, device, **options: LINK)
@@ -195,7 +195,7 @@ def test_persistent_bytes_are_those_of_the_user_alone_with_large_buffers(mode: s
 
 
 def test_persistent_bytes_of_a_model_that_is_built_fake_are_its_own() -> None:
-    from pooch.session import profile_workload
+    from pooch.api.profiling import profile_workload
 
     def build() -> pooch.Workload:
         model, rows = Filtered(), torch.ones(MIB)

@@ -8,11 +8,10 @@ import io
 import pytest
 from rich.console import Console
 
+from pooch.measure.comparison import ComparisonRow, Measured, compare
 from pooch.report.pareto import draw_pareto, pareto_picture
 from pooch.report.summaries import byte_shares, comparison_csv
 from pooch.report.tables import comparison_table, measured_table
-from pooch.session import ComparisonRow, compare
-from pooch.session.comparison import Measured
 from tests.toys import FAST_LINK, blocks
 
 POLICIES = ("ilp", "keep_all", "swap_all", "superneurons")

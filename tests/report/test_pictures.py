@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.planning import plan_from_decisions
+from pooch.api.simulation import simulate
 from pooch.errors import UsageError
 from pooch.ir import Plan, Profile
-from pooch.ir.dataflow import Dataflow
 from pooch.report.curves import plan_picture, profile_picture, stream_bars
 from pooch.report.figures import draw_plan, draw_profile, save_figure
 from pooch.report.trace import trace_text
-from pooch.session import plan_from_decisions, simulate
 from tests.toys import SLOW_LINK, blocks, some_decisions
 
 

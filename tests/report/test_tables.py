@@ -10,13 +10,15 @@ import pytest
 from rich.console import Console
 
 import pooch
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.planning import plan_from_decisions
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Device, HookCosts, Plan, Profile
-from pooch.ir.dataflow import Dataflow
+from pooch.measure.comparison import compare
+from pooch.measure.measuring import TrainingReport
 from pooch.report import summaries, tables
 from pooch.report.layers import OUTSIDE, choice_frame, layer_frame, layer_of
 from pooch.report.training import broken_promise, training_record, training_tables
-from pooch.session import TrainingReport, compare
 from tests.toys import FAST_LINK, blocks, some_decisions
 
 
@@ -34,7 +36,7 @@ def profile() -> Profile:
 
 @pytest.fixture
 def plan(profile: Profile) -> Plan:
-    return Plan.from_decisions(profile, some_decisions(Dataflow(profile, "model"), "ksr"))
+    return plan_from_decisions(profile, some_decisions(Dataflow(profile, "model"), "ksr"))
 
 
 REPORT = TrainingReport(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.ir import Action, Schedule
-from pooch.ir.dataflow import Dataflow
 
 PLAIN = Schedule((), (), (), (), (), 0)
 

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InvalidSchedule
 from pooch.ir import Action, Schedule
-from pooch.ir.dataflow import Dataflow
 from pooch.ir.schedule import TIER_ALIGNMENT_BYTES, ActionKind
 from pooch.schedule import lower, verify
 from pooch.schedule.host_layout import NEVER, lay_out, tier_stays

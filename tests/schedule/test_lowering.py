@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import UsageError
 from pooch.ir import Action, Choice, Profile, Schedule
-from pooch.ir.dataflow import Dataflow
 from pooch.schedule import lower, verify
 from pooch.simulator import simulate
 from tests import toys

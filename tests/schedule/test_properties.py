@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InvalidSchedule
 from pooch.ir import Action, Choice, Profile, Region, Schedule
-from pooch.ir.dataflow import Dataflow
 from pooch.schedule import lower, verify
 from pooch.simulator import simulate
 from tests import toys

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from pooch.ir.dataflow import Dataflow
-from pooch.ir.occupancy import Occupancy
+from pooch.analysis.dataflow import Dataflow
+from pooch.analysis.occupancy import Occupancy
 from pooch.schedule.swaps import SwapTables, place_absences
 from tests import toys
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InvalidSchedule
 from pooch.ir import Action, Choice, Schedule
-from pooch.ir.dataflow import Dataflow
 from pooch.schedule import lower, verify
 from tests import toys
 

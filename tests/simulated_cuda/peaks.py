@@ -18,11 +18,12 @@ from unittest import mock
 
 import torch
 
+from pooch.api.applying import apply  # imported here: frames that import keep what they hold
+from pooch.api.planning import plan  # imported here: frames that import keep what they hold
 from pooch.errors import InfeasibleBudget
 from pooch.executor import RunStats
 from pooch.ir import Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
-from pooch.session import apply, plan  # imported here: frames that import keep what they hold
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.workloads import Workload, load_workload
 from pooch.workloads.settings import Setting

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import torch
 
-from pooch.workloads import BUILT_IN
+from pooch.workloads import built_in_workloads
 from tests.simulated_cuda.mistakes import is_simulated
 from tests.simulated_cuda.peaks import BATCH_SIZES, Row, rows_of
 from tests.workloads.test_builtin import SMALL_NAMES
@@ -68,7 +68,7 @@ def test_training_under_a_plan_takes_what_was_predicted(name: str) -> None:
 
 @cache
 def measured(name: str) -> list[Row]:
-    package = BUILT_IN[name.partition("@")[0]].package
+    package = built_in_workloads()[name.partition("@")[0]].package
     if package:
         pytest.importorskip(package)
     return rows_of(name)

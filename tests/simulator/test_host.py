@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.hooked import dataflow_of
 from pooch.ir import Device, HookCosts, Link, Profile, Schedule
-from pooch.ir.dataflow import Dataflow
 from pooch.schedule import lower
-from pooch.session.hooked import dataflow_of
 from pooch.simulator import simulate, step_time_ms
 from tests import toys
 

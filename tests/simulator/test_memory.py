@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pooch.analysis.dataflow import Dataflow
+from pooch.analysis.occupancy import occupancy
 from pooch.ir import Action, Schedule
-from pooch.ir.dataflow import Dataflow
-from pooch.ir.occupancy import occupancy
 from pooch.schedule import lower
 from pooch.simulator import simulate
 from tests import toys

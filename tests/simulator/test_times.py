@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.ir import HookCosts, Interval, Link, Timeline
-from pooch.ir.dataflow import Dataflow
 from pooch.schedule import lower
 from pooch.simulator import simulate
 from tests import toys

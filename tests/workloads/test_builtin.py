@@ -7,16 +7,16 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from pooch.errors import UsageError
-from pooch.workloads import BUILT_IN, Workload, load_workload, workload_growth
+from pooch.workloads import Workload, built_in_workloads, load_workload, workload_growth
 from pooch.workloads.models.resnet import blocks_of
 from pooch.workloads.registry import SMALL, BuiltIn, Preset
 
-SIZES = [(entry, preset) for entry in BUILT_IN.values() for preset in entry.presets]
+SIZES = [(entry, preset) for entry in built_in_workloads().values() for preset in entry.presets]
 SMALL_NAMES = [f"{entry.name}@{preset.name}" for entry, preset in SIZES if preset.name.startswith(SMALL)]
 
 
 def small(name: str, **settings: int) -> Workload:
-    package = BUILT_IN[name.partition("@")[0]].package
+    package = built_in_workloads()[name.partition("@")[0]].package
     if package:
         pytest.importorskip(package)
     return load_workload(name, settings=settings)
@@ -34,7 +34,7 @@ def train(workload: Workload, steps: int = 2) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", built_in_workloads())
 def test_every_built_in_workload_has_a_small_version(name: str) -> None:
     assert f"{name}@{SMALL}" in SMALL_NAMES
 
@@ -83,7 +83,7 @@ def _name(entry: BuiltIn, preset: Preset) -> str:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_published_numbers_of_parameters(name: str) -> None:
-    pytest.importorskip(BUILT_IN[name.partition("@")[0]].package or "torch")
+    pytest.importorskip(built_in_workloads()[name.partition("@")[0]].package or "torch")
     with FakeTensorMode():
         workload = load_workload(name, batch_size=1)
     assert sum(parameter.numel() for parameter in workload.model.parameters()) == PARAMETERS[name]
@@ -91,7 +91,7 @@ def test_published_numbers_of_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", [_name(*pair) for pair in SIZES if not pair[1].name.startswith(SMALL)])
 def test_published_sizes_are_built_from_fake_tensors(name: str) -> None:
-    pytest.importorskip(BUILT_IN[name.partition("@")[0]].package or "torch")
+    pytest.importorskip(built_in_workloads()[name.partition("@")[0]].package or "torch")
     with FakeTensorMode():
         workload = load_workload(name)
     assert workload.batch_size == next(p for e, p in SIZES if _name(e, p) == name).settings["batch_size"]

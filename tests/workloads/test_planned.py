@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.planning import plan
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile, Value
-from pooch.ir.dataflow import Dataflow
-from pooch.session import plan
-from pooch.session.training import Trained, first_difference, train_steps
-from pooch.workloads import BUILT_IN, load_workload
+from pooch.measure.training import Trained, first_difference, train_steps
+from pooch.workloads import built_in_workloads, load_workload
 from tests.executor.support import planned_replays, quick_profile
 from tests.workloads.test_builtin import SMALL_NAMES
 
@@ -22,7 +22,7 @@ AMPLE_S = 200.0  # planning ends by counts long before, also on a busy machine
 
 
 def profiled(name: str, **settings: int) -> Profile:
-    package = BUILT_IN[name.partition("@")[0]].package
+    package = built_in_workloads()[name.partition("@")[0]].package
     if package:
         pytest.importorskip(package)
     workload = load_workload(name, settings=settings)

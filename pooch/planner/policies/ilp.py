@@ -1,7 +1,7 @@
 """The integer program as the policy that nobody beats: no other policy's plan is faster, nor that of a smaller rung.
 
-What it gives for a budget is the fastest of: the plan of the program with its local search, which starts from those of
-the published methods; the plans of the program with swaps or replays alone; and the same for the rungs below the
+What it gives for a budget is the fastest of: the plan of the program with its local search, which starts from simple
+rules; the plans of the program with swaps or replays alone; and the same for the rungs below the
 budget, as far as bounds do not rule out that they are faster.
 """
 
@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.evaluators import Remembering
-from pooch.planner.policies.by_program import plan_by_program
-from pooch.planner.policies.published import offer_published
-from pooch.planner.policies.restricted import better_of_restricted
-from pooch.planner.policies.rungs import better_of_smaller
+from pooch.planner.search.evaluators import Remembering
+from pooch.planner.search.restricted import better_of_restricted
+from pooch.planner.search.rungs import better_of_smaller
+from pooch.planner.search.search import plan_by_program
 
 
 def ilp(request: PlanningRequest) -> PolicyOutcome:
@@ -36,5 +35,5 @@ def plan_alone(request: PlanningRequest) -> PolicyOutcome:
         InfeasibleBudget: no plan was found.
     """
     candidates = Candidates(request.dataflow)
-    outcome = plan_by_program(request, candidates, "ilp", offer_published)
+    outcome = plan_by_program(request, candidates, "ilp")
     return better_of_restricted(request, outcome)

@@ -8,7 +8,7 @@ need), where Checkmate may compute a value several times. The bound is one on pl
 from __future__ import annotations
 
 from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.policies.restricted import restricted_outcome
+from pooch.planner.search.restricted import restricted_outcome
 
 
 def ilp_recompute(request: PlanningRequest) -> PolicyOutcome:

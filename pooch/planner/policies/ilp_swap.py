@@ -8,7 +8,7 @@ replays and is told in a note.
 from __future__ import annotations
 
 from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.policies.restricted import restricted_outcome
+from pooch.planner.search.restricted import restricted_outcome
 
 
 def ilp_swap(request: PlanningRequest) -> PolicyOutcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.policies.fixed import fixed_outcome
+from pooch.planner.search.fixed import fixed_outcome
 
 
 def keep_all(request: PlanningRequest) -> PolicyOutcome:

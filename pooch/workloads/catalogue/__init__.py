@@ -1,10 +1,21 @@
 """The built-in workloads by name, with their published sizes. Data alone: this loads no model and no torch."""
 
+from __future__ import annotations
+
+from functools import cache
+
+from pooch.plugins import provided
 from pooch.workloads.catalogue.images import IMAGES
 from pooch.workloads.catalogue.sequences import SEQUENCES
 from pooch.workloads.catalogue.volumes import VOLUMES
 from pooch.workloads.registry import BuiltIn
 
-BUILT_IN: dict[str, BuiltIn] = {entry.name: entry for entry in (*IMAGES, *VOLUMES, *SEQUENCES)}
 
-__all__ = ["BUILT_IN"]
+@cache
+def built_in_workloads() -> dict[str, BuiltIn]:
+    """Pooch's own workloads and those of optional rooms, by name."""
+    added = (entry for each in provided("workloads").values() for entry in each.load())
+    return {entry.name: entry for entry in (*IMAGES, *VOLUMES, *SEQUENCES, *added)}
+
+
+__all__ = ["built_in_workloads"]

@@ -59,43 +59,6 @@ IMAGES = (
         ),
     ),
     BuiltIn(
-        "alexnet",
-        "AlexNet with local response normalization, images 227x227, SGD with momentum",
-        f"{_MODELS}.alexnet",
-        source="Krizhevsky et al. 2012, in one column",
-        growths=(BATCH_SIZE, Growth("image_size", smallest=67)),
-        presets=(
-            Preset(SMALL, {"batch_size": 32, "image_size": 99, "classes": 10, "scale": 0.0625}, "for tests"),
-            Preset("pooch", {"batch_size": 2688}, "PoocH paper: the largest batch of its grid 2304, 2432, 2560, 2688"),
-        ),
-    ),
-    BuiltIn(
-        "googlenet",
-        "GoogLeNet with batch norm, images 224x224, SGD with momentum",
-        f"{_MODELS}.googlenet",
-        source="Ioffe and Szegedy 2015, sizes of Chainer's example",
-        growths=(BATCH_SIZE, _PIXELS),
-        presets=(
-            Preset(SMALL, {"batch_size": 8, "image_size": 64, "classes": 10, "scale": 0.125}, "for tests"),
-            Preset("pooch", {"batch_size": 896}, "PoocH paper: the largest batch of its grid 256, 384, ..., 896"),
-        ),
-    ),
-    BuiltIn(
-        "inception_v3",
-        "Inception-V3, images 299x299, SGD with momentum",
-        f"{_MODELS}.inception_v3",
-        source="Szegedy et al. 2016",
-        growths=(BATCH_SIZE, Growth("image_size", smallest=299)),
-        presets=(
-            Preset(
-                SMALL,
-                {"batch_size": 8, "image_size": 107, "classes": 10, "scale": 0.0625, "auxiliary": False},
-                "for tests",
-            ),
-            _meng(548, "largest batch in 12 GB (stock: 208)"),
-        ),
-    ),
-    BuiltIn(
         "vit",
         "Vision transformer ViT-B/16, images 224x224, AdamW",
         f"{_MODELS}.vit",
@@ -122,17 +85,6 @@ IMAGES = (
                 {"batch_size": 32, "layers": 24, "width": 1024, "inner_width": 4096, "heads": 16},
                 "Dosovitskiy et al. 2021: ViT-L/16",
             ),
-        ),
-    ),
-    BuiltIn(
-        "gan",
-        "DCGAN, images 64x64, generator and discriminator in one step, Adam",
-        f"{_MODELS}.gan",
-        source="Radford et al. 2016",
-        growths=(BATCH_SIZE,),
-        presets=(
-            Preset(SMALL, {"batch_size": 16, "image_size": 32, "width": 8, "noise_size": 16}, "for tests"),
-            Preset("published", {"batch_size": 128}, "Radford et al. 2016"),
         ),
     ),
 )

@@ -21,12 +21,6 @@ def _meng_lstm(layers: int, batch_size: int, stock: int) -> Preset:
     return Preset(f"meng-{layers}", {"batch_size": batch_size, "layers": layers, **_PTB}, note)
 
 
-def _meng_nmt(length: int, batch_size: int, stock: int) -> Preset:
-    settings = {"batch_size": batch_size, "sequence_length": length, "width": 1024, "vocabulary": 10000}
-    note = f"Meng et al. 2017: largest batch in 12 GB (stock: {stock}); width and vocabulary assumed"
-    return Preset(f"meng-{length}", settings, note)
-
-
 SEQUENCES = (
     BuiltIn(
         "gpt2",
@@ -112,43 +106,6 @@ SEQUENCES = (
             _meng_lstm(4, 1500, 750),
             _meng_lstm(8, 900, 350),
             _meng_lstm(16, 280, 75),
-        ),
-    ),
-    BuiltIn(
-        "nmt",
-        "sequence to sequence with additive attention, Adam",
-        f"{_MODELS}.nmt",
-        source="Bahdanau et al. 2015",
-        growths=(BATCH_SIZE, _LENGTH, _LAYERS),
-        presets=(
-            Preset(
-                SMALL,
-                {"batch_size": 128, "sequence_length": 12, "vocabulary": 50, "width": 32, "layers": 1},
-                "for tests",
-            ),
-            _meng_nmt(50, 1100, 350),
-            _meng_nmt(100, 550, 90),
-            _meng_nmt(200, 230, 20),
-            _meng_nmt(400, 60, 2),
-        ),
-    ),
-    BuiltIn(
-        "char_rnn",
-        "LSTM over characters, unrolled, Adam",
-        f"{_MODELS}.char_rnn",
-        source="Karpathy 2015",
-        growths=(BATCH_SIZE, _LENGTH, _LAYERS),
-        presets=(
-            Preset(
-                SMALL,
-                {"batch_size": 128, "sequence_length": 10, "characters": 32, "width": 32, "layers": 2},
-                "for tests",
-            ),
-            Preset(
-                "long",
-                {"batch_size": 50, "sequence_length": 500},
-                "long text, as swapping inside a while loop wants it",
-            ),
         ),
     ),
 )

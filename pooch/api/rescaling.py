@@ -1,0 +1,76 @@
+"""A recorded profile carried over to other hardware and another batch size. A model, always marked as one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy
+
+from pooch.analysis.dataflow import Dataflow
+from pooch.ir import HookCosts, Link, Profile, Value
+from pooch.units import format_bytes
+
+
+def rescale(
+    profile: Profile, batch_factor: float, compute_factor: float, link: Link, memory_bytes: int, device_name: str
+) -> Profile:
+    """The step with so many times the batch, on a device so many times as fast, with another link and memory.
+
+    Args:
+        profile: as measured.
+        batch_factor: bytes of what the step makes grow by this factor, and so do times; parameters, their gradients
+            and what else lived before the step stay as they are (inputs too: they are small).
+        compute_factor: every op runs so many times as fast. One factor for all ops: what is bound by memory and
+            what is bound by arithmetic differ less in a model than in truth.
+        link: of the other hardware. memory_bytes: of its device. device_name: what to call it.
+
+    Returns:
+        A profile whose device is marked as modelled, with a note that says how it was made; what hooks cost on the
+        other hardware's host is not known and left out.
+    """
+    time_factor = batch_factor / compute_factor
+    points = _scaled_points(profile, batch_factor)
+    ops = tuple(
+        replace(
+            op,
+            time_ms=op.time_ms * time_factor,
+            host_ms=0.0,
+            entry_bytes=points[2 * slot],
+            peak_bytes=points[2 * slot + 1],
+        )
+        for slot, op in enumerate(profile.ops)
+    )
+    told = (
+        f"modelled: batch x {batch_factor:g}, every op {compute_factor:g} times as fast, "
+        f"{format_bytes(link.out_bytes_per_ms * 1000)}/s to the tier"
+    )
+    return replace(
+        profile,
+        device=replace(profile.device, name=device_name, memory_bytes=memory_bytes, modelled=True),
+        link=link,
+        ops=ops,
+        values=tuple(_scaled_value(value, batch_factor) for value in profile.values),
+        step_ms=profile.step_ms * time_factor,
+        peak_bytes=max(op.peak_bytes for op in ops),
+        reserved_bytes=0,
+        batch_size=round(profile.batch_size * batch_factor),
+        hooks=HookCosts(),
+        notes=(*profile.notes, told),
+    )
+
+
+def _scaled_points(profile: Profile, batch_factor: float) -> list[int]:
+    """Live bytes at each point. Parameters stay as they are, and so do their gradients: what is live besides
+    activations, and is at no later point less, is taken for them.
+    """
+    dataflow = Dataflow(profile)
+    others = dataflow.base_points
+    staying = numpy.minimum.accumulate(others[::-1])[::-1].clip(min=profile.persistent_bytes)
+    return [int(n) for n in numpy.rint(staying + (dataflow.in_core_points - staying) * batch_factor)]
+
+
+def _scaled_value(value: Value, batch_factor: float) -> Value:
+    if value.role != "made":
+        return value
+    size_bytes = round(value.size_bytes * batch_factor)
+    return replace(value, size_bytes=size_bytes, allocated_bytes=round(value.allocated_bytes * batch_factor))

@@ -1,0 +1,1 @@
+"""The largest batch, volume or sequence that fits into a budget."""

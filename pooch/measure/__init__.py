@@ -1,0 +1,1 @@
+"""Trains under plans and measures: peaks, times, bits, physical limits, and policies side by side."""

@@ -1,0 +1,118 @@
+"""The child process of `hard_limit`: reads a job from standard input, writes one JSON line per event."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+from pooch.api.children import tell
+from pooch.measure.hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
+from pooch.torchtools.device_memory import return_large_blocks
+
+
+def main() -> None:
+    """Build, settle, set the limit, train."""
+    job = LimitedJob(**json.loads(sys.stdin.read()))
+    return_large_blocks()  # so that address space means live memory
+    training = _Training(job)
+    try:
+        training.settle()
+        slack_bytes = job.slack_bytes if job.slack_bytes is not None else SLACK_BYTES + training.reserved_beside_bytes()
+        limit_bytes = _set_limit(training, job.budget_bytes, slack_bytes)
+        tell({"limit_bytes": limit_bytes, "slack_bytes": slack_bytes})
+        for _ in range(job.steps):
+            tell({"loss": training.step()})
+        tell({"done": True})
+    except (RuntimeError, MemoryError) as error:
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        tell({"died": f"{type(error).__name__}: {lines[0]}"[:300]})
+
+
+class _Training:
+    """The workload, with its plan if there is one."""
+
+    def __init__(self, job: LimitedJob) -> None:
+        from pooch.executor import apply_plan
+        from pooch.ir import Plan
+        from pooch.torchtools.training_state import model_device
+        from pooch.workloads import load_workload
+
+        settings: Any = job.settings
+        self.workload = load_workload(job.workload, batch_size=job.batch_size, device=job.device, settings=settings)
+        self.device = model_device(self.workload.model)
+        plan = Plan.load(job.plan_path) if job.plan_path else None
+        self.run = apply_plan(plan, self.workload.model, measure_every=None) if plan is not None else None
+        self._in_core_peak_bytes = job.in_core_peak_bytes
+
+    def settle(self) -> None:
+        """One step before the limit: threads start, code is generated, optimizer state appears. Where the plain step
+        may not fit, saved tensors are away meanwhile.
+        """
+        from pooch.profiler.offload import saved_tensors_offloaded
+
+        is_safe = self.run is not None or self._plain_step_fits()
+        with nullcontext() if is_safe else saved_tensors_offloaded(self.workload.model):
+            self.step()
+
+    def _plain_step_fits(self) -> bool:
+        from pooch.api.in_core import has_room
+        from pooch.process_limits import is_limited
+
+        known_bytes = self._in_core_peak_bytes
+        return known_bytes is not None and not is_limited() and has_room(known_bytes, self.workload)
+
+    def reserved_beside_bytes(self) -> int:
+        """What a caching allocator reserves beside the tensors' bytes in a settled step that begins with an empty
+        cache, as the steps under the limit do; 0 on a CPU, which has no such allocator.
+        """
+        from pooch.torchtools.accelerators import has_streams
+        from pooch.torchtools.device_memory import give_memory_back
+        from pooch.torchtools.memory_meter import MemoryMeter
+
+        if not has_streams(self.device):
+            return 0
+        self.workload.model.zero_grad(set_to_none=True)
+        give_memory_back(self.device)
+        with MemoryMeter(self.device) as meter:
+            self.settle()
+        return max(0, (meter.reserved_bytes or 0) - meter.peak_bytes)
+
+    def step(self) -> float:
+        """One step with its optimizer; returns the loss."""
+        from pooch.measure.training import forward_and_backward
+
+        self.workload.model.zero_grad(set_to_none=True)
+        loss = float(forward_and_backward(self.workload, self.run))
+        if self.workload.optimizer is not None:
+            self.workload.optimizer.step()
+        return loss
+
+
+def _set_limit(training: _Training, budget_bytes: int, slack_bytes: int) -> int:
+    """Limit this process to the budget; returns the limit in bytes (of address space on the CPU)."""
+    from pooch.torchtools.accelerators import has_streams
+    from pooch.torchtools.memory_trace import live_bytes
+
+    training.workload.model.zero_grad(set_to_none=True)
+    if has_streams(training.device):
+        return limit_gpu(training.device, budget_bytes, slack_bytes)
+    room = budget_bytes - live_bytes(training.device) + slack_bytes
+    limit = _address_space_bytes() + max(0, room)
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit if most < 0 else min(limit, most), most))
+    return limit
+
+
+def _address_space_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().vms)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""From a checked graph to a model at fixed shapes.
+
+Every node is run once while building: on tensors without memory (meta) where its inputs are data, for real where all of
+its inputs are known. What is known stays known, so the arithmetic on shapes that exporters write (Shape, Gather,
+Concat, Reshape) is gone before training begins, and a node that cannot run is found now and named.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+import torch.utils._python_dispatch
+
+from pooch.errors import WorkloadError
+from pooch.onnx.dimensions import InputShape
+from pooch.onnx.model import OnnxModel, Step, path_of
+from pooch.onnx.operation import ABSENT, HostNumbers, Node, Operation
+from pooch.onnx.reading import digest_of
+from pooch.onnx.registry import OPERATORS, UnsupportedVariant
+from pooch.onnx.trainable import running_statistics
+from pooch.onnx.types import tensor_of
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_LARGEST_TEXT = 300
+# What nodes make of constants alone is made while building. Two numbers in a file can ask for any amount of it.
+MOST_FOLDED_ELEMENTS = 1 << 27
+_FOLDED_FOR_EACH_STORED = 8
+_MOST_HOST_NUMBERS = 1 << 20  # of shapes, axes and pads
+
+
+def build_model(
+    graph: onnx.GraphProto, opset: int, shapes: Sequence[InputShape], trained: set[str], mode: str, path: Path
+) -> OnnxModel:
+    """Build it.
+
+    Args:
+        trained: names of the initializers that become parameters.
+        mode: how batch norms and dropouts behave: "exported", "train" or "eval".
+        path: where it was read, for messages and for writing it back.
+
+    Raises:
+        WorkloadError: a node cannot be run; it is named.
+    """
+    outputs = [value.name for value in graph.output]
+    model = OnnxModel([shape.name for shape in shapes], outputs, path.resolve(), digest_of(path))
+    is_fake = torch._C._len_torch_dispatch_stack() > 0
+    with torch.utils._python_dispatch._disable_current_modes() if is_fake else nullcontext():
+        builder = _Builder(model, graph, trained, mode, path)  # folding reads contents, which fake tensors do not have
+        builder.take_inputs(shapes)
+        for node in _nodes(graph, opset, path):
+            builder.take(node)
+        builder.finish()
+    if is_fake:
+        _copy_stored(model)
+    return model
+
+
+def _copy_stored(model: OnnxModel) -> None:
+    """Make what the model stores again under the modes that are on: the copies are fake where they make tensors so."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            module.register_parameter(name, torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.clone()
+
+
+class _Builder:
+    """Values seen so far: `known` with their contents, `data` as meta tensors."""
+
+    def __init__(self, model: OnnxModel, graph: onnx.GraphProto, trained: set[str], mode: str, path: Path) -> None:
+        self._model, self._mode, self._path = model, mode, path
+        self._known: dict[str, torch.Tensor] = {}
+        self._data: dict[str, torch.Tensor] = {}
+        self._steps: list[Step] = []
+        stored_elements = sum(math.prod(stored.dims) for stored in graph.initializer)
+        self._foldable_elements = max(MOST_FOLDED_ELEMENTS, _FOLDED_FOR_EACH_STORED * stored_elements)
+        statistics = running_statistics(graph)
+        for stored in graph.initializer:
+            tensor = self._tensor(stored)
+            if stored.name in trained or stored.name in statistics:
+                kind = "parameter" if stored.name in trained else "statistics"
+                model.store(stored.name, tensor, kind)
+                self._data[stored.name] = torch.empty_like(tensor, device="meta")
+            else:
+                self._known[stored.name] = tensor
+
+    def _tensor(self, stored: onnx.TensorProto) -> torch.Tensor:
+        try:
+            return tensor_of(stored)
+        except UnsupportedVariant as error:
+            raise WorkloadError(f"{self._path}: the initializer {stored.name!r} has {error}: store another") from error
+
+    def take_inputs(self, shapes: Sequence[InputShape]) -> None:
+        """The graph's inputs, without memory."""
+        for shape in shapes:
+            self._data[shape.name] = torch.empty(shape.sizes, dtype=shape.dtype, device="meta")
+
+    def take(self, node: Node) -> None:
+        """One node: its results become known, or it becomes a step."""
+        operator = OPERATORS[node.kind]
+        present = [name for name in node.inputs if name != ABSENT]
+        is_known = operator.gives_constants or all(name in self._known for name in present)
+        known = {
+            position: self._argument(node, position)
+            for position, name in enumerate(node.inputs)
+            if position in operator.host or self._as_number(node, position)
+        }
+        operation = Operation(node, operator, known, self._mode)
+        reads = tuple(
+            None if name == ABSENT else name for position, name in enumerate(node.inputs) if position not in known
+        )
+        if is_known:
+            self._count_folded(operation, reads)
+        results = self._run(operation, reads, is_known)
+        if is_known:
+            self._known.update(zip(node.outputs, results, strict=False))
+            return
+        self._data.update((name, result) for name, result in zip(node.outputs, results, strict=False) if name)
+        self._steps.append(Step(operation, reads, node.outputs, ()))
+
+    def _argument(self, node: Node, position: int) -> Any:
+        name = node.inputs[position]
+        if name == ABSENT:
+            return None
+        if name not in self._known:
+            raise WorkloadError(self._refusal(node, f"its input {name!r} depends on the data, and shapes are fixed"))
+        value = self._known[name]
+        if self._as_number(node, position):
+            return value.item()
+        if math.prod(value.shape) > _MOST_HOST_NUMBERS:
+            raise WorkloadError(self._refusal(node, f"its input {name!r} has {math.prod(value.shape)} elements"))
+        return HostNumbers(value)
+
+    def _as_number(self, node: Node, position: int) -> bool:
+        """A constant of one element beside a tensor: PyTorch's ops for numbers keep nothing for the backward pass."""
+        operator, name = OPERATORS[node.kind], node.inputs[position]
+        if position not in operator.numbers or name not in self._known or self._known[name].dim():
+            return False
+        others = [other for other in node.inputs if other != name]
+        # Not two numbers, and not a number beside a tensor that is known too: types would be lost.
+        return any(other in self._data for other in others)
+
+    def _count_folded(self, operation: Operation, reads: Sequence[str | None]) -> None:
+        """Refuse to make more of constants than a model can have use for; how much it is, tensors without memory tell.
+
+        Raises:
+            WorkloadError: with the number of elements.
+        """
+        arguments = [None if name is None else self._value(operation.node, name, False) for name in reads]
+        try:
+            with torch.no_grad(), torch.device("meta"):
+                made = operation(*arguments)
+        except Exception:  # noqa: BLE001 - needs contents, or cannot be run at all: running it tells
+            return
+        tensors = made if isinstance(made, tuple | list) else (made,)
+        elements = sum(math.prod(each.shape) for each in tensors if isinstance(each, torch.Tensor))
+        self._foldable_elements -= elements
+        if self._foldable_elements < 0:
+            text = f"it makes a constant of {elements} elements, more than the constants of this file may have together"
+            raise WorkloadError(self._refusal(operation.node, text))
+
+    def _run(self, operation: Operation, reads: Sequence[str | None], is_known: bool) -> tuple[torch.Tensor, ...]:
+        arguments = [None if name is None else self._value(operation.node, name, is_known) for name in reads]
+        try:
+            with torch.no_grad():
+                made = operation(*arguments)
+        except UnsupportedVariant as error:
+            raise WorkloadError(self._refusal(operation.node, f"this form is not supported: {error}")) from error
+        except Exception as error:  # whatever PyTorch says of shapes and types that do not fit
+            text = " ".join(str(error).split())[:_LARGEST_TEXT]
+            raise WorkloadError(self._refusal(operation.node, text or type(error).__name__)) from error
+        return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+    def _value(self, node: Node, name: str, is_known: bool) -> torch.Tensor:
+        if name in self._known:
+            known = self._known[name]
+            return known if is_known and not OPERATORS[node.kind].gives_constants else known.to("meta")
+        if name in self._data:
+            return self._data[name]
+        raise WorkloadError(self._refusal(node, f"nothing makes its input {name!r}"))
+
+    def _refusal(self, node: Node, text: str) -> str:
+        return (
+            f"{self._path}: the node {node.name!r} ({node.kind}) cannot be run at these shapes: {text}: "
+            "export the model at the shapes to train, or without it"
+        )
+
+    def finish(self) -> None:
+        """Constants that steps still read become buffers; every value is let go after its last read."""
+        for step in self._steps:
+            for name in step.reads:
+                if name in self._known and not self._model.has_stored(name):
+                    self._model.store(name, self._known[name].contiguous(), "constant")
+        constant = [name for name in self._model.output_names if name not in self._data]
+        if constant:
+            raise WorkloadError(
+                f"{self._path}: the output {constant[0]!r} does not depend on the inputs: export it without"
+            )
+        self._model.outputs_like = [self._data[name] for name in self._model.output_names]
+        later: set[str] = set(self._model.output_names)
+        finished: list[Step] = []
+        for step in reversed(self._steps):
+            reads = {name for name in step.reads if name is not None and not self._model.has_stored(name)}
+            makes = tuple(name if name in later else ABSENT for name in step.makes)  # what nobody reads is not held
+            finished.append(Step(step.operation, step.reads, makes, tuple(sorted(reads - later))))
+            later |= reads
+        for step in reversed(finished):
+            self._model.add(step)
+
+
+def _nodes(graph: onnx.GraphProto, opset: int, path: Path) -> list[Node]:
+    read = Counter(name for node in graph.node for name in node.input)
+    read.update(value.name for value in graph.output)
+    return [_node(node, opset, read, path) for node in graph.node]
+
+
+def _node(node: onnx.NodeProto, opset: int, read: Mapping[str, int], path: Path) -> Node:
+    name = node.name or f"{node.op_type}_{next((each for each in node.output if each), '')}"
+    try:
+        attributes = {each.name: _attribute(each) for each in node.attribute}
+    except UnsupportedVariant as error:
+        raise WorkloadError(f"{path}: the node {name!r} ({node.op_type}) has {error}: export it without") from error
+    wanted = frozenset(position for position, output in enumerate(node.output) if output and read[output])
+    return Node(
+        kind=node.op_type,
+        name=name.strip("/").rpartition("/")[2],
+        opset=opset,
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        attributes=attributes,
+        path=_module_path(node, name),
+        read_outputs=wanted,
+        origin=next(reversed(_literal_list(_metadata(node, _CLASSES))), ""),
+    )
+
+
+def _attribute(attribute: onnx.AttributeProto) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.TensorProto):
+        return tensor_of(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, int | float):
+        return value
+    items = list(value) if isinstance(value, Sequence) or hasattr(value, "__iter__") else None
+    if items is None or any(not isinstance(item, int | float | bytes) for item in items):
+        raise UnsupportedVariant(f"the attribute {attribute.name!r}")
+    return tuple(item.decode("utf-8", "replace") if isinstance(item, bytes) else item for item in items)
+
+
+def _module_path(node: onnx.NodeProto, name: str) -> tuple[str, ...]:
+    """Where the exporter says that a node came from: its metadata, or the slashes in its name."""
+    scopes = _literal_list(_metadata(node, _SCOPES))
+    if scopes:
+        return path_of(scopes[-2]) if len(scopes) > 1 and scopes[-2] else ()
+    parts = [part for part in name.split("/")[:-1] if part]
+    # The older exporter repeats what stands before: /layer1/layer1.0/conv1.
+    steps = [part.removeprefix(f"{before}.") for before, part in zip(["", *parts], parts, strict=False)]
+    return path_of("/".join(steps)) if steps else ()
+
+
+def _metadata(node: onnx.NodeProto, key: str) -> str:
+    return next((str(entry.value) for entry in node.metadata_props if entry.key == key), "")
+
+
+def _literal_list(text: str) -> list[str]:
+    """A list of texts that the exporter wrote as Python would print it; read as data."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    return [str(item) for item in found] if isinstance(found, list) else []

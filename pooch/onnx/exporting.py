@@ -1,0 +1,271 @@
+"""A trained model into an ONNX file, and the proof that onnxruntime computes the same from it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pooch.errors import FileFormatError, PoochError, UsageError, WorkloadError
+from pooch.onnx.file import require
+
+if TYPE_CHECKING:
+    import torch
+
+    from pooch.workloads import Workload
+
+_TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+_MOST_INLINE_BYTES = 3 * 2**29  # 1.5 GiB; one message of protobuf holds 2 GiB at most
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """A written file, beside what PyTorch computes.
+
+    Attributes:
+        path: the file. size_bytes: of it and its external data.
+        outputs: compared.
+        largest_difference: between an element of PyTorch's outputs and onnxruntime's.
+        largest_output: the largest magnitude among PyTorch's outputs.
+        tolerance: largest difference, as a share of the largest output, that counts as the same.
+    """
+
+    path: str
+    size_bytes: int
+    outputs: int
+    largest_difference: float
+    largest_output: float
+    tolerance: float
+
+    @property
+    def relative_difference(self) -> float:
+        """The difference as a share of the largest output."""
+        return self.largest_difference / self.largest_output if self.largest_output else self.largest_difference
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the outputs agree within the tolerance."""
+        return self.relative_difference <= self.tolerance
+
+    def record(self) -> dict[str, object]:
+        """For `--json`."""
+        return asdict(self) | {"same": self.is_same}
+
+    def line(self) -> str:
+        """For people."""
+        return (
+            f"wrote {self.path}: its {self.outputs} output(s) in onnxruntime differ by "
+            f"{self.largest_difference:.1e} at most, {self.relative_difference:.1e} of the largest output "
+            f"(tolerated: {self.tolerance:.0e})"
+        )
+
+    def refuse_different(self) -> None:
+        """Raise where the outputs differ by too much.
+
+        Raises:
+            PoochError: by how much.
+        """
+        if not self.is_same:
+            raise PoochError(
+                f"{self.path} gives other outputs in onnxruntime: they differ by {self.relative_difference:.1e} of the "
+                f"largest output, and {self.tolerance:.0e} is tolerated: do not use it"
+            )
+
+
+def onnx_exporter(path: Path, workload_name: str) -> Callable[[Workload], ExportReport]:
+    """What exports a trained workload to a file; refuses before any training what cannot end well.
+
+    Args:
+        path: of the file to write.
+        workload_name: as it was typed.
+
+    Raises:
+        UsageError: the name is that of the model to train.
+        WorkloadError: a package is missing.
+    """
+    if workload_name.endswith(".onnx") and Path(workload_name).resolve() == path.resolve():
+        raise UsageError(f"{path} is the model to train itself: give --export another name")
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        require(package, "--export")
+    return partial(export_trained, path=path)
+
+
+def export_trained(workload: Workload, path: Path) -> ExportReport:
+    """Write the model as it infers, run the file in onnxruntime on the workload's own data, and compare.
+
+    A model that came from an ONNX file goes back into its own graph; any other goes through `torch.onnx.export`.
+
+    Raises:
+        WorkloadError: the model cannot be exported, or the file cannot be run.
+        FileFormatError: the file cannot be written.
+    """
+    with _inferring(workload.model):
+        call = _captured_call(workload)
+        try:
+            with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=".pooch-export-") as folder:
+                written = Path(folder) / path.name
+                _write(workload.model, call, written)
+                report = _compared(call, written, path)
+                _move(Path(folder), path)
+        except OSError as error:
+            raise FileFormatError(f"cannot write {path}: {error.strerror or error}: give another name") from error
+    return report
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The one call of the model in a step: what went in, and the tensors that came out."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    outputs: list[torch.Tensor]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors that went in, in order."""
+        import torch
+        from torch.utils import _pytree
+
+        leaves = _pytree.tree_leaves((self.arguments, self.keywords))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+@contextmanager
+def _inferring(model: torch.nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _captured_call(workload: Workload) -> _Call:
+    """Run the step's forward pass once without gradients and keep what its model was given."""
+    import torch
+    from torch.utils import _pytree
+
+    calls: list[_Call] = []
+
+    def remember(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], made: Any) -> None:
+        outputs = [leaf for leaf in _pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        calls.append(_Call(arguments, dict(keywords), outputs))
+
+    handle = workload.model.register_forward_hook(remember, with_kwargs=True)
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            workload.forward()
+    finally:
+        handle.remove()
+    if len(calls) != 1:
+        raise WorkloadError(
+            f"the step calls its model {len(calls)} times, so it is unclear what to export: leave it out"
+        )
+    return calls[0]
+
+
+def _write(model: torch.nn.Module, call: _Call, path: Path) -> None:
+    from pooch.onnx.model import OnnxModel
+
+    if isinstance(model, OnnxModel):
+        _write_proto(model, path)
+    else:
+        _write_traced(model, call, path)
+
+
+def _write_proto(model: Any, path: Path) -> None:
+    import onnx
+
+    from pooch.onnx.writing import trained_proto
+
+    proto = trained_proto(model)
+    outside = proto.ByteSize() > _MOST_INLINE_BYTES
+    onnx.save_model(proto, str(path), save_as_external_data=outside, location=f"{path.name}.data")
+
+
+def _write_traced(model: torch.nn.Module, call: _Call, path: Path) -> None:
+    import torch
+
+    stored_bytes = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
+    try:
+        with _quietly():
+            torch.onnx.export(
+                model, call.arguments, str(path), kwargs=call.keywords, dynamo=True, verbose=False,
+                external_data=stored_bytes > _MOST_INLINE_BYTES,
+            )  # fmt: skip
+    except Exception as error:  # the exporter has many types, and long texts
+        kind = type(error).__name__
+        raise WorkloadError(f"PyTorch cannot export the model to ONNX: {kind}: {_first_line(error)}") from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """The exporter talks on stdout, in warnings and in logs, also where all is well."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _compared(call: _Call, written: Path, path: Path) -> ExportReport:
+    results = _run_file(call, written)
+    if len(results) != len(call.outputs):
+        raise WorkloadError(
+            f"{path} gives {len(results)} outputs and the model {len(call.outputs)}: leave --export out"
+        )
+    expected = [output.detach().cpu() for output in call.outputs]
+    differences, magnitudes = [0.0], [0.0]
+    for ours, theirs in zip(expected, results, strict=True):
+        if ours.shape != theirs.shape:
+            raise WorkloadError(f"{path} gives an output of shape {tuple(theirs.shape)} for {tuple(ours.shape)}")
+        if ours.numel():
+            differences.append(float((ours.double() - theirs.double()).abs().max()))
+            magnitudes.append(float(ours.double().abs().max()))
+    if any(value != value or value == float("inf") for value in magnitudes):
+        raise WorkloadError(
+            "the trained model's own outputs are not finite, so there is nothing to compare: train less"
+        )
+    size = sum(each.stat().st_size for each in written.parent.iterdir())
+    tolerance = max((_tolerance(each) for each in expected), default=0.0)
+    return ExportReport(str(path), size, len(results), max(differences), max(magnitudes), tolerance)
+
+
+def _tolerance(output: torch.Tensor) -> float:
+    return _TOLERANCES.get(str(output.dtype).removeprefix("torch."), 0.0)
+
+
+def _run_file(call: _Call, path: Path) -> list[torch.Tensor]:
+    import onnxruntime
+    import torch
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        names = [value.name for value in session.get_inputs()]
+        given = {name: each.detach().cpu().numpy() for name, each in zip(names, call.tensors(), strict=True)}
+        return [torch.as_tensor(result) for result in session.run(None, given)]
+    except Exception as error:  # onnxruntime's own types, which it does not export
+        raise WorkloadError(f"onnxruntime cannot run the exported model: {_first_line(error)}") from error
+
+
+def _move(folder: Path, path: Path) -> None:
+    """The data first, so that the model never names data that is not there."""
+    for written in sorted(folder.iterdir(), key=lambda each: each.name == path.name):
+        written.replace(path.resolve().parent / written.name)
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or "no message"

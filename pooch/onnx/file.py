@@ -1,0 +1,36 @@
+"""`model.onnx`: a workload out of an ONNX file. Importing this imports neither torch nor the onnx package."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from pooch.errors import WorkloadError
+from pooch.workloads.base import Workload
+
+EXTRA = "pip install 'pooch-planner[onnx]'"
+
+
+def onnx_function(name: str) -> Callable[..., Workload]:
+    """The builder for a file.
+
+    Raises:
+        WorkloadError: the file is missing, or the onnx package is not installed.
+    """
+    if not Path(name).is_file():
+        raise WorkloadError(f"the ONNX file {name!r} does not exist: check the path")
+    require("onnx", f"the workload {name!r}")
+    from pooch.onnx.workload import onnx_builder
+
+    return onnx_builder(name)
+
+
+def require(package: str, what: str) -> None:
+    """Stop where a package of the `onnx` extra is missing.
+
+    Raises:
+        WorkloadError: it is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise WorkloadError(f"{what} needs the package {package!r}, which is not installed: {EXTRA}")

@@ -1,0 +1,90 @@
+"""Operators that pick and place elements by index."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pooch.onnx.operation import HostNumbers, Operation, number
+from pooch.onnx.registry import UnsupportedVariant, operator
+
+
+def _not_negative(indices: Tensor, size: int) -> Tensor:
+    """ONNX counts negative indices from the end."""
+    return torch.where(indices < 0, indices + size, indices).to(torch.int64)
+
+
+@operator("Gather")
+def _gather(op: Operation, data: Tensor, indices: Tensor) -> Tensor:
+    axis = op.get("axis", 0) % data.dim()
+    wrapped = _not_negative(indices, data.shape[axis])
+    if axis == 0 and data.dim() == 2 and data.is_floating_point():
+        return functional.embedding(wrapped, data)
+    picked = data.index_select(axis, wrapped.reshape(-1))
+    return picked.reshape(data.shape[:axis] + indices.shape + data.shape[axis + 1 :])
+
+
+@operator("GatherElements")
+def _gather_elements(op: Operation, data: Tensor, indices: Tensor) -> Tensor:
+    axis = op.get("axis", 0)
+    return torch.gather(data, axis, _not_negative(indices, data.shape[axis]))
+
+
+def _index_tuple(indices: Tensor) -> tuple[Tensor, ...]:
+    return tuple(indices.to(torch.int64).unbind(-1))
+
+
+@operator("GatherND")
+def _gather_nd(op: Operation, data: Tensor, indices: Tensor) -> Tensor:
+    batched = op.get("batch_dims", 0)
+    leading = []
+    for axis in range(batched):  # each item of the batch looks into its own part of the data
+        shape = [1] * (indices.dim() - 1)
+        shape[axis] = data.shape[axis]
+        leading.append(torch.arange(data.shape[axis], device=data.device).reshape(shape))
+    return data[(*leading, *_index_tuple(indices))]
+
+
+@operator("ScatterND")
+def _scatter_nd(op: Operation, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    reduction = op.get("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise UnsupportedVariant(f"reduction {reduction!r}")
+    return data.index_put(_index_tuple(indices), updates, accumulate=reduction == "add")
+
+
+_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+@operator("ScatterElements")
+def _scatter_elements(op: Operation, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    axis, reduction = op.get("axis", 0), op.get("reduction", "none")
+    wrapped = _not_negative(indices, data.shape[axis])
+    if reduction == "none":
+        return data.scatter(axis, wrapped, updates)
+    return data.scatter_reduce(axis, wrapped, updates, _REDUCTIONS[reduction])
+
+
+@operator("TopK", host=(1,))
+def _top_k(op: Operation, x: Tensor, count: HostNumbers | None = None) -> tuple[Tensor, Tensor]:
+    wanted = int(number(count, op.get("k", 0)))
+    largest = torch.topk(x, wanted, op.get("axis", -1), bool(op.get("largest", 1)), bool(op.get("sorted", 1)))
+    return largest.values, largest.indices
+
+
+@operator("CumSum", host=(1,))
+def _cumsum(op: Operation, x: Tensor, axis: HostNumbers) -> Tensor:
+    along = int(number(axis, 0))
+    turned = x.flip(along) if op.get("reverse", 0) else x
+    total = torch.cumsum(turned, along, dtype=x.dtype)
+    if op.get("exclusive", 0):
+        total = total - turned
+    return total.flip(along) if op.get("reverse", 0) else total
+
+
+@operator("NonZero")
+def _non_zero(op: Operation, x: Tensor) -> Tensor:
+    if x.is_meta:
+        raise UnsupportedVariant("a result whose size depends on the data")
+    return torch.nonzero(x).t()

@@ -1,0 +1,133 @@
+"""From a path to a checked ONNX model, or one line that says what is wrong with it.
+
+Nothing of the file is executed: it is parsed as data, its external tensors are read by the onnx package, which refuses
+paths that leave the file's folder, and operators outside of the default domain are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from onnx.external_data_helper import load_external_data_for_model, uses_external_data
+
+from pooch.errors import WorkloadError
+from pooch.onnx import operators as _operators  # noqa: F401 - fills the registry
+from pooch.onnx.registry import OPERATORS
+
+OLDEST_OPSET = 7  # before it, broadcasting was written into attributes
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Read and check a model, with its external data.
+
+    Raises:
+        WorkloadError: it cannot be read, is no valid ONNX model, or has operators that cannot be trained.
+    """
+    model = _parsed(path)
+    opset_of(model, path)
+    model = _without_functions(model, path)
+    _refuse_unsupported(model, path)
+    _load_external_data(model, path)
+    _check(model, path)
+    return model
+
+
+def digest_of(path: Path) -> str:
+    """Digest of a file's bytes, "" where it cannot be read."""
+    try:
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return ""
+
+
+def opset_of(model: onnx.ModelProto, path: Path) -> int:
+    """Version of the default operator set.
+
+    Raises:
+        WorkloadError: it is missing, or older or newer than what is understood.
+    """
+    versions = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAINS]
+    if not versions:
+        raise WorkloadError(f"{path} names no opset of the default domain, so it is no ONNX model: export it again")
+    newest = onnx.defs.onnx_opset_version()
+    if not OLDEST_OPSET <= versions[0] <= newest:
+        raise WorkloadError(
+            f"{path} uses opset {versions[0]}, and {OLDEST_OPSET} to {newest} are understood: "
+            "export it again with one of these"
+        )
+    return int(versions[0])
+
+
+def _parsed(path: Path) -> onnx.ModelProto:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise WorkloadError(f"cannot read {path}: {error.strerror}: check the path") from error
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(raw)
+    except Exception as error:  # protobuf's own type, which differs between its implementations
+        raise WorkloadError(f"{path} is truncated or no ONNX file: export it again") from error
+    if not model.graph.node:
+        raise WorkloadError(f"{path} is truncated or no ONNX file (it has no nodes): export it again")
+    return model
+
+
+def _without_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """Functions that the file defines by itself, written out where they are called."""
+    if not model.functions:
+        return model
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except Exception as error:
+        raise WorkloadError(f"the functions defined in {path} cannot be inlined: {_line(error)}") from error
+
+
+def _refuse_unsupported(model: onnx.ModelProto, path: Path) -> None:
+    unknown: dict[str, int] = {}
+    for node in model.graph.node:
+        name = node.op_type if node.domain in _DEFAULT_DOMAINS else f"{node.domain}::{node.op_type}"
+        if name not in OPERATORS:
+            unknown[name] = unknown.get(name, 0) + 1
+    if unknown:
+        listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(unknown.items()))
+        raise WorkloadError(
+            f"{path} has operators that cannot be trained: {listed}: export it without them "
+            "(docs/onnx.md lists those that can)"
+        )
+
+
+def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
+    if not any(uses_external_data(tensor) for tensor in _tensors(model)):
+        return
+    try:
+        load_external_data_for_model(model, str(path.resolve().parent))
+    except Exception as error:  # missing, too short, or outside of the folder
+        raise WorkloadError(
+            f"the external data of {path} cannot be read: {_line(error)}: keep its files beside it"
+        ) from error
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from model.graph.initializer
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+
+
+def _check(model: onnx.ModelProto, path: Path) -> None:
+    if model.graph.sparse_initializer:
+        raise WorkloadError(f"{path} has sparse initializers, which cannot be trained: export dense ones")
+    try:
+        onnx.checker.check_model(str(path))  # by path: a model over 2 GiB cannot be checked from memory
+    except Exception as error:  # onnx raises several types
+        raise WorkloadError(f"{path} is no valid ONNX model: {_line(error)}: export it again") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

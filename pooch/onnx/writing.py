@@ -1,0 +1,52 @@
+"""A trained model back into the file that it came from: the same graph, names and open dimensions, new weights."""
+
+from __future__ import annotations
+
+import onnx
+import torch
+
+from pooch.errors import WorkloadError
+from pooch.onnx.model import OnnxModel
+from pooch.onnx.reading import digest_of, read_model
+
+_DATA_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "raw_data")
+
+
+def trained_proto(model: OnnxModel) -> onnx.ModelProto:
+    """The file's model with what training changed, as it infers: batch norms by their statistics, no dropout.
+
+    Raises:
+        WorkloadError: the file is gone, or is another one by now.
+    """
+    if digest_of(model.source) != model.source_digest:
+        raise WorkloadError(f"{model.source} changed while its model was trained: train again")
+    proto = read_model(model.source)
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, path in model.stored.items():
+        _put(tensors[name], state[path])
+    _to_inference(proto.graph)
+    return proto
+
+
+def _put(stored: onnx.TensorProto, tensor: torch.Tensor) -> None:
+    values = tensor.detach().cpu().contiguous()
+    raw = values.reshape(-1).view(torch.uint8).numpy().tobytes()  # of any type, bfloat16 too
+    for field in _DATA_FIELDS:
+        stored.ClearField(field)  # type: ignore[arg-type, unused-ignore]
+    stored.raw_data = raw
+
+
+def _to_inference(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        if node.op_type == "BatchNormalization":
+            del node.output[1:]
+            kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+        elif node.op_type == "Dropout":
+            del node.input[2:]
+    made = {name for node in graph.node for name in node.output} | {each.name for each in graph.initializer}
+    kept_values = [value for value in graph.value_info if value.name in made]
+    del graph.value_info[:]
+    graph.value_info.extend(kept_values)

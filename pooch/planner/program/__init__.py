@@ -1,0 +1,1 @@
+"""The integer program: its variables, its families of rows, and its solver."""

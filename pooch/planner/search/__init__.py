@@ -1,0 +1,1 @@
+"""The search for a plan around the integer program: bound, starts, rounds, local search, restricted programs."""

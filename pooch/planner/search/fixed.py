@@ -1,0 +1,28 @@
+"""What policies share that decide without looking at the budget: they fit, or they do not."""
+
+from __future__ import annotations
+
+from pooch.errors import InfeasibleBudget
+from pooch.ir.plan import Decisions
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.search.trials import Trials
+
+
+def fixed_outcome(
+    request: PlanningRequest, decisions: Decisions, policy: str, notes: tuple[str, ...] = ()
+) -> PolicyOutcome:
+    """The outcome of decisions that are given.
+
+    Raises:
+        InfeasibleBudget: they do not fit; the minimum is that of these decisions.
+    """
+    candidates = Candidates(request.dataflow)
+    trials = Trials(request, candidates)
+    trial = trials.run(decisions)
+    if not trial.fits:
+        least_bytes = trials.least_budget(decisions)
+        trial = trials.run(decisions, least_bytes)
+        if not trial.fits:
+            raise InfeasibleBudget(request.budget_bytes, least_bytes, policy)
+    return PolicyOutcome(trial.decisions, trial.evaluation, candidates.compute_ms, notes=notes)

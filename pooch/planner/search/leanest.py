@@ -1,0 +1,89 @@
+"""The smallest budget under which a plan is known: what an infeasible request is told, and the last resort."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pooch.ir.plan import Choice, Decisions
+from pooch.planner.candidates import Candidate, Candidates
+from pooch.planner.search.trials import Trials
+
+TOGGLES = 40  # single changes tried at the fullest point
+
+
+@dataclass(frozen=True, slots=True)
+class Leanest:
+    """Decisions with the smallest budget found, and that budget (they fit when they are lowered for it)."""
+
+    decisions: dict[int, Choice]
+    budget_bytes: int
+
+
+def leanest_plan(trials: Trials) -> Leanest:
+    """Look for the decisions that need the fewest bytes, without regard to time.
+
+    A swapped value is never present where a recomputed one is not, so "swap what can be swapped" is where the search
+    starts; a host budget, or the bytes in flight, can make other choices better, so single changes follow. What it
+    finds depends on the profile and the host budget only, so asking again for that many bytes is answered with a plan.
+    """
+    starts = [_swap_within_host(trials, "keep"), _swap_within_host(trials, "recompute")]
+    found = [Leanest(decisions, trials.least_budget(decisions)) for decisions in starts]
+    return _improve(trials, min(found, key=lambda leanest: leanest.budget_bytes))
+
+
+def _swap_within_host(trials: Trials, otherwise: Choice) -> dict[int, Choice]:
+    """Swap the largest values as far as the tier goes; the rest is kept or recomputed."""
+    left = trials.request.host_budget_bytes
+    chosen: list[int] = []
+    for item in sorted(trials.candidates.items, key=lambda item: (-item.size_bytes, item.value)):
+        if item.can_swap and (left is None or item.size_bytes <= left):
+            chosen.append(item.value)
+            left = None if left is None else left - item.size_bytes
+    others = trials.candidates.all_of(otherwise)
+    swapped = chosen if left is None else chosen[: _most_in_tier(trials, others, chosen)]
+    return _swapping(others, swapped)
+
+
+def _swapping(others: Decisions, swapped: list[int]) -> dict[int, Choice]:
+    leaving: dict[int, Choice] = dict.fromkeys(swapped, "swap")
+    return {**others, **leaving}
+
+
+def _most_in_tier(trials: Trials, others: Decisions, chosen: list[int]) -> int:
+    """How many of the chosen fit into the tier, whose layout may take more than their bytes."""
+    low, high = 0, len(chosen)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if trials.fits_host(trials.request.evaluator.evaluate(_swapping(others, chosen[:middle]), 0)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _improve(trials: Trials, leanest: Leanest) -> Leanest:
+    """Try single changes of what takes room at the fullest point, as long as the need shrinks."""
+    tried = 0
+    for decisions in _changes(trials.candidates, leanest):
+        if int(trials.candidates.least_points(decisions).max()) >= leanest.budget_bytes:
+            continue
+        evaluation = trials.request.evaluator.evaluate(decisions, leanest.budget_bytes - 1)
+        if evaluation.timeline.peak_bytes < leanest.budget_bytes and trials.fits_host(evaluation):
+            return _improve(trials, Leanest(decisions, min(trials.least_budget(decisions), leanest.budget_bytes - 1)))
+        tried += 1
+        if tried == TOGGLES:
+            break
+    return leanest
+
+
+def _changes(candidates: Candidates, leanest: Leanest) -> Iterator[dict[int, Choice]]:
+    """Decisions with one choice changed, the largest values first."""
+    for item in sorted(candidates.items, key=_by_size):
+        for choice in item.choices:
+            if choice != leanest.decisions[item.value]:
+                yield leanest.decisions | {item.value: choice}
+
+
+def _by_size(item: Candidate) -> tuple[int, int]:
+    return -item.memory_bytes, item.value

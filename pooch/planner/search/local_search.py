@@ -1,0 +1,132 @@
+"""Local search on the evaluator: the program models a schedule only roughly, so try changes on the real thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, islice, product
+
+from pooch.ir.plan import Choice
+from pooch.planner.candidates import Candidate
+from pooch.planner.search.trials import Trial, Trials
+
+SMALL = 8  # up to this many activations all changes of up to three decisions are tried
+PARTNERS = 12  # on each side of an exchange in larger problems
+MOST_LOOKED_AT = 400_000  # activations times changes looked at in one pass
+CLOSE = 0.0005  # relative distance to the target at which nothing is left to improve
+Change = dict[int, Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How far to go.
+
+    Attributes:
+        trials: evaluations in all (the same on every machine). passes: over all changes, from each start.
+        starts: how many of the best plans to start from.
+        least_s: stop when less than this is left of the time limit.
+    """
+
+    trials: int = 400
+    passes: int = 4
+    starts: int = 6
+    least_s: float = 0.0
+
+
+def improve(trials: Trials, effort: Effort, target_ms: float) -> None:
+    """Change good plans bit by bit as long as that makes them faster: the best first, then others to leave its valley.
+
+    Args:
+        trials: holds the plans, before and after. effort: when to stop.
+        target_ms: a lower bound; a plan this fast needs no improvement.
+    """
+    last = trials.count + effort.trials
+    for start in trials.elite[: effort.starts]:
+        _climb(trials, start, effort, _Stop(trials, last, effort.least_s, target_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """When climbing ends."""
+
+    trials: Trials
+    last: int
+    least_s: float
+    target_ms: float
+
+    @property
+    def is_due(self) -> bool:
+        """The best is as good as can be, or the effort is spent."""
+        best = self.trials.best
+        is_best = best is not None and best.step_ms <= self.target_ms * (1 + CLOSE)
+        return is_best or self.trials.count >= self.last or self.trials.request.remaining_s() <= self.least_s
+
+
+def _climb(trials: Trials, start: Trial, effort: Effort, stop: _Stop) -> None:
+    """Take every change that makes the plan better, until a whole pass changes nothing."""
+    current = start
+    for _ in range(effort.passes):
+        before = current
+        most = max(16, MOST_LOOKED_AT // max(1, len(trials.candidates.items)))
+        for change in islice(_changes(trials, before), most):
+            if stop.is_due:
+                return
+            decisions = current.decisions | change
+            if trials.is_promising(decisions):
+                trial = trials.run(decisions)
+                current = trial if trial.fits and trial.rank < current.rank else current
+        if current is before:
+            return
+
+
+def _changes(trials: Trials, best: Trial) -> Iterator[Change]:
+    """Changes to try on the best plan, the most promising first."""
+    items = trials.candidates.items
+    if len(items) <= SMALL:
+        yield from _all_changes(items)
+        return
+    left = sorted((i for i in items if best.decisions[i.value] != "keep"), key=lambda i: -_cost_ms(i, best))
+    able = (item for item in items if item.can_swap or item.can_recompute)
+    kept = sorted((item for item in able if best.decisions[item.value] == "keep"), key=_cheapness)
+    yield from (_one(item, "keep") for item in left)
+    yield from (_one(item, other) for item in left for other in _others(item, best) if other != "keep")
+    yield from _exchanges(left[:PARTNERS], kept, best)
+    yield from (_one(item, choice) for item in kept[: 4 * PARTNERS] for choice in item.choices[1:])
+
+
+def _one(item: Candidate, choice: Choice) -> Change:
+    return {item.value: choice}
+
+
+def _all_changes(items: tuple[Candidate, ...]) -> Iterator[Change]:
+    for size in (1, 2, 3):
+        for chosen in combinations(items, size):
+            for choices in product(*(item.choices for item in chosen)):
+                yield {item.value: choice for item, choice in zip(chosen, choices, strict=True)}
+
+
+def _exchanges(left: list[Candidate], kept: list[Candidate], best: Trial) -> Iterator[Change]:
+    """Keep a dear one, and let a kept one of at least its size go that costs less."""
+    for dear in left:
+        cost_ms = _cost_ms(dear, best)
+        large = (item for item in kept if item.memory_bytes >= dear.memory_bytes // 2)
+        partners = [item for item in large if _cheapest_ms(item) < cost_ms]
+        for partner in partners[:PARTNERS]:
+            for choice in partner.choices[1:]:
+                yield {dear.value: "keep", partner.value: choice}
+
+
+def _others(item: Candidate, best: Trial) -> list[Choice]:
+    return [choice for choice in item.choices if choice != best.decisions[item.value]]
+
+
+def _cost_ms(item: Candidate, best: Trial) -> float:
+    return item.replay_ms if best.decisions[item.value] == "recompute" else item.copy_ms
+
+
+def _cheapest_ms(item: Candidate) -> float:
+    return min([item.copy_ms] * item.can_swap + [item.replay_ms] * ("recompute" in item.choices))
+
+
+def _cheapness(item: Candidate) -> float:
+    return _cheapest_ms(item) / max(1, item.memory_bytes)

@@ -1,0 +1,75 @@
+"""Whether what was claimed was reached, in one line each; a miss says by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pooch.published.rows import Answer, Claim, Experiment
+
+BYTES_PER_MB = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A claim beside its answer.
+
+    Attributes:
+        claim: what is claimed. title: of its row. reached: None where the row was not answered. told: what there is.
+    """
+
+    claim: Claim
+    title: str
+    reached: bool | None
+    told: str
+
+
+def verdicts(experiment: Experiment, answers: Iterable[Answer]) -> tuple[Verdict, ...]:
+    """Check every claim of an experiment."""
+    known = {answer.row: answer for answer in answers if answer.method == "ilp"}
+    titles = {row.key: row.title for row in experiment.rows}
+    return tuple(_verdict(claim, titles[claim.row], known.get(claim.row)) for claim in experiment.claims)
+
+
+def claim_text(claim: Claim) -> str:
+    """The claim for people."""
+    with_speed = f" with at least {claim.throughput:.0%} of the in-core throughput" if claim.throughput else ""
+    if claim.quantity == "slowdown":
+        return f"at most {claim.limit:.0%} slower"
+    if claim.quantity == "multiple":
+        return f"at least {claim.limit:.2f} times the in-core size{with_speed}"
+    if claim.quantity == "largest":
+        return f"at least {claim.limit:g}{with_speed}"
+    return f"at most {claim.limit:g} MB"
+
+
+def _verdict(claim: Claim, title: str, answer: Answer | None) -> Verdict:
+    if answer is None:
+        return Verdict(claim, title, None, "not answered yet")
+    number = _number(claim, answer)
+    if number is None:
+        needs = f": it needs {answer.needs_bytes / 2**30:.2f} GiB" if answer.needs_bytes else ""
+        return Verdict(claim, title, False, f"no plan fits{needs}")
+    is_cost = claim.quantity in ("slowdown", "peak_mb")
+    reached = number <= claim.limit if is_cost else number >= claim.limit
+    because = f": {claim.obstacle}" if claim.obstacle and not reached else ""
+    return Verdict(claim, title, reached, _told(claim, number) + because)
+
+
+def _number(claim: Claim, answer: Answer) -> float | None:
+    if claim.quantity == "slowdown":
+        return answer.slowdown
+    if claim.quantity == "peak_mb":
+        return None if answer.needs_bytes is None else answer.needs_bytes / BYTES_PER_MB
+    size = answer.largest_at(claim.throughput) if claim.throughput else answer.largest
+    if size is None or claim.quantity == "largest":
+        return size
+    return size / answer.in_core_largest if answer.in_core_largest else None
+
+
+def _told(claim: Claim, number: float) -> str:
+    if claim.quantity == "slowdown":
+        return f"{number:.1%}"
+    if claim.quantity == "multiple":
+        return f"{number:.2f} times"
+    return f"{number:.0f} MB" if claim.quantity == "peak_mb" else f"{number:g}"

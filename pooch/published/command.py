@@ -1,0 +1,51 @@
+"""`pooch reproduce`: a published experiment, the paper's figures beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pooch.cli.options import PATH, json_option
+from pooch.cli.output import print_json, print_tables, progress_shown
+
+
+@click.command("reproduce")
+@click.argument("name", metavar="pooch|tflms|unet3d|meng|char-rnn")
+@click.option("--rows", multiple=True, metavar="PATTERN", help="Only these rows, such as 'resnet50-*'.")
+@click.option("--quick", is_flag=True, help="Only the rows that stand for the others.")
+@click.option(
+    "--part", type=click.Choice(["all", "simulated", "measured"]), default="all", show_default=True,
+    help="On the paper's hardware (simulated), on the device at hand (measured), or both.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", "folder", type=PATH, metavar="FOLDER",
+    help="Keep answers in FOLDER/NAME.json; what is there is not asked again.",
+)  # fmt: skip
+@click.option("--again", is_flag=True, help="Ask again what is recorded in the folder.")
+@click.option("--show", "only_recorded", is_flag=True, help="Ask nothing: print what is recorded in the folder.")
+@click.option(
+    "--time-limit", "time_limit_s", type=float, default=60.0, show_default=True, metavar="SECONDS",
+    help="Most seconds for one plan.",
+)  # fmt: skip
+@json_option
+def command(name: str, folder: Path | None, only_recorded: bool, as_json: bool, **running: Any) -> None:
+    """Run the published experiment NAME: the paper's figure, each method's and ours on the paper's hardware (modelled),
+    and measured here at a reduced size.
+    """
+    from pooch.errors import UsageError
+    from pooch.published.experiments import find_experiment
+    from pooch.published.running import reproduce
+    from pooch.published.tables import reproduction_record, reproduction_tables
+
+    experiment = find_experiment(name)
+    if only_recorded and folder is None:
+        raise UsageError("--show prints what a folder has: add -o FOLDER")
+    with progress_shown() as progress:
+        result = reproduce(experiment, folder=folder, only_recorded=only_recorded, progress=progress, **running)
+    if as_json:
+        print_json(reproduction_record(result))
+        return
+    click.echo(f"{experiment.title}\n\n{experiment.about}\n")
+    print_tables(*(table.rich() for table in reproduction_tables(result)))

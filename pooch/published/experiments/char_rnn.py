@@ -1,0 +1,33 @@
+"""TensorFlow's while-loop swapping (Alvaro 2019): which tensor leaves first."""
+
+from __future__ import annotations
+
+from pooch.published.experiments.hardware import V100_PCIE
+from pooch.published.rows import Experiment, Row, Saving
+
+_METHODS = ("tf_latest_first", "tf_earliest_first", "ilp")
+
+CHAR_RNN = Experiment(
+    name="char-rnn",
+    title="TensorFlow's while loops: which tensor is swapped first (Alvaro 2019)",
+    about=(
+        "A character LSTM, unrolled, batch 50, 500 characters long, at several shares of its in-core memory. "
+        "`tf_latest_first` swaps the tensor being pushed (TensorFlow as it was), `tf_earliest_first` the oldest "
+        "one; the paper's figure is the time that the change saved. The paper's text names no GPU: a V100 with a "
+        "PCIe 3 link is assumed."
+    ),
+    rows=tuple(
+        Row(
+            f"char-rnn-500-{share}", f"char-RNN, length 500, {share}% of its memory, {V100_PCIE}", "slowdown",
+            "char_rnn@long", _METHODS, f"{share}%", V100_PCIE, quick=share == 80,
+        )
+        for share in (90, 80, 70, 60)
+    ),
+    measured=(
+        Row(
+            "char-rnn-here", "char-RNN, width 256, length 60, 75% of its memory", "slowdown", "char_rnn", _METHODS,
+            "75%", settings={"width": 256, "sequence_length": 60}, quick=True,
+        ),
+    ),
+    saving=Saving("tf_latest_first", "tf_earliest_first", "time"),
+)  # fmt: skip

@@ -1,0 +1,91 @@
+"""Training deeper models (Meng et al. 2017): largest batches on an M40, and peaks of deep ResNets."""
+
+from __future__ import annotations
+
+from pooch.published.experiments.hardware import M40, OF_12_GB
+from pooch.published.papers import published_figures
+from pooch.published.rows import Claim, Experiment, Row
+
+_METHODS = ("meng_lifetime", "ilp")
+_PEAK_METHODS = ("keep_all", "meng_lifetime", "ilp")
+
+
+def _largest(key: str, title: str, workload: str, start: int, *, quick: bool = False, **settings: int) -> Row:
+    return Row(
+        key, f"{title}, {M40}", "largest", workload, _METHODS, OF_12_GB, M40, settings=settings, start=start,
+        quick=quick,
+    )  # fmt: skip
+
+
+def _peak(key: str, title: str, workload: str) -> Row:
+    return Row(f"{key}-peak", f"{title}, batch 32, {M40}", "smallest", workload, _PEAK_METHODS, "", M40, 32)
+
+
+_TOKENS = (
+    "the loss over the vocabulary again: 92,000 words fit, whatever the length, and a longer sentence leaves fewer of "
+    "them; the batch itself is larger than the paper's"
+)
+_OBSTACLES = {
+    "lstm-1": (
+        "the loss: log-softmax over the vocabulary and its gradient are single operators that hold three times the "
+        "logits, 3.5 GiB each; how large the paper's vocabulary was, its text does not say"
+    ),
+    "nmt-100": _TOKENS,
+    "nmt-200": _TOKENS,
+    "nmt-400": _TOKENS,
+}
+
+
+def _claims() -> tuple[Claim, ...]:
+    """Each of the paper's multiples and peaks."""
+    claims = []
+    for figure in published_figures():
+        if figure.experiment == "meng" and figure.multiple is not None:
+            claims.append(Claim(figure.row, "multiple", figure.multiple, obstacle=_OBSTACLES.get(figure.row, "")))
+        elif figure.experiment == "meng":
+            claims.append(Claim(figure.row, "peak_mb", figure.value))
+    return tuple(claims)
+
+
+MENG = Experiment(
+    name="meng",
+    title="Training deeper models: largest batches (Meng et al. 2017)",
+    about=(
+        "The largest batch in the 12 GB of an M40, of which a step may take 11 GiB, over PCIe 3, and the largest "
+        "in-core one; and the smallest memory in which a deep ResNet trains at batch 32. Nothing here is "
+        "rewritten by hand: attention and recurrent cells are written down plainly, op by op, where the paper has "
+        "versions that save memory. The paper's text gives layers and lengths; widths and vocabularies are "
+        "assumed (see the workloads' notes), the GAN's image size and the length of the translator without one "
+        "too, so multiples are what compares."
+    ),
+    rows=(
+        _largest("resnet50", "ResNet-50", "resnet50", 100, quick=True),
+        _largest("inception-v3", "Inception-V3", "inception_v3", 60),
+        _largest("gan", "GAN, images 256x256, width 128", "gan", 16, image_size=256, width=128),
+        _largest("lstm-1", "LSTM, 1 layer", "lstm@meng-1", 800, quick=True),
+        _largest("lstm-4", "LSTM, 4 layers", "lstm@meng-4", 300),
+        _largest("lstm-8", "LSTM, 8 layers", "lstm@meng-8", 150),
+        _largest("lstm-16", "LSTM, 16 layers", "lstm@meng-16", 40),
+        _largest("nmt", "NMT, length 40", "nmt@meng-50", 200, sequence_length=40),
+        _largest("nmt-50", "NMT, length 50", "nmt@meng-50", 100),
+        _largest("nmt-100", "NMT, length 100", "nmt@meng-100", 40),
+        _largest("nmt-200", "NMT, length 200", "nmt@meng-200", 10),
+        _largest("nmt-400", "NMT, length 400", "nmt@meng-400", 2),
+        _peak("resnet101", "ResNet-101", "resnet101"),
+        _peak("resnet200", "ResNet-200", "resnet200"),
+        _peak("resnet1001", "ResNet-1001", "resnet@meng-1001"),
+        _peak("resnet2000", "ResNet-2000", "resnet@meng-2000"),
+    ),
+    measured=(
+        Row(
+            "lstm-here", "LSTM, 4 layers of 256, length 20, 96 MiB", "largest", "lstm", _METHODS, "96MiB",
+            settings={"unrolled": True, "layers": 4, "width": 256, "sequence_length": 20, "dropout": 0.0}, start=16,
+            quick=True,
+        ),
+        Row(
+            "nmt-here", "NMT, width 256, length 16, 128 MiB", "largest", "nmt", _METHODS, "128MiB",
+            settings={"width": 256, "sequence_length": 16}, start=8,
+        ),
+    ),
+    claims=_claims(),
+)  # fmt: skip

@@ -1,0 +1,46 @@
+"""What an experiment compares: a policy, and what it is let know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pooch.errors import UsageError
+from pooch.ir import Profile
+from pooch.planner import policy_names
+
+WITHIN_BACKWARD = "ilp_backward_only"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A column of a table.
+
+    Attributes:
+        name: of the column. policy: who decides. empties: values may leave while the forward pass still holds them.
+    """
+
+    name: str
+    policy: str
+    empties: bool = True
+
+    def sees(self, profile: Profile) -> Profile:
+        """The profile that it plans."""
+        return profile if self.empties else without_forward_swaps(profile)
+
+
+def find_method(name: str) -> Method:
+    """The method of that name: a policy, or the integer program without swaps inside of the forward pass.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name == WITHIN_BACKWARD:
+        return Method(name, "ilp", empties=False)
+    if name not in policy_names():
+        raise UsageError(f"there is no method {name!r}: choose {WITHIN_BACKWARD} or one of {', '.join(policy_names())}")
+    return Method(name, name)
+
+
+def without_forward_swaps(profile: Profile) -> Profile:
+    """The same step where no value may be emptied while the program holds it."""
+    return replace(profile, values=tuple(replace(value, touches=None) for value in profile.values))

@@ -1,0 +1,1 @@
+"""Networks that only the published experiments need, one file each."""

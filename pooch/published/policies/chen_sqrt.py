@@ -1,0 +1,59 @@
+"""Chen, Xu, Zhang, Guestrin (2016), "Training deep nets with sublinear memory cost": segments, and replays inside.
+
+Procedure (recalled):
+1. walk the forward pass and add up the bytes of activations; whenever the sum exceeds b, the activation at hand is kept
+   as a checkpoint and the sum starts again;
+2. everything between checkpoints is recomputed when the backward pass comes to the segment;
+3. b is searched over a grid around the square root rule (about the square root of n segments of n activations), and
+   a b whose plan fits is taken.
+
+Ours: the grid (half to twice as many segments as the square root of n, in steps of the square root of 2), and that
+the fastest that fits is taken. What cannot be recomputed is kept. Nothing is swapped.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pooch.errors import InfeasibleBudget
+from pooch.ir.plan import Choice
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.search.trials import Trials
+from pooch.published.policies.fitting import outcome_of
+
+GRID = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)  # times the square root of n
+
+
+def chen_sqrt(request: PlanningRequest) -> PolicyOutcome:
+    """Keep checkpoints, recompute between them.
+
+    Raises:
+        InfeasibleBudget: no number of segments in the grid fits.
+    """
+    trials = Trials(request, Candidates(request.dataflow))
+    root = math.sqrt(len(trials.candidates.items))
+    tried = [between_checkpoints(trials.candidates, max(1, round(factor * root))) for factor in GRID]
+    for decisions in tried:
+        trials.run(decisions)
+    if trials.best is None:
+        for decisions in tried:
+            trials.run(decisions, trials.least_budget(decisions))
+    if trials.best is None:
+        least_bytes = min(trials.least_budget(decisions) for decisions in tried)
+        raise InfeasibleBudget(request.budget_bytes, least_bytes, "chen_sqrt")
+    return outcome_of(trials, trials.best)
+
+
+def between_checkpoints(candidates: Candidates, segments: int) -> dict[int, Choice]:
+    """Recompute all but the last activation of each of so many segments of like bytes."""
+    most_bytes = sum(item.memory_bytes for item in candidates.items) / segments
+    decisions: dict[int, Choice] = {}
+    segment_bytes = 0
+    for item in candidates.items:
+        segment_bytes += item.memory_bytes
+        if segment_bytes >= most_bytes:
+            segment_bytes = 0
+        elif item.can_recompute:
+            decisions[item.value] = "recompute"
+    return decisions

@@ -1,0 +1,117 @@
+"""What policies share that let activations leave one after the other until the rest fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from pooch.errors import InfeasibleBudget
+from pooch.ir.plan import Choice, Decisions
+from pooch.planner.candidates import Candidate, Candidates
+from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.search.stall_rule import swaps_within_tier
+from pooch.planner.search.trials import Trial, Trials
+
+Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with what happens to it
+BISECTIONS = 6  # halvings between a budget at which a policy fails and one at which it succeeds
+
+
+def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> PolicyOutcome:
+    """Let the first few of `leaving` leave: as few as the budget asks for, found by bisection.
+
+    Raises:
+        InfeasibleBudget: not even all of them are enough; the minimum is that of all of them.
+    """
+    trials = Trials(request, Candidates(request.dataflow))
+    trial = fewest_leaving(trials, leaving)
+    if trial is None:
+        trial = leanest_trial(trials, dict(leaving), policy)
+    return outcome_of(trials, trial)
+
+
+def fewest_leaving(trials: Trials, leaving: Leaving) -> Trial | None:
+    """The plan in which the fewest leave, or None where it does not fit though all of them do."""
+    found = _fitting(trials, dict(leaving))
+    low, high = 0, len(leaving)
+    while found is not None and low < high:
+        middle = (low + high) // 2
+        trial = _fitting(trials, dict(leaving[:middle]))
+        if trial is None:
+            low = middle + 1
+        else:
+            found, high = trial, middle
+    return found
+
+
+def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
+    """The decisions carried out, or None where they do not fit."""
+    if not trials.might_fit(decisions):
+        return None
+    trial = trials.run(decisions)
+    return trial if trial.fits else None
+
+
+def leanest_trial(trials: Trials, decisions: Decisions, policy: str) -> Trial:
+    """The decisions as they fit at their very least.
+
+    Raises:
+        InfeasibleBudget: that is too much; it carries what they need.
+    """
+    least_bytes = trials.least_budget(decisions)
+    trial = trials.run(decisions, least_bytes)
+    if not trial.fits:
+        raise InfeasibleBudget(trials.request.budget_bytes, least_bytes, policy)
+    return trial
+
+
+def all_swapped(trials: Trials, policy: str) -> Trial:
+    """All swap, as far as the tier goes: where PoocH's methods begin.
+
+    Raises:
+        InfeasibleBudget: that does not fit, so they have no answer either.
+    """
+    decisions = swaps_within_tier(trials)
+    trial = trials.run(decisions)
+    return trial if trial.fits else leanest_trial(trials, decisions, policy)
+
+
+def outcome_of(trials: Trials, trial: Trial, notes: tuple[str, ...] = ()) -> PolicyOutcome:
+    """A plan without a bound of its own."""
+    return PolicyOutcome(trial.decisions, trial.evaluation, trials.candidates.compute_ms, notes=notes)
+
+
+def with_smallest_budget(
+    request: PlanningRequest, attempt: Callable[[PlanningRequest], PolicyOutcome | None], policy: str
+) -> PolicyOutcome:
+    """Try a method that may fail; where it does, find by bisection the smallest budget at which it succeeds.
+
+    Args:
+        attempt: gives None where it fails; succeeds where memory is ample.
+
+    Raises:
+        InfeasibleBudget: it failed; the minimum was tried and succeeds.
+    """
+    outcome = attempt(request)
+    if outcome is not None:
+        return outcome
+    low, high = request.budget_bytes, max(request.dataflow.profile.peak_bytes, request.budget_bytes + 1)
+    while attempt(_under(request, high)) is None:
+        low, high = high, 2 * high
+    for _ in range(BISECTIONS):
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        if attempt(_under(request, middle)) is None:
+            low = middle
+        else:
+            high = middle
+    raise InfeasibleBudget(request.budget_bytes, high, policy)
+
+
+def _under(request: PlanningRequest, budget_bytes: int) -> PlanningRequest:
+    return replace(request, budget_bytes=budget_bytes, progress=None)
+
+
+def swaps_of(items: Iterable[Candidate]) -> Leaving:
+    """Swaps in the order of the items; those that cannot be swapped stay."""
+    return [(item.value, "swap") for item in items if item.can_wait]

@@ -1,0 +1,34 @@
+"""PoocH (Ito et al. 2019): greedy classification into keep, swap and recompute.
+
+Procedure (read: the authors' Chainer fork, branch 3.0.0rc1-pooch):
+1. all swap; the maps whose copies are not hidden behind compute are noted;
+2. walk the unhidden maps from the last to the first and keep each, until one does not fit; then walk all maps from the
+   last to the first and keep each that fits (this much is `swap_opt`);
+3. for each map still swapped: swap overhead = step - step with its copies free, recompute overhead = time of the
+   replays that it adds. Maps without swap overhead or with a ratio recompute / swap of 1 or more stay swapped; the one
+   with the smallest ratio becomes recompute; repeat until none is left;
+4. copies in are delayed as far as no stall is predicted.
+
+A keep is never taken back. Ours: predictions, the slots of copies (step 4 would change neither time nor peak), and that
+in step 3 a ratio is taken again when it comes to the top and not after every change. A change after which the plan does
+not fit is not made.
+"""
+
+from __future__ import annotations
+
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.search.stall_rule import keep_or_swap, swap_or_recompute
+from pooch.planner.search.trials import Trials
+from pooch.published.policies.fitting import all_swapped, outcome_of
+
+
+def pooch_2018(request: PlanningRequest) -> PolicyOutcome:
+    """Classify greedily.
+
+    Raises:
+        InfeasibleBudget: swapping everything does not fit.
+    """
+    trials = Trials(request, Candidates(request.dataflow))
+    current = keep_or_swap(trials, all_swapped(trials, "pooch_2018"))
+    return outcome_of(trials, swap_or_recompute(trials, current))

@@ -1,0 +1,27 @@
+"""PoocH's baseline `swap_opt` (Ito et al. 2019): the first half of its classification, keep or swap.
+
+Procedure (read: the authors' Chainer fork):
+1. all swap; the maps whose copies are not hidden behind compute are noted;
+2. walk the unhidden maps from the last to the first and keep each, until one does not fit;
+3. walk all maps from the last to the first and keep each that fits.
+
+Ours: predictions, and the slots of copies (the lowering's: in as early as the budget permits).
+"""
+
+from __future__ import annotations
+
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.search.stall_rule import keep_or_swap
+from pooch.planner.search.trials import Trials
+from pooch.published.policies.fitting import all_swapped, outcome_of
+
+
+def swap_opt(request: PlanningRequest) -> PolicyOutcome:
+    """Keep or swap as PoocH does.
+
+    Raises:
+        InfeasibleBudget: swapping everything does not fit.
+    """
+    trials = Trials(request, Candidates(request.dataflow))
+    return outcome_of(trials, keep_or_swap(trials, all_swapped(trials, "swap_opt")))

@@ -1,0 +1,71 @@
+"""TFLMS version 2 with its tuning: parameters found by a simulation of memory without times.
+
+Procedure (read: the authors' module, version 2):
+1. an edge of the graph longer than `swapout_threshold` levels is swapped, except tensors of rank 0 and 1; a copy in
+   starts `swapin_ahead` levels before its reader;
+2. memory is simulated by reference counts, without times, against 0.9 of what parameters leave of the device;
+3. the lowest `sync_mode` that fits at threshold 1 (0: copies run freely; 1: compute waits for copies out; 2: for
+   copies in; 3: both);
+4. by binary search the largest `swapout_threshold` that fits, then the largest `swapin_ahead`, then `swapin_groupby`.
+
+Levels are slots for edges and anchors for copies in. In our schedules compute always waits where a value is freed, at
+the latest slot that memory permits, and where it is read: there is one mode. Copies in are not grouped, as each
+costs a latency only once. The simulation of memory is ours, also without times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pooch.planner.candidates import NEVER, Candidate, Candidates
+from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.search.trials import Trial, Trials
+from pooch.published.policies.fitting import fewest_leaving, outcome_of, swaps_of, with_smallest_budget
+from pooch.published.policies.tflms import late_copies
+from pooch.published.policies.timing import Trip, trips_of
+
+
+@dataclass(frozen=True)
+class TflmsAuto:
+    """The policy. `memory_ratio`: share of what parameters leave that plans may take."""
+
+    memory_ratio: float = 0.9
+
+    def __call__(self, request: PlanningRequest) -> PolicyOutcome:
+        """Tune the threshold, then how far ahead.
+
+        Raises:
+            InfeasibleBudget: nothing fits into that share of the memory.
+        """
+        return with_smallest_budget(request, self._attempt, "tflms_auto")
+
+    def _attempt(self, request: PlanningRequest) -> PolicyOutcome | None:
+        persistent_bytes = request.dataflow.profile.persistent_bytes
+        room_bytes = int(persistent_bytes + self.memory_ratio * (request.budget_bytes - persistent_bytes))
+        trials = Trials(replace(request, budget_bytes=max(1, room_bytes)), Candidates(request.dataflow))
+        items = [item for item in trials.candidates.items if self._rank(trials, item) > 1]
+        by_length = sorted(items, key=lambda item: (-_levels(item), item.value))
+        trial = fewest_leaving(trials, swaps_of(by_length))
+        return None if trial is None else outcome_of(trials, _tuned_ahead(trials, trial))
+
+    @staticmethod
+    def _rank(trials: Trials, item: Candidate) -> int:
+        return len(trials.request.dataflow.profile.values[item.value].shape)
+
+
+def _levels(item: Candidate) -> int:
+    return (item.death if item.need == NEVER else item.need) - item.born
+
+
+def _tuned_ahead(trials: Trials, trial: Trial) -> Trial:
+    """The largest distance at which every copy in has room: where one had to start later, that is the most for all."""
+    anchors = trials.request.dataflow.anchor_slots
+    ahead = [_ahead(anchors, trip) for trip in trips_of(trial.evaluation.schedule).values() if trip.in_slot >= 0]
+    return late_copies(trials, trial, min(ahead, default=0))
+
+
+def _ahead(anchors: tuple[int, ...], trip: Trip) -> int:
+    return anchors.index(trip.need_slot) - anchors.index(trip.in_slot)
+
+
+tflms_auto = TflmsAuto()

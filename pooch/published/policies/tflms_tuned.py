@@ -1,0 +1,41 @@
+"""Tuning TFLMS's parameters (Imai et al. 2018/19): run the step under many of them, keep the fastest.
+
+Procedure (abstract; the parameters are TFLMS's, read): sweep how many tensors are swapped (`n_tensors`) and how many
+levels ahead of their reader copies in start (`lb`), and take what the machine runs fastest.
+
+Ours: the machine is the simulator; the grid (shares between as few as fit and all, powers of two levels ahead) and that
+it is walked one axis after the other: how far ahead first, then how many.
+"""
+
+from __future__ import annotations
+
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.search.trials import Trial, Trials
+from pooch.published.policies.fitting import Leaving, fewest_leaving, leanest_trial, outcome_of, swaps_of
+from pooch.published.policies.tflms import late_copies
+
+AHEAD = tuple(2**power for power in range(9))  # levels
+SHARES = (0.125, 0.25, 0.5, 1.0)  # of the tensors that do not have to leave
+
+
+def tflms_tuned(request: PlanningRequest) -> PolicyOutcome:
+    """Sweep both parameters, simulate each, take the fastest.
+
+    Raises:
+        InfeasibleBudget: swapping everything is not enough.
+    """
+    trials = Trials(request, Candidates(request.dataflow))
+    leaving = swaps_of(trials.candidates.items)
+    fewest = fewest_leaving(trials, leaving) or leanest_trial(trials, dict(leaving), "tflms_tuned")
+    ahead = min(AHEAD, key=lambda levels: late_copies(trials, fewest, levels).rank)
+    found = [late_copies(trials, fewest, ahead)]
+    found += [late_copies(trials, trial, ahead) for trial in _more(trials, leaving, fewest) if trial.fits]
+    return outcome_of(trials, min(found, key=lambda trial: trial.rank))
+
+
+def _more(trials: Trials, leaving: Leaving, fewest: Trial) -> list[Trial]:
+    """The same with more tensors swapped than have to be."""
+    least = sum(choice == "swap" for choice in fewest.decisions.values())
+    counts = sorted({least + round(share * (len(leaving) - least)) for share in SHARES} - {least})
+    return [trials.run(dict(leaving[:count])) for count in counts]

@@ -1,0 +1,55 @@
+"""vDNN (Rhu et al. 2016): offload the inputs of layers, prefetch one layer ahead, choose how much at the start.
+
+Procedure (recalled; the abstract was read), of its dynamic version:
+1. if everything fits, nothing is offloaded;
+2. else offload the inputs of convolutions (vDNN_conv); if that does not fit, the inputs of all layers (vDNN_all);
+3. an input is copied out while the last layer that reads it runs, and that layer's end waits for the copy;
+4. in the backward pass an input is prefetched while the layer before the one that needs it runs.
+
+Theirs is also the timing: freed at the first slot after the last reader, copied in exactly one anchor ahead. The choice
+of convolution algorithms is not ours to make. What stands for convolutions where there are none: see `operators`.
+"""
+
+from __future__ import annotations
+
+from pooch.analysis.dataflow import Dataflow
+from pooch.errors import InfeasibleBudget
+from pooch.ir.plan import Choice
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import PlanningRequest, PolicyOutcome
+from pooch.planner.search.trials import Trial, Trials
+from pooch.published.policies.fitting import outcome_of
+from pooch.published.policies.operators import heavy_ops
+from pooch.published.policies.timing import one_anchor_ahead, played, swap_schedule, trips_of
+
+
+def vdnn(request: PlanningRequest) -> PolicyOutcome:
+    """Offload nothing, the inputs of convolutions, or the inputs of all layers: the first that fits.
+
+    Raises:
+        InfeasibleBudget: none does; these schedules do not depend on the budget.
+    """
+    trials = Trials(request, Candidates(request.dataflow))
+    every_op = frozenset(range(request.dataflow.profile.forward_ops))
+    peaks = []
+    for readers in (frozenset[int](), heavy_ops(request.dataflow), every_op):
+        trial = _offloaded(trials, inputs_of(trials.candidates, readers))
+        if trial.fits:
+            return outcome_of(trials, trial)
+        peaks.append(trial.evaluation.timeline.peak_bytes)
+    raise InfeasibleBudget(request.budget_bytes, min(peaks), "vdnn")
+
+
+def inputs_of(candidates: Candidates, readers: frozenset[int]) -> dict[int, Choice]:
+    """Swap what these ops read."""
+    dataflow: Dataflow = candidates.dataflow
+    read = {value for op in readers for value in dataflow.profile.ops[op].reads}
+    return {item.value: "swap" for item in candidates.items if item.can_swap and item.value in read}
+
+
+def _offloaded(trials: Trials, decisions: dict[int, Choice]) -> Trial:
+    """Steps 3 and 4: out and freed as soon as can be, back one anchor ahead."""
+    request = trials.request
+    tight = request.evaluator.evaluate(decisions, 0).schedule
+    schedule = swap_schedule(tight, one_anchor_ahead(request.dataflow, trips_of(tight)))
+    return trials.offer(trials.complete(decisions), played(request.evaluator, schedule))

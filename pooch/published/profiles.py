@@ -1,0 +1,62 @@
+"""Profiles for rows: on the paper's hardware from a device model, on the device at hand measured. Kept, as rows share
+them.
+"""
+
+from __future__ import annotations
+
+from pooch.api.profiling import profile_workload
+from pooch.batch_search.sizing import SizedWorkload
+from pooch.devices import find_device
+from pooch.ir import Link, Profile
+from pooch.progress import Progress
+from pooch.published.rows import Row
+from pooch.workloads import WorkloadFactory, workload_factory
+
+MOST_KEPT = 24  # profiles take some megabytes each
+
+
+class Profiles:
+    """Makes each profile once.
+
+    Args:
+        progress: told what is profiled.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._kept: dict[object, Profile] = {}
+        self._link: Link | None = None  # of the device at hand, once it was measured
+
+    def of(self, row: Row, size: int | None) -> Profile:
+        """The row's workload at one size of what grows."""
+        key = (row.workload, tuple(sorted(row.settings.items())), row.grow, size, row.hardware, row.question)
+        if key not in self._kept:
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = self._made(row, size)
+        return self._kept[key]
+
+    def _made(self, row: Row, size: int | None) -> Profile:
+        self._progress(f"{row.title}: profiling at {size or 'its own size'}")
+        if row.hardware:
+            model = find_device(row.hardware)
+            return profile_workload(self.factory(row, size), mode="fake", device_model=model, progress=self._progress)
+        if row.question != "largest":
+            return profile_workload(self.factory(row, size), mode="run", progress=self._progress)
+        made = profile_workload(self.factory(row, size), mode="fake", link=self._link, progress=self._progress)
+        self._link = made.link
+        return made
+
+    def sized(self, row: Row) -> SizedWorkload:
+        """The row's workload as something that grows."""
+        batch_size = row.batch_size if row.grow != "batch_size" else None
+        return SizedWorkload(row.workload, row.grow, batch_size, settings=row.settings)
+
+    def factory(self, row: Row, size: int | None) -> WorkloadFactory:
+        """What builds it at one size."""
+        settings, batch_size = dict(row.settings), row.batch_size
+        if size is not None and row.grow == "batch_size":
+            batch_size = size
+        elif size is not None:
+            settings[row.grow] = size
+        return workload_factory(row.workload, batch_size=batch_size, settings=settings)

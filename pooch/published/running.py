@@ -1,0 +1,105 @@
+"""Running an experiment: every row by every method, unless it was answered before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+from pooch.errors import UsageError
+from pooch.published.answering import answer
+from pooch.published.claims import Verdict, verdicts
+from pooch.published.profiles import Profiles
+from pooch.published.recording import Recording
+from pooch.published.rows import Answer, Experiment, Row
+
+Progress = Callable[[str, float], None]
+Part = Literal["all", "simulated", "measured"]
+TIME_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """An experiment with its answers.
+
+    Attributes:
+        experiment: what it is. simulated, measured: the rows that were chosen. answers: to them.
+        verdicts: on the claims about chosen rows.
+    """
+
+    experiment: Experiment
+    simulated: tuple[Row, ...]
+    measured: tuple[Row, ...]
+    answers: tuple[Answer, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def _silent(text: str, share: float) -> None:
+    """Nobody is told."""
+
+
+class _Told:
+    """Tells what is being done, with the share of answers that there are."""
+
+    def __init__(self, progress: Progress, asked: int) -> None:
+        self.done = 0
+        self._progress = progress
+        self._asked = asked
+
+    def __call__(self, text: str) -> None:
+        self._progress(text, self.done / self._asked)
+
+
+def reproduce(
+    experiment: Experiment,
+    *,
+    rows: Sequence[str] = (),
+    quick: bool = False,
+    part: Part = "all",
+    folder: Path | None = None,
+    again: bool = False,
+    only_recorded: bool = False,
+    time_limit_s: float = TIME_LIMIT_S,
+    progress: Progress = _silent,
+) -> Reproduced:
+    """Answer rows of an experiment.
+
+    Args:
+        rows: keys, or patterns such as "resnet50-*"; none: all. quick: only the rows that stand for the others.
+        part: on the paper's hardware, here, or both.
+        folder: where answers are recorded. again: ask also what is recorded there. only_recorded: ask nothing.
+        time_limit_s: most seconds for one plan.
+
+    Raises:
+        UsageError: a pattern fits no row.
+        FileFormatError: the record cannot be read or written.
+    """
+    recording = Recording(experiment.name, folder)
+    simulated = () if part == "measured" else _chosen(experiment.rows, rows, quick)
+    measured = () if part == "simulated" else _chosen(experiment.measured, rows, quick)
+    chosen = (*simulated, *measured)
+    if rows and not chosen:
+        known = ", ".join(row.key for row in (*experiment.rows, *experiment.measured))
+        raise UsageError(f"no row of {experiment.name} is called {' or '.join(rows)}: there are {known}")
+    asked = [(row, method) for row in chosen for method in row.methods]
+    told = _Told(progress, len(asked))
+    profiles = Profiles(told)
+    for done, (row, method) in enumerate(asked):
+        told.done = done
+        if only_recorded or (not again and recording.answer(row, method) is not None):
+            continue
+        recording.add(row, answer(row, method, profiles, time_limit_s, told))
+    answers = recording.answers(chosen)
+    keys = {row.key for row in simulated}
+    judged = tuple(each for each in verdicts(experiment, answers) if each.claim.row in keys)
+    return Reproduced(experiment, simulated, measured, answers, judged)
+
+
+def _chosen(rows: tuple[Row, ...], patterns: Sequence[str], quick: bool) -> tuple[Row, ...]:
+    return tuple(
+        row
+        for row in rows
+        if (row.quick or not quick) and (not patterns or any(fnmatchcase(row.key, pattern) for pattern in patterns))
+    )

@@ -1,0 +1,195 @@
+"""Published experiments as tables: the paper's figure, each method's, the integer program's, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.table import Table
+
+from pooch.published.claims import claim_text
+from pooch.published.papers import published_figure
+from pooch.published.rows import Answer, Experiment, Row
+from pooch.published.running import Reproduced
+from pooch.report.summaries import Record
+from pooch.units import format_bytes, format_ms
+
+_BEST = "ilp"
+_NOTHING = "-"
+_QUESTIONS = {
+    "slowdown": "time lost over in-core",
+    "largest": "largest size that fits (times the in-core one, throughput of it)",
+    "smallest": "smallest memory (time lost there)",
+}
+_MARKS = {"read": "", "abstract": " [abstract]", "recalled": " [recalled]"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Cells as text, for a terminal or for Markdown. `prose`: all columns are read, none is compared."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    prose: bool = False
+
+    def rich(self) -> Table:
+        """For a terminal."""
+        table = Table(
+            title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )  # fmt: skip
+        for place, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if place and not self.prose else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        """For a page."""
+        side = "---" if self.prose else "---:"
+        lines = [" | ".join(self.columns), " | ".join(["---", *(side for _ in self.columns[1:])])]
+        lines += [" | ".join(row) for row in self.rows]
+        return f"**{self.title}**\n\n" + "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def reproduction_tables(reproduced: Reproduced) -> list[TextTable]:
+    """One table per question and place, then the claims."""
+    tables = []
+    for rows, place in ((reproduced.simulated, "modelled, not measured"), (reproduced.measured, "measured here")):
+        for question in _QUESTIONS:
+            chosen = [row for row in rows if row.question == question]
+            if chosen:
+                tables.append(_table(reproduced, chosen, f"{_QUESTIONS[question]}; {place}"))
+    claims = _claims_table(reproduced)
+    return [*tables, claims] if claims.rows else tables
+
+
+def _table(reproduced: Reproduced, rows: Sequence[Row], title: str) -> TextTable:
+    answers = {(answer.row, answer.method): answer for answer in reproduced.answers}
+    methods = list(dict.fromkeys(method for row in rows for method in row.methods if method != "keep_all"))
+    measured = rows[0].is_measured
+    savings = _savings(reproduced.experiment)
+    columns = ("", "in-core", *(() if measured else ("paper",)), *methods)
+    bound = rows[0].question == "slowdown"
+    lines = []
+    for row in rows:
+        found = [answers.get((row.key, method)) for method in methods]
+        known = next((each for each in answers.values() if each.row == row.key), None)
+        cells = [row.title, _in_core(row, known)]
+        cells += [] if measured else [_paper(reproduced.experiment, row)]
+        cells += [_cell(row, each) for each in found]
+        cells += [_bound(answers.get((row.key, _BEST)))] if bound else []
+        cells += [_saved(reproduced.experiment, answers, row, changed) for changed in savings]
+        lines.append(tuple(cells))
+    extra = (("no plan loses less",) if bound else ()) + tuple(f"saved by {changed}" for changed in savings)
+    return TextTable(title, (*columns, *extra), tuple(lines))
+
+
+def _in_core(row: Row, known: Answer | None) -> str:
+    if known is None:
+        return _NOTHING
+    if row.question == "largest":
+        return str(known.in_core_largest) if known.in_core_largest else "none"
+    peak = format_bytes(known.in_core_peak_bytes or 0)
+    return f"{peak}, {format_ms(known.in_core_step_ms or 0.0)}"
+
+
+def _paper(experiment: Experiment, row: Row) -> str:
+    figure = published_figure(experiment.name, row.key)
+    return _NOTHING if figure is None else figure.text + _MARKS[figure.known]
+
+
+def _cell(row: Row, answer: Answer | None) -> str:
+    if answer is None:
+        return _NOTHING
+    if row.question == "smallest":
+        lost = f" ({_lost(answer.slowdown)})" if answer.slowdown is not None else ""
+        return format_bytes(answer.needs_bytes or 0) + lost
+    if not answer.fits:
+        return f"needs {format_bytes(answer.needs_bytes or 0)}"
+    return _slowdown_cell(answer) if row.question == "slowdown" else _largest_cell(answer)
+
+
+def _slowdown_cell(answer: Answer) -> str:
+    if answer.measured_slowdown is None:
+        return _lost(answer.slowdown)
+    peak = format_bytes(answer.measured_peak_bytes or 0)
+    return f"{_lost(answer.measured_slowdown)} (predicted {_lost(answer.slowdown)}), {peak}"
+
+
+def _largest_cell(answer: Answer) -> str:
+    told = []
+    if answer.multiple is not None:
+        told.append(f"{answer.multiple:.2f}x")
+    if answer.measured_items_per_s and answer.measured_in_core_items_per_s:
+        told.append(f"{answer.measured_items_per_s / answer.measured_in_core_items_per_s:.0%} measured")
+    if answer.relative_throughput is not None:
+        predicted = " predicted" if answer.measured_items_per_s else ""
+        told.append(f"{answer.relative_throughput:.0%}{predicted}")
+    if answer.measured_peak_bytes is not None:
+        told.append(f"{format_bytes(answer.measured_peak_bytes)} of {format_bytes(answer.budget_bytes)}")
+    return f"{answer.largest} ({', '.join(told)})" if told else str(answer.largest)
+
+
+def _lost(slowdown: float | None) -> str:
+    return _NOTHING if slowdown is None else f"{100 * slowdown:+.1f}%"
+
+
+def _bound(answer: Answer | None) -> str:
+    return _NOTHING if answer is None else _lost(answer.least_slowdown)
+
+
+def _savings(experiment: Experiment) -> tuple[str, ...]:
+    return () if experiment.saving is None else (experiment.saving.changed, _BEST)
+
+
+def _saved(experiment: Experiment, answers: dict[tuple[str, str], Answer], row: Row, changed: str) -> str:
+    """How much of the base's overhead, or time, another method saves; as measured where the row was."""
+    saving = experiment.saving
+    if saving is None:
+        return _NOTHING
+    base, other = answers.get((row.key, saving.base)), answers.get((row.key, changed))
+    costs = [None if each is None else _cost(row, each, saving.of) for each in (base, other)]
+    before, after = costs
+    if before is None or after is None or before <= 0:
+        return _NOTHING
+    return f"{100 * (1 - after / before):.1f}%"
+
+
+def _cost(row: Row, answer: Answer, of: str) -> float | None:
+    lost = answer.measured_slowdown if row.is_measured else answer.slowdown
+    if lost is None:
+        return None
+    return lost if of == "overhead" else 1 + lost
+
+
+def _claims_table(reproduced: Reproduced) -> TextTable:
+    words = {True: "reached", False: "NOT reached", None: "open"}
+    rows = tuple(
+        (verdict.title, claim_text(verdict.claim), verdict.told, words[verdict.reached])
+        for verdict in reproduced.verdicts
+    )
+    return TextTable("claims about the integer program, modelled", ("", "claim", "found", ""), rows, True)
+
+
+def reproduction_record(reproduced: Reproduced) -> Record:
+    """For `--json`."""
+    return {
+        "experiment": reproduced.experiment.name,
+        "answers": [
+            asdict(answer)
+            | {"slowdown": answer.slowdown, "multiple": answer.multiple, "measured_slowdown": answer.measured_slowdown}
+            for answer in reproduced.answers
+        ],
+        "papers": [
+            asdict(figure)
+            for row in reproduced.simulated
+            if (figure := published_figure(reproduced.experiment.name, row.key)) is not None
+        ],
+        "claims": [
+            {"row": each.claim.row, "claim": claim_text(each.claim), "found": each.told, "reached": each.reached}
+            for each in reproduced.verdicts
+        ],
+    }

@@ -1,0 +1,275 @@
+"""What each published method does that no other does, on steps small enough to know the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from pooch.analysis.dataflow import Dataflow
+from pooch.errors import InfeasibleBudget
+from pooch.ir import Link, Profile
+from pooch.planner import PlannedDecisions, make_plan, policy_names
+from pooch.planner.candidates import Candidates
+from pooch.planner.contract import PlanningRequest
+from pooch.plugins import provided
+from pooch.published.policies.capuchin import leaving_order
+from pooch.published.policies.chen_sqrt import between_checkpoints
+from pooch.published.policies.tensorflow_loops import LoopSwapping
+from pooch.published.policies.tflms import Tflms
+from pooch.published.policies.tflms_auto import TflmsAuto
+from pooch.schedule import verify
+from tests.planner.networks import PCIE_16, resnet50
+from tests.planner.support import Case, case
+from tests.toys import FAST_LINK, SLOW_LINK, ToyStep, blocks, chain, ladder, random_profile
+
+LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)  # a value of 16 bytes takes 1 ms, as long as a forward op
+WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)  # an example takes a second
+PUBLISHED = sorted(provided("policies"))
+
+
+def planned(of: Case, policy: str, share: float) -> PlannedDecisions:
+    return make_plan(of.dataflow, of.share(share), of.evaluator, policy=policy)
+
+
+def smallest(of: Case, policy: str, budget_bytes: int = 1) -> int:
+    with pytest.raises(InfeasibleBudget) as raised:
+        make_plan(of.dataflow, budget_bytes, of.evaluator, policy=policy)
+    assert raised.value.policy == policy
+    return raised.value.minimum_bytes
+
+
+def places(of: Case, plan: PlannedDecisions, choice: str) -> list[int]:
+    """Which activations, counted in forward order, are treated so."""
+    ids = [value.id for value in of.dataflow.activations]
+    return [place for place, value in enumerate(ids) if plan.decisions[value] == choice]
+
+
+def convolutions(profile: Profile, every: int) -> Profile:
+    """Every so many-th op of a toy is called a convolution."""
+    ops = tuple(
+        replace(op, name="aten.convolution.default") if op.phase == "forward" and op.index % every == 0 else op
+        for op in profile.ops
+    )
+    return replace(profile, ops=ops)
+
+
+def with_rank(profile: Profile, rank: int) -> Profile:
+    return replace(profile, values=tuple(replace(value, shape=(1,) * rank) for value in profile.values))
+
+
+def long_chain(link: Link = LINK, layers: int = 10) -> Case:
+    return case(with_rank(chain(layers, size_bytes=16, link=link), 4))
+
+
+@pytest.mark.parametrize("policy", sorted({*policy_names()} - {"ilp", "keep_all", "recompute_all", "swap_all"}))
+def test_a_minimum_is_a_budget_at_which_the_method_succeeds(policy: str) -> None:
+    of = long_chain()
+    minimum_bytes = smallest(of, policy)
+    plan = make_plan(of.dataflow, minimum_bytes, of.evaluator, policy=policy)
+    assert plan.timeline.peak_bytes <= minimum_bytes <= of.profile.peak_bytes
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=WITHOUT_SHRINKING)
+@given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.4, 1.0))
+@example(seed=443, share=0.58)  # holds a swappable value to the end of the step
+def test_no_method_ever_makes_a_schedule_that_would_fault(seed: int, share: float) -> None:
+    of = case(random_profile(Random(seed), 12))
+    budget_bytes = max(1, of.share(share))
+    for policy in PUBLISHED:
+        most_bytes = budget_bytes
+        try:
+            plan = make_plan(of.dataflow, budget_bytes, of.evaluator, policy=policy)
+        except InfeasibleBudget as error:
+            most_bytes = error.minimum_bytes
+            plan = make_plan(of.dataflow, most_bytes, of.evaluator, policy=policy)
+        verify(of.dataflow, plan.schedule, plan.decisions, most_bytes)
+        assert of.evaluator.play(plan.schedule).step_ms == pytest.approx(plan.timeline.step_ms)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [chain(9, link=LINK, size_bytes=16), ladder(4, link=SLOW_LINK), blocks(3, link=FAST_LINK), blocks(3)],
+    ids=["chain", "ladder", "blocks on a fast link", "blocks on a disk"],
+)
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.45])
+def test_the_integer_program_is_never_slower_than_any_method(profile: Profile, share: float) -> None:
+    of = case(profile)
+    times_ms = {}
+    for policy in sorted(policy_names()):
+        try:
+            times_ms[policy] = planned(of, policy, share).timeline.step_ms
+        except InfeasibleBudget:
+            continue
+    assert "ilp" in times_ms or not times_ms
+    assert min(times_ms.values(), default=0.0) >= times_ms.get("ilp", 0.0) - 1e-6
+
+
+def test_swap_all_swaps_also_what_has_room_to_stay() -> None:
+    of = long_chain()
+    plan = planned(of, "swap_all", 1.0)
+    assert places(of, plan, "swap") == list(range(8)), "the last two are read at once when the backward pass begins"
+    assert planned(of, "swap_opt", 1.0).schedule.actions == ()
+
+
+def test_without_scheduling_each_copy_starts_one_anchor_ahead_and_waits_longer() -> None:
+    # GIVEN copies in that take as long as two backward ops, and a value that is needed late
+    step = ToyStep()
+    current = step.external(16)
+    for size_bytes in (64, 4, 4, 4, 4, 4):
+        (current,) = step.op([current], [size_bytes], saves=[current])
+    of = case(step.build(Link("toy tier", 0.0, 0.0, 16.0, 8.0)))
+    hoisted, late = planned(of, "swap_all", 1.0), planned(of, "swap_all_no_scheduling", 1.0)
+    anchors = of.dataflow.anchor_slots
+    needs = {a.target: a.slot for a in late.schedule.actions if a.kind == "wait"}
+    starts = {a.target: a.slot for a in late.schedule.actions if a.kind == "copy_in"}
+    assert starts
+    assert all(anchors.index(needs[value]) - anchors.index(slot) <= 1 for value, slot in starts.items())
+    assert late.timeline.stall_ms > hoisted.timeline.stall_ms
+
+
+def test_swap_opt_keeps_the_tail_and_swaps_the_head() -> None:
+    of = long_chain()
+    plan = planned(of, "swap_opt", 0.6)
+    swapped = places(of, plan, "swap")
+    assert swapped == list(range(len(swapped)))
+    assert not places(of, plan, "recompute")
+
+
+def test_pooch_recomputes_what_the_link_is_too_slow_for_and_nothing_on_a_fast_one() -> None:
+    slow, fast = long_chain(Link("toy tier", 0.0, 0.0, 2.0, 2.0)), long_chain(Link("toy tier", 0.0, 0.0, 160.0, 160.0))
+    replayed = planned(slow, "pooch_2018", 0.6)
+    assert places(slow, replayed, "recompute")
+    assert replayed.timeline.step_ms < planned(slow, "swap_opt", 0.6).timeline.step_ms
+    assert not places(fast, planned(fast, "pooch_2018", 0.6), "recompute")
+
+
+def test_the_exhaustive_search_is_at_least_as_good_before_anything_is_recomputed() -> None:
+    step = ToyStep()
+    current = step.external(8)
+    for size in (40, 8, 24, 8, 40, 8, 16, 8):
+        (current,) = step.op([current], [size], saves=[current], refusal="a toy that cannot be replayed")
+    of = case(step.build(Link("toy tier", 0.0, 0.0, 4.0, 4.0)))
+    for share in (0.9, 0.8, 0.7, 0.6):
+        searched, greedy = planned(of, "pooch_exhaustive", share), planned(of, "pooch_2018", share)
+        assert searched.timeline.step_ms <= greedy.timeline.step_ms + 1e-9
+
+
+def test_superneurons_swaps_convolutions_and_recomputes_the_rest_of_the_head() -> None:
+    of = case(convolutions(chain(12, size_bytes=16, link=LINK), every=3))
+    plan = planned(of, "superneurons", 0.7)
+    left = places(of, plan, "swap") + places(of, plan, "recompute")
+    assert sorted(left) == list(range(len(left))), "the tail is kept"
+    assert places(of, plan, "swap")
+    assert all(place % 3 == 0 for place in places(of, plan, "swap"))
+    assert places(of, plan, "recompute")
+    assert all(place % 3 for place in places(of, plan, "recompute"))
+
+
+def test_vdnn_offloads_inputs_of_convolutions_first_and_of_all_layers_when_it_must() -> None:
+    of = case(convolutions(chain(12, size_bytes=16, link=LINK), every=2))
+    assert not planned(of, "vdnn", 1.0).schedule.actions
+    some, all_of_them = planned(of, "vdnn", 0.8), planned(of, "vdnn", 0.4)
+    read_by_convolutions = [place for place in range(12) if place % 2]  # value k is read by op k + 1
+    assert set(places(of, some, "swap")) <= set(read_by_convolutions)
+    assert len(places(of, all_of_them, "swap")) > len(places(of, some, "swap"))
+    first = all_of_them.schedule.swapped[0]
+    slots = {a.kind: a.slot for a in all_of_them.schedule.actions if a.target == first}
+    anchors = of.dataflow.anchor_slots
+    assert anchors.index(slots["wait"]) - anchors.index(slots["copy_in"]) == 1
+
+
+def test_tflms_counts_tensors_from_the_input_and_triggers_by_distance() -> None:
+    of = long_chain()
+    request = PlanningRequest(of.dataflow, of.profile.peak_bytes - 16 * 3, of.evaluator)
+    fitted, more = Tflms()(request), Tflms(n_tensors=6, lb=2)(request)
+    ids = [value.id for value in of.dataflow.activations]
+    assert list(fitted.evaluation.schedule.swapped) == ids[: len(fitted.evaluation.schedule.swapped)]
+    assert set(more.evaluation.schedule.swapped) <= set(ids[:6])
+    anchors = of.dataflow.anchor_slots
+    slots = {(a.kind, a.target): a.slot for a in more.evaluation.schedule.actions}
+    ahead = [anchors.index(slots["wait", v]) - anchors.index(slots["copy_in", v]) for v in slots_in(slots)]
+    assert ahead
+    assert max(ahead) <= 2
+    with pytest.raises(InfeasibleBudget):
+        Tflms(n_tensors=1)(replace(request, budget_bytes=of.share(0.4)))
+
+
+def slots_in(slots: dict[tuple[str, int], int]) -> list[int]:
+    return [value for kind, value in slots if kind == "copy_in"]
+
+
+def test_tflms_auto_leaves_a_tenth_free_and_no_vector_moves() -> None:
+    of = long_chain()
+    plan = planned(of, "tflms_auto", 0.8)
+    assert plan.timeline.peak_bytes <= 0.9 * of.share(0.8) + 0.1 * of.profile.persistent_bytes
+    tighter = TflmsAuto(memory_ratio=1.0)(PlanningRequest(of.dataflow, of.share(0.8), of.evaluator))
+    assert list(tighter.decisions.values()).count("swap") < len(places(of, plan, "swap"))
+    vectors = case(with_rank(of.profile, 1))
+    assert smallest(vectors, "tflms_auto", of.share(0.8)) > 0.99 * of.profile.peak_bytes
+
+
+def test_meng_swaps_what_lies_idle_longest() -> None:
+    of = long_chain()
+    plan = planned(of, "meng_lifetime", 0.7)
+    swapped = places(of, plan, "swap")
+    assert swapped
+    assert swapped == list(range(len(swapped)))
+
+
+def test_tensorflow_swaps_the_latest_or_the_earliest_once_the_fraction_is_in_use() -> None:
+    of = long_chain()
+    candidates = Candidates(of.dataflow)
+    latest = LoopSwapping("latest", 0.5, least_bytes=0).decisions(candidates, of.profile.peak_bytes)
+    earliest = LoopSwapping("earliest", 0.5, least_bytes=0).decisions(candidates, of.profile.peak_bytes)
+    ids = [value.id for value in of.dataflow.activations]
+    assert min(latest) > ids[2], "nothing leaves before half of the budget is in use"
+    assert min(earliest) == ids[0]
+    assert not LoopSwapping("latest", 0.5).decisions(candidates, of.profile.peak_bytes), "all are under 2048 bytes"
+
+
+def test_capuchin_takes_hidden_swaps_by_free_time_and_then_the_cheaper() -> None:
+    # GIVEN a link with time for some of the values, that takes ten times a replay for the others
+    of = long_chain(Link("toy tier", 0.0, 0.0, 4.0, 4.0))
+    order = leaving_order(Candidates(of.dataflow))
+    choices = [choice for _, choice in order]
+    hidden = choices.index("recompute")
+    # THEN the head, which lies idle longest, is swapped, and the rest is recomputed
+    ids = [value.id for value in of.dataflow.activations]
+    assert [value for value, _ in order[:hidden]] == ids[:hidden]
+    assert 0 < hidden < len(ids) - 1
+    assert set(choices[hidden:]) == {"recompute"}
+
+
+def test_chen_keeps_a_checkpoint_per_segment() -> None:
+    of = case(chain(16, size_bytes=16, link=LINK))
+    decisions = between_checkpoints(Candidates(of.dataflow), 4)
+    ids = [value.id for value in of.dataflow.activations]
+    kept = [place for place, value in enumerate(ids) if value not in decisions]
+    gaps = {later - sooner for sooner, later in pairwise(kept)}
+    assert len(kept) in (4, 5)
+    assert max(gaps) <= 4
+    plan = planned(of, "chen_sqrt", 0.7)
+    assert plan.schedule.swapped == ()
+    assert plan.timeline.replay_ms > 0
+
+
+@pytest.mark.parametrize(("policy", "forbidden"), [("ilp_recompute", "swap"), ("ilp_swap", "recompute")])
+def test_restricted_programs_use_one_choice_and_claim_no_bound(policy: str, forbidden: str) -> None:
+    of = case(resnet50(batch_size=8, link=PCIE_16, speed=50))
+    plan = planned(of, policy, 0.7)
+    assert not places(of, plan, forbidden)
+    assert plan.lower_bound_ms == pytest.approx(sum(of.dataflow.op_times_ms))
+    assert any("alone no plan is faster" in note for note in plan.notes)
+
+
+def test_the_profile_and_region_stay_the_callers() -> None:
+    profile = blocks(2)
+    before = Dataflow(profile).in_core_points.copy()
+    of = case(profile)
+    planned(of, "tf_earliest_first", 0.9)
+    assert (of.dataflow.in_core_points == before).all()
