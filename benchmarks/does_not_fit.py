@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import Row, markdown_table, tell, write_results
-from pooch.units import format_bytes, parse_budget
+from pooch.api.budgets import parse_budget
+from pooch.units import format_bytes
 
 ROOT = Path(__file__).parent.parent
 BUDGETS = {"resnet50": "930MiB", "gpt2": "2900MiB", "unet3d": "432MiB", "lstm": "388MiB"}
@@ -93,7 +94,7 @@ def _measure_cost(workload: str) -> dict[str, Any]:
 
 def measured(workload: str, budget: str, steps: int) -> dict[str, Any]:
     """One workload: how plain training ended, what `optimize` reports, and what profiling costs."""
-    budget_bytes = parse_budget(budget, 0)
+    budget_bytes = parse_budget(budget, None)
     base_bytes = _asked("--base-of", workload)["base_bytes"]
     limit_bytes = budget_bytes + base_bytes + BESIDE_BYTES
     tell(f"{workload}: plain training under {format_bytes(limit_bytes)}")

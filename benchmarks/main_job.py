@@ -35,8 +35,8 @@ from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
-from pooch.measure.measuring import report_of
 from pooch.measure.training import Trained, applied, train_steps
+from pooch.measure.training_report import report_of
 from pooch.units import format_bytes
 from pooch.workloads import Workload, workload_factory
 from pooch.workloads.loading import WorkloadFactory

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import tell
+from pooch.api.options import PlanOptions
 from pooch.api.planning import plan
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
@@ -87,8 +88,7 @@ def measure_profile(
     rows = compare(
         profile,
         [budget_bytes for _, budget_bytes in columns],
-        time_limit_s=time_limit_s,
-        region="step",
+        PlanOptions(time_limit_s=time_limit_s, region="step"),
         progress=lambda text, share: tell(f"{profile.workload}: {text} ({share:.0%})"),
     )
     return ProfileCells(

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pooch.api.planning import plan, smallest_budget
     from pooch.api.profiling import profile
     from pooch.api.simulation import simulate
-    from pooch.batch_search.sizes import MaxBatch
-    from pooch.batch_search.sizing import max_batch
+    from pooch.batch_search.max_batch import max_batch
+    from pooch.batch_search.results import MaxBatch
     from pooch.errors import (
         FileFormatError,
         InfeasibleBudget,
@@ -61,8 +61,8 @@ _HOMES = {
     "simulate": "api.simulation",
     "apply": "api.applying",
     "guard": "api.guarding",
-    "max_batch": "batch_search.sizing",
-    "MaxBatch": "batch_search.sizes",
+    "max_batch": "batch_search.max_batch",
+    "MaxBatch": "batch_search.results",
     "Profile": "ir",
     "Plan": "ir",
     "Timeline": "ir",

@@ -1,7 +1,7 @@
 """Every error that Pooch raises on purpose.
 
-Each message is one line that names the thing and the remedy; fields carry the numbers for programs.
-The command line turns them into exit codes (`exit_code`) and never shows a traceback without `--debug`.
+Each message is one line that names the problem and the remedy; fields hold the numbers for programs. The command line
+turns errors into exit codes (`exit_code`) and shows a traceback only with `--debug`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class PoochError(Exception):
 
 
 class UsageError(PoochError, ValueError):
-    """An argument that cannot be understood: a budget, a policy name, a workload name."""
+    """An invalid argument, such as a budget that does not parse or an unknown policy."""
 
     exit_code = 2
 
@@ -24,15 +24,16 @@ class ProfileError(PoochError):
 
 
 class WorkloadError(PoochError):
-    """The workload is unknown, cannot be loaded, or does not return what it must."""
+    """The workload is unknown, cannot be loaded, or does not return a valid `Workload`."""
 
 
 class InfeasibleBudget(PoochError):
     """No plan fits into the budget.
 
     Attributes:
-        budget_bytes: what was asked for.
+        budget_bytes: the budget.
         minimum_bytes: the smallest budget for which a plan was found.
+        policy: name of the policy.
     """
 
     exit_code = 3
@@ -53,7 +54,7 @@ class InfeasibleBudget(PoochError):
 
 
 class InvalidSchedule(PoochError):
-    """The verifier found a schedule that would fault; a defect of Pooch or of a hand-made plan."""
+    """A schedule that cannot be executed correctly; a defect of Pooch or of a plan that was changed by hand."""
 
 
 class PlanMismatch(PoochError):
@@ -65,4 +66,9 @@ class TierError(PoochError):
 
 
 class FileFormatError(PoochError):
-    """A file is unreadable, truncated, of another kind, or written by a newer version."""
+    """A file is unreadable, truncated, of another kind, or from a newer version."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

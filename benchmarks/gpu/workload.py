@@ -21,17 +21,9 @@ from pooch.api.profiling import profile_workload
 from pooch.executor import Run
 from pooch.ir import Plan, Profile
 from pooch.measure.hard_limit import limit_gpu
-from pooch.measure.measuring import TrainingReport, report_of
-from pooch.measure.training import (
-    Timing,
-    Trained,
-    applied,
-    forward_and_backward,
-    time_under,
-    timed_step,
-    train_steps,
-    train_under,
-)
+from pooch.measure.timing import Timing, time_under, timed_step
+from pooch.measure.training import Trained, applied, forward_and_backward, train_steps, train_under
+from pooch.measure.training_report import TrainingReport, report_of
 from pooch.torchtools import accelerators, cuda_only
 from pooch.torchtools.training_state import model_device
 from pooch.units import format_bytes, format_ms

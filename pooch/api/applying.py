@@ -22,24 +22,28 @@ def apply(
     check_copies: bool = True,
     measure_every: int | None = 1000,
 ) -> Run:
-    """Attach a plan to a model; also a context manager. `run.stats` tells of the last step, `run.totals` of
-    all steps, `run.remove()` detaches.
+    """Attach a plan to a model.
+
+    The run is also a context manager. `run.stats` describes the last step, `run.totals` all steps, and `run.remove()`
+    detaches the plan.
 
     Args:
-        plan: made for this model, in the mode and with the shapes in which it was profiled.
-        on_mismatch: when a step leaves the profiled path: "warn" and keep what is left, or "error".
-        spill_directory: where the CPU engine's spill file lies (default: POOCH_SPILL_DIRECTORY, or the system's
+        plan: made for this model, in the training mode and with the shapes in which it was profiled.
+        model: the model.
+        on_mismatch: what to do if a step leaves the profiled path: "warn" and keep the remaining activations, or raise
+            an "error".
+        spill_directory: directory of the CPU engine's spill file (default: POOCH_SPILL_DIRECTORY, or the system's
             directory for temporary files).
-        check_copies: compare checksums of what comes back from the spill file with those of what was written, so that
-            bytes that a disk changed are an error and never a gradient. It costs about a hundredth of the copy.
-        measure_every: on a CPU the peak is measured in the steps 1, 2, 10, 100 and in each so manieth, and where
-            something has changed that the plan does not know of; a peak over the budget is told once for each cause.
-            None or 0: no step is measured. A GPU's allocator counts by itself, in every step.
+        check_copies: compare checksums of what is read from the spill file with those of what was written, so that a
+            disk error raises an exception instead of changing a gradient. It costs about 1% of the copy.
+        measure_every: on a CPU, the peak is measured in steps 1, 2, 10, 100 and every multiple of this number, and
+            after changes that the plan does not know about. There is one warning for each cause of a peak over the
+            budget. None or 0: no step is measured. On a GPU, the allocator counts in every step.
 
     Raises:
-        UsageError: the model is compiled, or under a plan already.
+        UsageError: the model is compiled, or already under a plan.
         PlanMismatch: the plan was made for another model or device.
-        InvalidSchedule: the plan was changed so that it cannot be executed.
+        InvalidSchedule: the plan was changed and cannot be executed.
         TierError: the swap tier cannot be set up.
     """
     from pooch.executor import apply_plan

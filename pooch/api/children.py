@@ -1,4 +1,4 @@
-"""Python processes that do a part of the work and end: their environment, and what they say."""
+"""Child processes that do a part of the work: their environment, and the events that they write."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Event = dict[str, Any]
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, in which a child finds the same package."""
+    """This process's environment, in which a child process imports the same package."""
     folders = [str(Path(pooch.errors.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 def run_child(module: str, job: Event, progress: Callable[..., None]) -> Event | None:
-    """Run a module in a process of its own: it reads the job from standard input and writes one JSON line per event.
+    """Run a module that reads its job from standard input and writes one JSON line per event.
 
     Args:
         module: run with `python -m`.
         job: plain data.
-        progress: called with the arguments of each event "progress".
+        progress: called with the arguments of each "progress" event.
 
     Returns:
-        The event "done"; None where the process ended without one, as one that is killed does.
+        The "done" event; None if the process ended without one, for example because it was killed.
 
     Raises:
-        PoochError: the one that the child met, of the same type.
+        PoochError: the one that the child process raised.
     """
     command = [sys.executable, "-m", module]
     pipe = subprocess.PIPE
@@ -55,7 +55,7 @@ def run_child(module: str, job: Event, progress: Callable[..., None]) -> Event |
 
 
 def _event_of(line: str) -> Event:
-    """The event of a line; nothing where it is a line that the user's own file prints."""
+    """The event of a line; empty for lines that the user's own file prints."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -70,18 +70,18 @@ def _error_of(event: Event) -> PoochError:
     return kind(event["message"])
 
 
-def tell(event: Event) -> None:
-    """In the child: one event."""
+def send(event: Event) -> None:
+    """In the child process: write one event."""
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
-    """In the child: a `PoochError` inside becomes an event."""
+def errors_sent() -> Iterator[None]:
+    """In the child process: write a `PoochError` as an event."""
     try:
         yield
     except InfeasibleBudget as error:
-        tell({"error": InfeasibleBudget.__name__, "arguments": error.__reduce__()[1]})
+        send({"error": InfeasibleBudget.__name__, "arguments": error.__reduce__()[1]})
     except PoochError as error:
-        tell({"error": type(error).__name__, "message": str(error)})
+        send({"error": type(error).__name__, "message": str(error)})

@@ -1,4 +1,4 @@
-"""Lowering, simulation and verification composed: what planning needs of the stages after it."""
+"""Lowering, simulation and verification composed, as planning needs them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pooch.simulator import simulate, step_time_ms
 
 
 class StageEvaluator:
-    """The evaluator that planners get: lowers decisions and simulates what comes out.
+    """The evaluator for planners: lowers decisions and simulates the schedule.
 
     Args:
-        dataflow: of the profile and region that are planned.
+        dataflow: of the profile and the region.
     """
 
     def __init__(self, dataflow: Dataflow) -> None:
@@ -21,7 +21,7 @@ class StageEvaluator:
         self._lowering = Lowering(dataflow)
 
     def evaluate(self, decisions: Decisions, budget_bytes: int) -> Evaluation:
-        """Lower for the budget and simulate; decisions that do not fit come back with a peak over the budget."""
+        """Lower for the budget and simulate; the peak of decisions that do not fit is over the budget."""
         schedule = self._lowering.lower(decisions, budget_bytes)
         return Evaluation(schedule, simulate(self.dataflow, schedule, detail=False))
 
@@ -30,14 +30,14 @@ class StageEvaluator:
         return simulate(self.dataflow, schedule, detail=True)
 
     def time_ms(self, schedule: Schedule) -> float:
-        """The simulated time of a schedule, and nothing else."""
+        """The simulated time of a schedule."""
         return step_time_ms(self.dataflow, schedule)
 
     def evaluate_smallest(self, decisions: Decisions) -> Evaluation:
-        """The decisions at the lowest peak that they can reach, and as fast as that peak allows.
+        """Lower for the lowest peak that the decisions can reach, as fast as that peak allows.
 
-        The first lowering finds the peak: under a budget of nothing, everything leaves as soon and returns as late as
-        it can. The second one lets copies spread out again below that peak.
+        The first lowering finds the peak: under a budget of 0, everything leaves as soon and returns as late as it can.
+        The second one spreads copies out again below that peak.
         """
         tightest = self.evaluate(decisions, 0)
         relaxed = self.evaluate(decisions, tightest.timeline.peak_bytes)
@@ -45,10 +45,10 @@ class StageEvaluator:
 
 
 def verified_timeline(dataflow: Dataflow, schedule: Schedule, decisions: Decisions, budget_bytes: int) -> Timeline:
-    """The detailed prediction of a schedule, after the verifier's word that it cannot fault.
+    """Verify a schedule, then simulate it in detail.
 
     Raises:
-        InvalidSchedule: it would fault, moves what was not decided on, or takes more than the budget.
+        InvalidSchedule: it cannot be executed, moves values without a decision, or exceeds the budget.
     """
     verify(dataflow, schedule, decisions, budget_bytes)
     return simulate(dataflow, schedule, detail=True)

@@ -1,4 +1,4 @@
-"""Mode "fake": a step -> Profile without running it, for live objects or for a workload that is built fake."""
+"""Mode "fake": profile a step without running it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pooch.api.device_links import measure_device_link
 from pooch.ir import Device, Link, Profile
 from pooch.progress import Progress
 
@@ -19,48 +20,47 @@ if TYPE_CHECKING:
 
 
 def fake_profile(
-    forward: Callable[[], torch.Tensor],
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    options: ProfileOptions,
-    device_model: DeviceModel | None,
-    progress: Progress,
+    workload: Workload, options: ProfileOptions, device_model: DeviceModel | None, progress: Progress
 ) -> Profile:
-    """Profile live objects; see `pooch.profile`."""
+    """Profile a workload that exists; see `pooch.profile`."""
     from pooch.profiler.fake import FakeSetting, profile_fake_step
     from pooch.torchtools.training_state import model_device
 
-    device, link, costs = _priced(model_device(model), device_model, progress)
-    return profile_fake_step(forward, model, optimizer, FakeSetting(device, link, costs), options, progress)
+    device, link, costs = _priced(model_device(workload.model), device_model, None, progress)
+    setting = FakeSetting(device, link, costs)
+    return profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, options, progress)
 
 
 def fake_profile_of(
     builder: Callable[[], Workload],
     options: ProfileOptions,
     device_model: DeviceModel | None,
+    link: Link | None,
     progress: Progress,
-    link: Link | None = None,
 ) -> Profile:
-    """Build a workload without memory, and profile it; see `profile_workload`."""
+    """Build a workload from fake tensors and profile it; see `profile_workload`."""
     import torch
 
     from pooch.profiler.fake import FakeSetting, FakeWorld, profile_fake_step
     from pooch.torchtools.training_state import model_device
 
-    builder, instead = _runnable(builder)
+    builder, notes = _runnable(builder)
     progress("building with fake tensors")
     world = FakeWorld()
     with torch.device("cpu"):
         workload = world.build(builder)
-    device, link, costs = _priced(model_device(workload.model), device_model, progress, link)
+    device, link, costs = _priced(model_device(workload.model), device_model, link, progress)
     setting = FakeSetting(device, link, costs, world)
     named = replace(options, workload=workload.name, batch_size=workload.batch_size)
     profile = profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, named, progress)
-    return replace(profile, notes=(*instead, *profile.notes))
+    return replace(profile, notes=(*notes, *profile.notes))
 
 
 def _runnable(builder: Any) -> tuple[Any, tuple[str, ...]]:
-    """A PyTorch without CUDA makes no CUDA tensors, not even fake ones: the CPU's ops stand in for the card's."""
+    """The builder, for the CPU if this PyTorch has no support for its device, and a note that says so.
+
+    PyTorch without CUDA cannot make CUDA tensors, not even fake ones.
+    """
     import torch
 
     from pooch.torchtools.accelerators import is_available
@@ -73,10 +73,9 @@ def _runnable(builder: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def _priced(
-    device: torch.device, device_model: DeviceModel | None, progress: Progress, link: Link | None = None
+    device: torch.device, device_model: DeviceModel | None, link: Link | None, progress: Progress
 ) -> tuple[Device, Link, OpCosts]:
-    """What the profile is taken for: this device, measured, or one that is modelled."""
-    from pooch.api.profiling import measure_device_link
+    """Device, link and op costs of the profile: those of the device model, or else measured here."""
     from pooch.profiler.fake import MeasuredCosts, ModelledCosts
     from pooch.profiler.hardware import describe_device
 

@@ -1,4 +1,4 @@
-"""Training that goes on when memory runs out all the same: the plan is made again, tighter, and the step repeated."""
+"""Training that goes on when memory runs out: plan again for fewer bytes, and repeat the step."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pooch.api.planning import budget_in_bytes
-from pooch.api.planning import plan as make_plan
+from pooch.api.budgets import is_smallest
+from pooch.api.options import plan_options
+from pooch.api.planning import budget_in_bytes, plan_with
 from pooch.api.profiling import profile as make_profile
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Plan, Profile, Region
-from pooch.units import format_bytes, is_smallest
+from pooch.units import format_bytes
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import torch
 
     from pooch.executor import Run
     from pooch.executor.causes import Overrun
 
-MOST_REPAIRS = 8
-MOST_TIGHTENED = 4  # times for a measured peak, each of which costs the time of planning
-UNKNOWN_SHARE = 0.05  # of the plan's peak: what is taken to be missing where an error does not say
+MOST_REPAIRS = 8  # of one step
+MOST_TIGHTENED = 4  # plans made because of a measured peak, each of which takes the planning time
+UNKNOWN_SHARE = 0.05  # of the plan's peak: taken to be missing if the error does not say how much is
 Replan = Callable[[int], Plan]
 Reason = Literal["out of memory", "peak over the budget", "another path"]
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One plan that was replaced.
+    """A plan that was replaced.
 
     Attributes:
-        step: in which, counted from 1. reason: why.
-        missing_bytes: by which the old plan was taken to be too large (0 for another path).
+        step: number of the step, counted from 1.
+        reason: why the plan was replaced.
+        missing_bytes: by how much the old plan was taken to be too large (0 for another path).
         predicted_peak_bytes: of the new plan.
     """
 
@@ -51,11 +51,12 @@ def _warn(text: str) -> None:
 
 
 class Guard:
-    """A plan at work on a model, that is made again when it turns out too large. Made by `guard`; also a context.
+    """A plan that is applied to a model, and replaced when it turns out too large. Made by `guard`; a context manager.
 
     Attributes:
-        plan: the one in force. run: what executes it (`guard.run.stats`).
-        repairs: plans that were replaced so far, in order.
+        plan: the current plan.
+        run: what executes it (`guard.run.stats`).
+        repairs: the plans that were replaced so far, in order.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Guard:
         tell: Callable[[str], None] = _warn,
         **apply_options: Any,
     ) -> None:
+        from pooch.executor.engines.pinned import blocks_kept
+
         self.plan, self.model = plan, model
         self.repairs: list[Repair] = []
         self._replan, self._reprofile, self._tell = replan, reprofile, tell
@@ -80,14 +83,8 @@ class Guard:
         self._watch_peak, self._tightened = watch_peak, 0
         self._overrun: Overrun | None = None
         self._kept = ExitStack()
-        self._keep_host_memory()
+        self._kept.enter_context(blocks_kept())  # the next plan reuses page-locked memory of this one
         self._apply(plan)
-
-    def _keep_host_memory(self) -> None:
-        """The next plan takes over what this one has page-locked, where it is enough."""
-        from pooch.executor.engines.pinned import blocks_kept
-
-        self._kept.enter_context(blocks_kept())
 
     def _apply(self, plan: Plan) -> None:
         from pooch.executor import apply_plan
@@ -97,32 +94,33 @@ class Guard:
         self._to_measure = self._measured_steps
 
     def _apply_again(self, plan: Plan) -> None:
-        """Go on under a plan from the profile at hand, also where layers were frozen or unfrozen since."""
+        """Apply a plan of the current profile, also if layers were frozen or unfrozen since."""
         from pooch.torchtools.signature import model_signature
 
         self._apply(replace(plan, model_signature=model_signature(self.model)))
 
     def _take(self, overrun: Overrun) -> bool:
-        """A peak over the budget leads to a tighter plan, unless it is the allocator's rounding that is over, the step
-        left the path, or tighter plans did not help: then it is only told.
+        """Whether this guard deals with a peak over the budget; otherwise the run warns about it.
+
+        Rounding by the allocator, a step off the path and a peak that tighter plans did not lower lead to no new plan.
         """
         if not self._watch_peak:
-            return True  # whoever made this guard measures by himself
+            return True  # whoever made this guard measures the peak
         if overrun.is_rounding or overrun.is_off_path or self._tightened == MOST_TIGHTENED:
             return False
         self._overrun = overrun
         return True
 
     def step(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """One forward and backward pass; returns the loss, detached. Step the optimizer afterwards, as always.
+        """Run one forward and backward pass and return the detached loss; call the optimizer afterwards, as usual.
 
-        If memory runs out, gradients, buffers and random states are put back, the plan is made again with what was
-        missing taken off (twice as much each time in a row), and the pass is repeated. If a measured peak
-        is over the budget, by more than the allocator's rounding, the next step has a tighter plan; after four of these
-        such peaks are only told.
+        If memory runs out, the guard restores gradients, buffers and random states, plans again for as many bytes less
+        as were missing (twice as many each time in a row), and repeats the pass. If a measured peak exceeds the budget
+        by more than the allocator's rounding, the next step has a tighter plan; after four such plans, the guard only
+        warns.
 
         Args:
-            forward: () -> loss, on this step's batch; called again where the step is repeated.
+            forward: () -> loss, on this step's batch; called again if the step is repeated.
 
         Raises:
             InfeasibleBudget: memory ran out, and there is no tighter plan.
@@ -138,6 +136,10 @@ class Guard:
         return loss
 
     def _until_it_fits(self, forward: Callable[[], torch.Tensor], restore: Callable[[], None]) -> torch.Tensor:
+        from pooch.torchtools.device_memory import give_memory_back
+        from pooch.torchtools.out_of_memory import missing_bytes
+        from pooch.torchtools.training_state import model_device
+
         for repeats in range(MOST_REPAIRS + 1):
             done = self._attempt(forward)
             if not isinstance(done, BaseException):
@@ -145,13 +147,13 @@ class Guard:
             if repeats == MOST_REPAIRS:
                 raise done
             restore()
-            self._give_memory_back()
-            missing_bytes = self._missing_bytes(done) << repeats
-            self._tighten("out of memory", missing_bytes)
+            give_memory_back(model_device(self.model))
+            missing = missing_bytes(done) or int(UNKNOWN_SHARE * self.plan.predicted_peak_bytes)
+            self._tighten("out of memory", missing << repeats)
         raise AssertionError("unreachable: the last round returns or raises")
 
     def _attempt(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor | BaseException:
-        """The loss, or the error that says that memory ran out, without the frames that hold the failed step."""
+        """The loss, or the out-of-memory error without the frames that keep the failed step alive."""
         from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 
         try:
@@ -164,17 +166,6 @@ class Guard:
             if not is_out_of_memory(error):
                 raise
             return forgotten(error)
-
-    def _missing_bytes(self, error: BaseException) -> int:
-        from pooch.torchtools.out_of_memory import missing_bytes
-
-        return missing_bytes(error) or int(UNKNOWN_SHARE * self.plan.predicted_peak_bytes)
-
-    def _give_memory_back(self) -> None:
-        from pooch.torchtools.device_memory import give_memory_back
-        from pooch.torchtools.training_state import model_device
-
-        give_memory_back(model_device(self.model))
 
     def _tighten(self, reason: Reason, missing_bytes: int, cause: str = "") -> None:
         target_bytes = self.plan.predicted_peak_bytes - missing_bytes
@@ -196,7 +187,7 @@ class Guard:
         self.repairs.append(Repair(self._steps, reason, missing_bytes, plan.predicted_peak_bytes))
 
     def _look_at_the_peak(self) -> None:
-        """The step is done and right, so it is not repeated; the next one gets a tighter plan."""
+        """Plan again if the peak was over the budget; the step itself is right and is not repeated."""
         self._to_measure = max(0, self._to_measure - 1)
         overrun, self._overrun = self._overrun, None
         if overrun is None:
@@ -204,12 +195,12 @@ class Guard:
         try:
             self._tighten("peak over the budget", overrun.excess_bytes, overrun.cause.text)
         except InfeasibleBudget as error:
-            self._tightened = MOST_TIGHTENED  # there is nothing more to do about it
+            self._tightened = MOST_TIGHTENED  # no plan helps
             self._tell(f"{overrun.text}; a tighter plan does not help: {error}")
             return
         self._tightened += 1
         if self._tightened == MOST_TIGHTENED:
-            self._tell(f"planned again {MOST_TIGHTENED} times for measured peaks: from now on they are only told")
+            self._tell(f"planned again {MOST_TIGHTENED} times for measured peaks: from now on they are only reported")
 
     def _look_at_the_path(self, forward: Callable[[], torch.Tensor]) -> None:
         self._steps_off_path = self._steps_off_path + 1 if self.run.stats.mismatches else 0
@@ -218,20 +209,20 @@ class Guard:
         try:
             self.plan_again(forward)
         except InfeasibleBudget as error:
-            self._replan_after = None  # the step is right all the same; it is not measured anew each time
+            self._replan_after = None  # the step is right without a new plan, so do not profile it each time
             self._tell(f"the new path keeps the old plan: {error}")
 
     def plan_again(self, forward: Callable[[], torch.Tensor]) -> Plan:
-        """Measure the step as it is now (other shapes, another branch) and plan it under the same budget.
+        """Profile the step as it is now (other shapes, another branch) and plan it under the same budget.
 
         Args:
-            forward: () -> loss. It is run several times; the training state stays as it was.
+            forward: () -> loss. It is called several times; the training state does not change.
 
         Raises:
             InfeasibleBudget: no plan fits; the old one stays.
         """
         if self._reprofile is None:
-            raise UsageError("this guard cannot measure the step anew: make it with pooch.guard()")
+            raise UsageError("this guard cannot profile the step: make it with pooch.guard()")
         self._steps_off_path = 0
         self.run.remove()
         try:
@@ -244,16 +235,14 @@ class Guard:
         return plan
 
     def remove(self) -> None:
-        """Take the plan off the model."""
+        """Detach the plan from the model."""
         self.run.remove()
         self._kept.close()
 
     def __enter__(self) -> Guard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 
@@ -273,41 +262,41 @@ def guard(
     """Attach a plan that repairs itself: `with pooch.guard(...) as guard: loss = guard.step(forward)`.
 
     Args:
-        profile: the measured step. budget: as for `plan`.
-        model, optimizer: as they were profiled; the optimizer is only needed to profile again.
-        plan: to begin with; None: made now.
-        region: of the plan, where it is made now.
+        profile: the measured step.
+        budget: as `plan` takes it.
+        model: the model that was profiled.
+        optimizer: that was profiled; only needed to profile again.
+        plan: to begin with. None: one is made.
+        region: of the plan that is made.
         planning: further arguments of `plan` (policy, host_budget, time_limit_s, ...), for every plan that is made.
-        measured_steps: how many of the first steps under each plan have their peak measured for certain; later ones
-            are at intervals (`measure_every` of `apply`); 0: none is. On a GPU all are, at no cost.
-        replan_after: after so many steps in a row that left the profiled path, the step is measured anew and planned
-            again; None: only when `guard.plan_again(forward)` is called.
-        apply_options: of `apply`.
+        measured_steps: how many of the first steps under each plan have their peak measured; later steps are measured
+            at intervals (`measure_every` of `apply`). 0: no step is. On a GPU all steps are, at no cost.
+        replan_after: number of steps in a row that left the profiled path after which the step is profiled and planned
+            again. None: only when `guard.plan_again(forward)` is called.
+        **apply_options: of `apply`.
 
     Raises:
         InfeasibleBudget: no plan fits.
     """
     if replan_after is not None and replan_after < 1:
         raise UsageError(f"replan_after={replan_after}: give at least 1 step, or None")
-    region = plan.region if plan is not None else region
-
-    def budget_of(measured: Profile) -> int:
-        return budget_in_bytes(measured, budget, region=region, **(planning or {}))
+    planning = dict(planning or {})
+    telling = {name: planning.pop(name) for name in ("known", "progress") if name in planning}
+    options = plan_options(region=plan.region if plan is not None else region, **planning)
 
     def replan_of(measured: Profile, budget_bytes: int) -> Replan:
         def replan(target_bytes: int) -> Plan:
-            made = make_plan(measured, target_bytes, region=region, **(planning or {}))
-            return replace(made, budget_bytes=budget_bytes)
+            return replace(plan_with(measured, target_bytes, options, **telling), budget_bytes=budget_bytes)
 
         return replan
 
     def reprofile(forward: Callable[[], torch.Tensor]) -> tuple[Plan, Replan]:
         measured = make_profile(forward, model, optimizer, workload=profile.workload)
-        known_bytes = budget_of(measured) if is_smallest(budget) else budget_bytes
+        known_bytes = budget_in_bytes(measured, budget, options) if is_smallest(budget) else budget_bytes
         replan = replan_of(measured, known_bytes)
         return replan(known_bytes), replan
 
-    budget_bytes = budget_of(profile)
+    budget_bytes = budget_in_bytes(profile, budget, options)
     replan = replan_of(profile, budget_bytes)
     return Guard(
         plan if plan is not None else replan(budget_bytes),

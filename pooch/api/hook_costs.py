@@ -1,6 +1,4 @@
-"""What hooks, replays and copies cost the thread that computes, measured on a chain of ops too small for anything else
-to show.
-"""
+"""What hooks, replays and copies cost the host, measured on a chain of ops too small for anything else to matter."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pooch.api.planning import plan_from_decisions
 from pooch.errors import PoochError
-from pooch.ir import Choice, HookCosts, Link, Plan, Profile
+from pooch.ir import Decisions, HookCosts, Link, Plan, Profile
 from pooch.progress import Progress
 
 if TYPE_CHECKING:
@@ -26,10 +24,10 @@ _LINK = Link("not used", 0.01, 0.01, 1e6, 1e6)
 
 
 def with_hook_costs(profile: Profile, progress: Progress) -> Profile:
-    """The profile with what hooks cost the host where it was taken; as it is for a modelled device.
+    """The profile with the hook costs of this machine's host; unchanged for a modelled device.
 
-    Where a device with streams ran no plain step, its ops also get the time that the host takes to issue an op: they
-    wait for it where kernels are shorter.
+    If no plain step was run on a device with streams, its ops also get the time that the host takes to issue an op:
+    they wait for it if kernels are shorter.
     """
     if profile.device.modelled:
         return profile
@@ -42,13 +40,13 @@ def with_hook_costs(profile: Profile, progress: Progress) -> Profile:
             if profile.device.has_streams and profile.mode != "run":
                 return _launched(hooked, measure_launch_ms(profile.device.kind))
             return hooked
-    except PoochError as error:  # the profile is right without, only its plans' times are a little low
-        note = f"what hooks cost could not be measured ({error}), and is in no prediction"
+    except PoochError as error:  # without them, only the times of plans are a little low
+        note = f"the cost of hooks could not be measured ({error}), so predictions do not include it"
         return replace(profile, notes=(*profile.notes, note))
 
 
 def _launched(profile: Profile, launch_ms: float) -> Profile:
-    """Ops whose times are those of kernels alone, in a step whose host takes so long for each."""
+    """The profile, whose op times are those of kernels alone, with a host that takes `launch_ms` to issue each op."""
     from pooch.profiler.host_times import paced_by_launches
 
     times_ms = paced_by_launches([op.time_ms for op in profile.ops], launch_ms)
@@ -59,12 +57,12 @@ def _launched(profile: Profile, launch_ms: float) -> Profile:
 
 
 def measure_hook_costs(device_type: str = "cpu") -> HookCosts:
-    """Costs of this machine's host where tensors lie on such a device; measured once in a process."""
+    """Costs of this machine's host for tensors on such a device; measured once per process."""
     return _measured(device_type)[0]
 
 
 def measure_launch_ms(device_type: str) -> float:
-    """What the host takes to issue a small op of plain training; measured once in a process."""
+    """Time that the host takes to issue a small op of plain training; measured once per process."""
     return _measured(device_type)[1]
 
 
@@ -77,11 +75,12 @@ def _measured(device_type: str) -> tuple[HookCosts, float]:
     chain, forward = _chain(device)
     profile = profile_step(forward, chain, None, _LINK, ProfileOptions(warmup=0, mode="run")).profile
     ids = [value.id for value in profile.activations]
-    plans = {
-        "kept": _all(profile, ids[:1], "swap"),
-        "swapped": _all(profile, ids, "swap"),
-        "replayed": _all(profile, ids, "recompute"),
+    decisions: dict[str, Decisions] = {
+        "kept": dict.fromkeys(ids[:1], "swap"),
+        "swapped": dict.fromkeys(ids, "swap"),
+        "replayed": dict.fromkeys(ids, "recompute"),
     }
+    plans = {name: plan_from_decisions(profile, each, region="step") for name, each in decisions.items()}
     forward_ms, taken_ms = _times_ms(device, forward, plans)
     swaps = sum(action.kind in ("copy_out", "copy_in") for action in plans["swapped"].schedule.actions)
     replays = sum(action.kind == "replay" for action in plans["replayed"].schedule.actions)
@@ -93,7 +92,7 @@ def _measured(device_type: str) -> tuple[HookCosts, float]:
 
 
 def _chain(device: torch.device) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
-    """Ops each of which saves its input."""
+    """A chain of ops, each of which saves its input."""
     import torch
 
     model = torch.nn.Module()
@@ -109,17 +108,13 @@ def _chain(device: torch.device) -> tuple[torch.nn.Module, Callable[[], torch.Te
     return model, forward
 
 
-def _all(profile: Profile, ids: list[int], choice: Choice) -> Plan:
-    return plan_from_decisions(profile, dict.fromkeys(ids, choice), region="step")
-
-
 def _times_ms(
     device: torch.device, forward: Callable[[], torch.Tensor], plans: dict[str, Plan]
 ) -> tuple[float, dict[str, float]]:
-    """A plain forward pass, and steps in all ways: the least of some turns.
+    """Times of a plain forward pass and of a step plainly and under each plan: the minimum over several turns.
 
-    On a CPU of this thread's own computing, so that neither other programs nor waiting for a disk count. Where there
-    are streams, until all is issued, which for the backward pass another thread does.
+    On a CPU this is the time that this thread computes, so that neither other programs nor waiting for a disk count.
+    With streams it is the time until everything is issued, which another thread does for the backward pass.
     """
     from pooch.executor import apply_plan
     from pooch.torchtools.accelerators import has_streams, synchronize
@@ -135,13 +130,11 @@ def _times_ms(
         loss.backward()
         return (clock_s() - begin_s) * 1000, (middle_s - begin_s) * 1000
 
-    twins = {
-        name: _chain(device)[0] for name in plans
-    }  # a model has one plan at a time, and these regions take any step
     with ExitStack() as attached:
         ways: dict[str, Callable[[], AbstractContextManager[object]]] = {"plain": nullcontext}
         for name, plan in plans.items():
-            ways[name] = attached.enter_context(apply_plan(plan, twins[name], on_mismatch="error")).step
+            twin, _ = _chain(device)  # a model has only one plan at a time, and a region covers any step
+            ways[name] = attached.enter_context(apply_plan(plan, twin, on_mismatch="error")).step
         turns = [{name: step_ms(way) for name, way in ways.items()} for _ in range(TURNS)]
     least = {name: min(turn[name] for turn in turns) for name in ways}
     return min(turn["plain"][1] for turn in turns), {name: whole_ms for name, (whole_ms, _) in least.items()}

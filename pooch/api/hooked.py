@@ -1,4 +1,4 @@
-"""A profile as its step runs with hooks attached: for each forward op of the region the host takes what they take."""
+"""A profile as its step runs with hooks attached, which cost the host time for each forward op of the region."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ def dataflow_of(profile: Profile, region: Region, *, hooked: bool) -> Dataflow:
     """What planner and simulator see of a profile.
 
     Args:
-        hooked: something leaves or is made again, so that hooks are attached; a plan that keeps all attaches none.
+        profile: the measured step.
+        region: that is planned.
+        hooked: whether hooks are attached; a plan that keeps everything attaches none.
     """
     plain = Dataflow(profile, region)
     if not hooked or profile.hooks.op_ms == 0:
@@ -23,7 +25,7 @@ def dataflow_of(profile: Profile, region: Region, *, hooked: bool) -> Dataflow:
 
 
 def _hooked(op: Op, profile: Profile) -> Op:
-    """The mode takes the host's time before each op, which is compute where the host computes."""
+    """Hooks take host time before each op, which is compute time if the host computes."""
     if profile.device.has_streams:
         return replace(op, host_ms=op.host_ms + profile.hooks.op_ms)
     return replace(op, time_ms=op.time_ms + profile.hooks.op_ms)

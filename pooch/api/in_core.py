@@ -1,4 +1,4 @@
-"""Whether plain training fits into what the device has left: asked before any plain step is run."""
+"""Whether plain training fits into the memory that the device has left; checked before any plain step is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def fits_in_core(plan: Plan, workload: Workload) -> bool:
-    """Whether the plain step that a plan was made from has room on the device, beside what lives there now."""
+    """Whether the plain step of a plan's profile has room on the device beside what lives there now."""
     return has_room(plan.in_core_peak_bytes, workload)
 
 
@@ -34,7 +34,7 @@ def has_room(peak_bytes: int, workload: Workload) -> bool:
 
 
 def unless_out_of_memory(run: Callable[[], Result], device: torch.device) -> Result | None:
-    """The result, or None where memory ran out; what the attempt held is gone then."""
+    """The result, or None if memory ran out; then everything that the attempt held is freed."""
     from pooch.torchtools.device_memory import give_memory_back
     from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 

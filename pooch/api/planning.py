@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from pooch.analysis.dataflow import Dataflow
+from pooch.api.budgets import is_smallest, parse_budget
 from pooch.api.evaluation import StageEvaluator, verified_timeline
 from pooch.api.hooked import dataflow_of
+from pooch.api.options import PlanOptions, checked_region
 from pooch.api.plan_building import PlanOutcome, pack_plan
 from pooch.api.planning_aside import plan_in_child
 from pooch.api.simulation import simulate
@@ -18,9 +18,7 @@ from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
 from pooch.planner import Evaluation, PolicyOutcome, described, make_plan
 from pooch.planner import smallest_budget as planned_smallest
 from pooch.process_limits import is_limited
-from pooch.units import is_smallest, parse_budget
-
-PlanningProgress = Callable[[str, float], None]
+from pooch.progress import PlanningProgress
 
 
 def plan(
@@ -58,61 +56,57 @@ def plan(
         PlanMismatch: a known plan was made for another profile.
         InfeasibleBudget: no plan fits; names the smallest budget that does.
     """
-    budget_bytes = budget_in_bytes(
-        profile, budget, policy=policy, policy_options=policy_options, host_budget=host_budget, region=region
-    )
-    host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
-    if not (math.isfinite(time_limit_s) and time_limit_s > 0):
-        raise UsageError(f"the time limit {time_limit_s} is not positive: give seconds, such as 30")
-    region = _region_for(profile, region)
-    how: dict[str, Any] = {
-        "policy": policy,
-        "host_bytes": host_bytes,
-        "time_limit_s": time_limit_s,
-        "region": region,
-        "policy_options": dict(policy_options or {}),
-        "explain": explain,
-    }
+    options = PlanOptions(policy, policy_options or {}, host_budget, time_limit_s, region, explain)
+    return plan_with(profile, budget, options, known=known, progress=progress)
+
+
+def plan_with(
+    profile: Profile,
+    budget: int | str,
+    options: PlanOptions,
+    *,
+    known: Sequence[Plan] = (),
+    progress: PlanningProgress | None = None,
+) -> Plan:
+    """`plan` with its options in one object."""
+    budget_bytes = budget_in_bytes(profile, budget, options)
+    options.host_bytes(profile)  # an error here is clearer than one of a child process
+    _check_region_of(profile, options.region)
     if is_limited():  # what the solver takes and what it leaves behind would be missing where tensors need it
-        made = plan_in_child(profile, budget_bytes, known, how, progress)
+        made = plan_in_child(profile, budget_bytes, options, known, progress)
         if made is not None:
             return made
-    return plan_here(profile, budget_bytes, known=known, progress=progress, **how)
+    return plan_here(profile, budget_bytes, options, known=known, progress=progress)
 
 
 def plan_here(
     profile: Profile,
     budget_bytes: int,
+    options: PlanOptions,
     *,
-    policy: str,
-    host_bytes: int | None,
-    time_limit_s: float,
-    region: Region,
     known: Sequence[Plan],
-    policy_options: Mapping[str, object],
-    explain: bool,
     progress: PlanningProgress | None,
 ) -> Plan:
-    """`plan` in this process, with arguments that were checked and budgets in bytes."""
+    """`plan_with` in this process, with arguments that were checked."""
     fits = budget_bytes >= profile.peak_bytes
-    dataflow = dataflow_of(profile, region, hooked=not fits)
+    dataflow = dataflow_of(profile, options.region, hooked=not fits)
     planned = make_plan(
         dataflow,
         budget_bytes,
         StageEvaluator(dataflow),
-        known=[_known_outcome(profile, plan) for plan in known if plan.region == region],
-        policy_options=policy_options,
-        explain=explain,
-        policy=policy,
-        host_budget_bytes=host_bytes,
-        time_limit_s=time_limit_s,
+        known=[_known_outcome(profile, plan) for plan in known if plan.region == options.region],
+        policy_options=options.policy_options,
+        explain=options.explain,
+        policy=options.policy,
+        host_budget_bytes=options.host_bytes(profile),
+        time_limit_s=options.time_limit_s,
         progress=progress,
     )
     if fits and planned.schedule.actions:  # a policy that moves things all the same
-        dataflow = dataflow_of(profile, region, hooked=True)
+        dataflow = dataflow_of(profile, options.region, hooked=True)
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
     outcome = PlanOutcome(
-        described(policy, policy_options),
+        described(options.policy, options.policy_options),
         budget_bytes,
         planned.lower_bound_ms,
         planned.status,
@@ -145,8 +139,9 @@ def plan_from_decisions(
     """
     started_s = time.monotonic()
     _check_choices(decisions)
+    _check_region_of(profile, checked_region(region))
     hooked = any(choice != "keep" for choice in decisions.values())
-    dataflow = dataflow_of(profile, _region_for(profile, region), hooked=hooked)
+    dataflow = dataflow_of(profile, region, hooked=hooked)
     evaluator = StageEvaluator(dataflow)
     if budget is None or is_smallest(budget):
         evaluation = evaluator.evaluate_smallest(decisions)
@@ -167,27 +162,13 @@ def plan_from_decisions(
     return pack_plan(dataflow, evaluation.schedule, timeline, outcome)
 
 
-def budget_in_bytes(
-    profile: Profile,
-    budget: int | str,
-    *,
-    policy: str = "ilp",
-    policy_options: Mapping[str, object] | None = None,
-    host_budget: int | str | None = None,
-    region: Region = "model",
-    **others: object,
-) -> int:
-    """What a budget for the step comes to, in bytes. "min" asks for the planner's arguments; `others` of them are not
-    needed.
+def budget_in_bytes(profile: Profile, budget: int | str, options: PlanOptions) -> int:
+    """A budget for the step in bytes; "min" is the smallest that the policy is known to keep.
 
     Raises:
         UsageError: the budget does not parse, or is not positive.
     """
-    if not is_smallest(budget):
-        return parse_budget(budget, profile.peak_bytes)
-    return smallest_budget(
-        profile, policy=policy, policy_options=policy_options, host_budget=host_budget, region=region
-    )
+    return smallest_with(profile, options) if is_smallest(budget) else parse_budget(budget, profile.peak_bytes)
 
 
 def smallest_budget(
@@ -207,46 +188,35 @@ def smallest_budget(
     Raises:
         UsageError: the policy, its parameters, the region or the host budget cannot be understood.
     """
-    host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
-    # As `plan` has it for what does not fit.
-    dataflow = dataflow_of(profile, _region_for(profile, region), hooked=True)
+    return smallest_with(profile, PlanOptions(policy, policy_options or {}, host_budget, region=region))
+
+
+def smallest_with(profile: Profile, options: PlanOptions) -> int:
+    """`smallest_budget` with its options in one object."""
+    _check_region_of(profile, options.region)
+    dataflow = dataflow_of(profile, options.region, hooked=True)  # as `plan` has it for what does not fit
     needed = planned_smallest(
         dataflow,
         StageEvaluator(dataflow),
-        policy=policy,
-        policy_options=policy_options,
-        host_budget_bytes=host_bytes,
+        policy=options.policy,
+        policy_options=options.policy_options,
+        host_budget_bytes=options.host_bytes(profile),
     )
     return min(needed, profile.peak_bytes)
 
 
-def checked_region(region: str) -> Region:
-    """The region, or a line that says which there are.
+def _check_region_of(profile: Profile, region: Region) -> None:
+    """Refuse the region "model" where the profiled step has no such region.
 
     Raises:
-        UsageError: there is no such region.
+        UsageError: it has not.
     """
-    if region == "model":
-        return "model"
-    if region == "step":
-        return "step"
-    raise UsageError(f"there is no region {region!r}: choose model or step")
-
-
-def _region_for(profile: Profile, region: str) -> Region:
-    """The region, where the profiled step has it.
-
-    Raises:
-        UsageError: it has not, or there is no such region.
-    """
-    checked = checked_region(region)
-    if checked == "model" and profile.model_begin == profile.model_end:
+    if region == "model" and profile.model_begin == profile.model_end:
         raise UsageError(
             "the profiled step never calls the model itself (it calls model.forward(...), or parts of the model as "
             "training_step does), so a plan of its calls would do nothing: plan for region 'step' and put the forward "
             "pass into `with run.step():`"
         )
-    return checked
 
 
 def _check_choices(decisions: Decisions) -> None:

@@ -1,4 +1,4 @@
-"""The child process of `planning_aside`: reads a job from standard input, makes one plan, and writes it to a file."""
+"""The child process of `planning_aside`: reads a job from standard input, plans, and writes the plan to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from pooch.api.children import errors_told, tell
+from pooch.api.children import errors_sent, send
+from pooch.api.options import PlanOptions
 from pooch.api.planning import plan_here
 from pooch.ir import Plan, Profile
 
@@ -16,16 +17,16 @@ def main() -> None:
     job = json.loads(sys.stdin.read())
     folder = Path(job["folder"])
     known = [Plan.load(folder / f"known-{number}.json") for number in range(job["known"])]
-    with errors_told():
+    with errors_sent():
         made = plan_here(
             Profile.load(folder / "profile.json"),
             job["budget_bytes"],
+            PlanOptions(**job["options"]),
             known=known,
-            progress=lambda text, share: tell({"progress": [text, share]}),
-            **job["arguments"],
+            progress=lambda text, share: send({"progress": [text, share]}),
         )
         made.save(folder / "plan.json")
-        tell({"done": True})
+        send({"done": True})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A recorded profile carried over to other hardware and another batch size. A model, always marked as one."""
+"""Rescale a recorded profile to other hardware and another batch size. The result is marked as modelled."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from pooch.units import format_bytes
 def rescale(
     profile: Profile, batch_factor: float, compute_factor: float, link: Link, memory_bytes: int, device_name: str
 ) -> Profile:
-    """The step with so many times the batch, on a device so many times as fast, with another link and memory.
+    """Model the step with another batch size, on a faster or slower device with another link and memory.
 
     Args:
-        profile: as measured.
-        batch_factor: bytes of what the step makes grow by this factor, and so do times; parameters, their gradients
-            and what else lived before the step stay as they are (inputs too: they are small).
-        compute_factor: every op runs so many times as fast. One factor for all ops: what is bound by memory and
-            what is bound by arithmetic differ less in a model than in truth.
-        link: of the other hardware. memory_bytes: of its device. device_name: what to call it.
+        profile: the measured profile.
+        batch_factor: factor for the bytes of what the step makes and for its times. Parameters, their gradients and
+            everything else that lived before the step do not change (nor do inputs, which are small).
+        compute_factor: factor for the speed of every op, whether bound by memory or by arithmetic.
+        link: of the other hardware.
+        memory_bytes: of the other device.
+        device_name: of the other device.
 
     Returns:
-        A profile whose device is marked as modelled, with a note that says how it was made; what hooks cost on the
-        other hardware's host is not known and left out.
+        A profile whose device is marked as modelled, with a note on how it was made. It includes no hook costs, since
+        those of the other hardware's host are not known.
     """
     time_factor = batch_factor / compute_factor
     points = _scaled_points(profile, batch_factor)
@@ -40,7 +41,7 @@ def rescale(
         )
         for slot, op in enumerate(profile.ops)
     )
-    told = (
+    note = (
         f"modelled: batch x {batch_factor:g}, every op {compute_factor:g} times as fast, "
         f"{format_bytes(link.out_bytes_per_ms * 1000)}/s to the tier"
     )
@@ -55,13 +56,14 @@ def rescale(
         reserved_bytes=0,
         batch_size=round(profile.batch_size * batch_factor),
         hooks=HookCosts(),
-        notes=(*profile.notes, told),
+        notes=(*profile.notes, note),
     )
 
 
 def _scaled_points(profile: Profile, batch_factor: float) -> list[int]:
-    """Live bytes at each point. Parameters stay as they are, and so do their gradients: what is live besides
-    activations, and is at no later point less, is taken for them.
+    """Live bytes at each point, where parameters and their gradients do not change.
+
+    Gradients are taken to be what is live besides activations and at no later point less.
     """
     dataflow = Dataflow(profile)
     others = dataflow.base_points

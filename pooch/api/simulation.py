@@ -16,7 +16,7 @@ def simulate(profile: Profile, plan: Plan) -> Timeline:
 
     Raises:
         PlanMismatch: the plan was made for another profile.
-        InvalidSchedule: the plan's schedule would fault (a file changed by hand).
+        InvalidSchedule: the plan's schedule cannot be executed (a file that was changed by hand).
     """
     dataflow = dataflow_of(profile, plan.region, hooked=bool(plan.schedule.actions))
     check_belongs(dataflow, plan)
@@ -24,7 +24,7 @@ def simulate(profile: Profile, plan: Plan) -> Timeline:
 
 
 def simulate_in_core(profile: Profile) -> Timeline:
-    """The step as it was measured: nothing leaves, nothing is recomputed."""
+    """Predict the in-core step: nothing is swapped or recomputed."""
     return simulate_schedule(Dataflow(profile), Schedule((), (), (), (), (), 0), detail=True)
 
 
@@ -32,23 +32,21 @@ def check_belongs(dataflow: Dataflow, plan: Plan) -> None:
     """Refuse a plan that was made for another profile.
 
     Raises:
-        PlanMismatch: with the first difference.
+        PlanMismatch: names the first difference.
     """
     profile = dataflow.profile
     remedy = "plan this profile with `pooch plan`"
+    other = f"the plan is for another profile of {profile.workload}"
     if plan.model_signature != profile.model_signature:
         raise PlanMismatch(f"the plan is for another model ({plan.workload}, not {profile.workload}): {remedy}")
     expected = expected_ops(dataflow)
     if len(plan.expected) != len(expected):
-        counts = f"{len(plan.expected)} forward ops, not {len(expected)}"
-        raise PlanMismatch(f"the plan is for another profile of {profile.workload} ({counts}): {remedy}")
+        raise PlanMismatch(f"{other} ({len(plan.expected)} forward ops, not {len(expected)}): {remedy}")
     for position, (planned, profiled) in enumerate(zip(plan.expected, expected, strict=True)):
         if planned != profiled:
             names = f"op {position} is {planned.fingerprint}, not {profiled.fingerprint}"
-            raise PlanMismatch(f"the plan is for another profile of {profile.workload} ({names}): {remedy}")
+            raise PlanMismatch(f"{other} ({names}): {remedy}")
     if plan.first_slot != dataflow.forward_slots.start or plan.anchors != dataflow.anchors:
-        raise PlanMismatch(
-            f"the plan is for another profile of {profile.workload} (its first slot or its anchors differ): {remedy}"
-        )
+        raise PlanMismatch(f"{other} (its first slot or its anchors differ): {remedy}")
     if not plan.decisions.keys() <= dataflow.activation_ids:
-        raise PlanMismatch(f"the plan decides on values that are no activations of the profile: {remedy}")
+        raise PlanMismatch(f"the plan decides on values that are not activations of the profile: {remedy}")

@@ -35,7 +35,7 @@ def command(show_all: bool, measure: bool, device: str | None, name: str, output
 
 
 def _list_here(as_json: bool) -> None:
-    from pooch.api.profiling import measure_devices
+    from pooch.api.device_links import measure_devices
     from pooch.report.summaries import device_record
     from pooch.report.tables import devices_tables
 

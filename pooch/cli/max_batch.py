@@ -54,7 +54,7 @@ def command(
     **searching: Any,
 ) -> None:
     """Find the largest batch of WORKLOAD that fits into --budget under a plan, and the throughput up to there."""
-    from pooch.batch_search.sizing import max_batch
+    from pooch.batch_search.max_batch import max_batch
     from pooch.devices import find_device
     from pooch.workloads import parse_settings
 

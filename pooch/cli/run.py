@@ -13,7 +13,7 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 from pooch.errors import PoochError
 
 if TYPE_CHECKING:
-    from pooch.measure.measuring import TrainingReport
+    from pooch.measure.training_report import TrainingReport
 
 
 @click.command("run")

@@ -1,14 +1,13 @@
-"""Whether training under a plan gives the numbers of plain training, and where it does not, what it is that differs.
+"""Whether training under a plan gives the numbers of plain training, and if it does not, why.
 
-Numbers are compared in the mode in which the user trains. Where they differ, plain training is compared with itself. If
-that differs too, or if it may be a library that took another algorithm, both trainings are compared once more under
-deterministic algorithms, in a process that begins with them: cuBLAS reads its setting when it is first used, and the
-plan that the user has is not for that mode.
+Numbers are compared in the mode in which the user trains. If they differ, plain training is compared with itself. If
+that differs too, or if a library may have chosen another algorithm, both trainings are compared once more under
+deterministic algorithms. This happens in a child process, since cuBLAS reads its setting only when it is first used and
+the user's plan is not made for that mode.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
     from pooch.workloads import Workload
 
 NOT_ALGORITHMS = (
-    "it does so under torch.use_deterministic_algorithms too, so look for what draws random numbers without a seed, "
-    "reads the clock or changes its data"
+    "they also differ under torch.use_deterministic_algorithms, so look for code that draws random numbers without a "
+    "seed, reads the clock or changes its data"
 )
 NO_DETERMINISTIC = "no deterministic implementation: {operators}"
-ALGORITHMS = "algorithms that are not deterministic: with torch.use_deterministic_algorithms(True) it repeats itself"
-OTHER_OPS = "with torch.use_deterministic_algorithms(True) the step is another one than was planned: profile under it"
+ALGORITHMS = "algorithms that are not deterministic: with torch.use_deterministic_algorithms(True) it is repeatable"
+OTHER_OPS = "with torch.use_deterministic_algorithms(True) the step is not the planned one: profile with it"
 OTHER_ALGORITHM = (
-    "with deterministic algorithms they are, so a library took another algorithm under the plan, as cuDNN does where a "
+    "with deterministic algorithms they are, so a library chose another algorithm under the plan, as cuDNN does if a "
     "workspace does not fit: set torch.backends.cudnn.deterministic = True and benchmark = False"
 )
 UNKNOWN = "it could not be compared under deterministic algorithms"
@@ -45,14 +44,14 @@ UNKNOWN = "it could not be compared under deterministic algorithms"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison came to.
+    """Result of a comparison.
 
     Attributes:
-        bitwise_equal: None: cannot be said, since plain training is not repeatable.
+        bitwise_equal: None: not known, since plain training is not repeatable.
         repeatable: whether plain training gives the same numbers twice.
-        first_difference: between planned and plain training, or between two plain ones that are not the same.
+        first_difference: between planned and plain training, or between two plain ones if those differ.
         cause: of the difference, as far as it is known.
-        is_deterministic: `bitwise_equal` is about training under deterministic algorithms.
+        is_deterministic: `bitwise_equal` refers to training under deterministic algorithms.
     """
 
     bitwise_equal: bool | None
@@ -67,9 +66,10 @@ class DeterministicCheck:
     """The comparison under deterministic algorithms.
 
     Attributes:
-        first_difference: between planned and plain training. repeatable: plain training gives the same numbers twice.
-        steps_off_plan: that were not the planned step.
-        operators: without a deterministic implementation.
+        first_difference: between planned and plain training.
+        repeatable: whether plain training gives the same numbers twice.
+        steps_off_plan: number of steps that were not the planned one.
+        operators: those without a deterministic implementation.
     """
 
     first_difference: str | None
@@ -86,11 +86,11 @@ def judge(
     device: torch.device,
     progress: Progress,
 ) -> Verdict:
-    """Compare the two trainings, and where they differ, find out what it is that differs."""
+    """Compare two trainings, and if they differ, find out why."""
     from pooch.torchtools.accelerators import has_streams
 
     difference, steps = first_difference(reference, planned), len(reference.steps)
-    if difference is None:  # so plain training was repeated, under the plan
+    if difference is None:  # so plain training is repeatable
         return Verdict(True, True)
     between_plain = first_difference(reference, train_reference(factory, plan, steps, progress))
     if between_plain is not None:
@@ -103,7 +103,7 @@ def judge(
 
 
 def _not_repeatable(difference: str, found: DeterministicCheck | None) -> Verdict:
-    """Two plain trainings differ: what the comparison under deterministic algorithms says of the plan."""
+    """The verdict if two plain trainings differ, from the comparison under deterministic algorithms."""
     if found is None:
         return Verdict(None, False, difference, UNKNOWN)
     if not found.repeatable:
@@ -118,8 +118,9 @@ def _not_repeatable(difference: str, found: DeterministicCheck | None) -> Verdic
 
 
 def train_reference(factory: Callable[[], Workload], plan: Plan, steps: int, progress: Progress) -> Trained:
-    """The training whose numbers a plan has to repeat: plain, or where that does not fit, with its saved tensors moved
-    away, which computes the same with less memory.
+    """The training whose numbers a plan has to reproduce.
+
+    It is plain training, or, if that does not fit, training with its saved tensors moved off the device.
     """
     from pooch.torchtools.device_memory import give_memory_back
     from pooch.torchtools.training_state import model_device
@@ -130,7 +131,7 @@ def train_reference(factory: Callable[[], Workload], plan: Plan, steps: int, pro
         plain = unless_out_of_memory(lambda: train_steps(workload, None, steps, progress), device)
         if plain is not None:
             return plain
-        del workload  # or two of them would live while the next one is built
+        del workload  # or two would be alive while the next one is built
         give_memory_back(device)
         workload = factory()
     return train_offloaded(workload, steps, progress)
@@ -139,20 +140,18 @@ def train_reference(factory: Callable[[], Workload], plan: Plan, steps: int, pro
 def check_deterministically(
     factory: WorkloadFactory, plan: Plan, steps: int, device: torch.device, progress: Progress
 ) -> DeterministicCheck | None:
-    """Compare planned with plain training under deterministic algorithms, in a process of its own; None where that
-    could not be done.
-    """
+    """Compare planned with plain training under deterministic algorithms in a child process; None if that fails."""
     from pooch.torchtools.device_memory import give_memory_back
 
     progress("comparing under deterministic algorithms")
-    give_memory_back(device)  # what this process's allocator keeps, that process could not take
+    give_memory_back(device)  # or that process could not use what this one's allocator caches
     with TemporaryDirectory(prefix="pooch-") as folder:
         plan.save(Path(folder) / "plan.json")
         job = {"workload": asdict(factory), "plan_path": str(Path(folder) / "plan.json"), "steps": steps}
         try:
-            done = run_child("pooch.measure.checking_child", json.loads(json.dumps(job)), progress)
+            done = run_child(f"{__package__}.checking_child", job, progress)
         except PoochError as error:
-            progress(f"they cannot be compared under deterministic algorithms: {error}")
+            progress(f"the trainings cannot be compared under deterministic algorithms: {error}")
             return None
     if done is None:
         return None
@@ -160,9 +159,7 @@ def check_deterministically(
 
 
 def compared(factory: Callable[[], Workload], plan: Plan, steps: int, progress: Progress) -> DeterministicCheck:
-    """In the child: plain and planned training, and where they differ, plain training again; the algorithms are the
-    caller's.
-    """
+    """In the child process: compare plain with planned training, and if they differ, with plain training again."""
     reference = train_reference(factory, plan, steps, progress)
     planned = train_steps(factory(), plan, steps, progress)
     difference = first_difference(reference, planned)

@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from pooch.api.children import errors_told, tell
-from pooch.errors import PoochError
+from pooch.api.children import errors_sent, send
+from pooch.errors import PoochError, first_line
 from pooch.ir import Plan
 from pooch.measure.checking import compared
 from pooch.torchtools.deterministic_mode import deterministic_algorithms, use_deterministic_algorithms
@@ -18,27 +18,26 @@ if TYPE_CHECKING:
     from pooch.workloads import Workload
 
 
-def _tell_progress(text: str) -> None:
-    tell({"progress": [text]})
-
-
 def main() -> None:
-    """Read the job, compare, tell the outcome."""
+    """Read the job, compare, and write the result."""
     job = json.loads(sys.stdin.read())
-    with errors_told():
+    with errors_sent():
         factory = WorkloadFactory(**job["workload"])
 
         def build() -> Workload:
             workload = factory()
-            use_deterministic_algorithms()  # whatever the user's file has set
+            use_deterministic_algorithms()  # also if the user's file turns them off
             return workload
+
+        def progress(text: str) -> None:
+            send({"progress": [text]})
 
         with deterministic_algorithms() as operators:
             try:
-                found = compared(build, Plan.load(job["plan_path"]), job["steps"], _tell_progress)
-            except (RuntimeError, MemoryError) as error:  # memory that ran out, say
-                raise PoochError((str(error).strip().splitlines() or [type(error).__name__])[0]) from None
-        tell({"done": asdict(replace(found, operators=tuple(operators)))})
+                found = compared(build, Plan.load(job["plan_path"]), job["steps"], progress)
+            except (RuntimeError, MemoryError) as error:  # out of memory, for example
+                raise PoochError(first_line(error)) from None
+        send({"done": asdict(replace(found, operators=tuple(operators)))})
 
 
 if __name__ == "__main__":

@@ -1,24 +1,30 @@
-"""Every policy under every budget, side by side: plans, or why there is none."""
+"""Every policy under every budget, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from pooch.api.planning import budget_in_bytes, plan
+from pooch.api.options import PlanOptions
+from pooch.api.planning import budget_in_bytes, plan_with
 from pooch.errors import InfeasibleBudget, UsageError
-from pooch.ir import Plan, Profile, Region
-from pooch.measure.training import time_in_turns, train_steps
+from pooch.ir import Plan, Profile
+from pooch.measure.timing import time_in_turns
+from pooch.measure.training import train_steps
 from pooch.planner import described, policy_names
-from pooch.progress import silent
+from pooch.progress import PlanningProgress, silent
 from pooch.workloads.loading import WorkloadFactory
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A plan as it was trained: highest peak, and medians of plain and planned steps that took turns, in ms; no plain
-    ones where they do not fit in-core. `reserved_bytes`: the most that a caching allocator took; None on a CPU.
+    """A training under a plan.
+
+    Attributes:
+        peak_bytes: the highest of all steps.
+        step_ms: median of the planned steps.
+        plain_step_ms: median of plain steps that took turns with them; None if they do not fit in-core.
+        reserved_bytes: highest bytes that a caching allocator reserved; None on a CPU.
     """
 
     peak_bytes: int
@@ -32,10 +38,11 @@ class ComparisonRow:
     """One policy under one budget.
 
     Attributes:
-        budget_bytes: asked for. policy: who decided.
-        plan: what came out, or None where nothing fits.
-        minimum_bytes: the smallest budget that the policy can keep, where nothing fits; else 0.
-        measured: how it trained, where that was asked for.
+        budget_bytes: the budget.
+        policy: the policy with its parameters.
+        plan: None if no plan fits.
+        minimum_bytes: the smallest budget that the policy can keep if no plan fits, else 0.
+        measured: the training under the plan, if there was one.
     """
 
     budget_bytes: int
@@ -48,82 +55,64 @@ class ComparisonRow:
 def compare(
     profile: Profile,
     budgets: Sequence[int | str],
+    options: PlanOptions = PlanOptions(),  # noqa: B008 - frozen
     *,
     policies: Sequence[str] = (),
     policy_options: Mapping[str, Mapping[str, object]] | None = None,
-    host_budget: int | str | None = None,
-    time_limit_s: float = 30.0,
-    region: Region = "model",
-    progress: Callable[[str, float], None] | None = None,
+    progress: PlanningProgress = silent,
 ) -> tuple[ComparisonRow, ...]:
-    """Plan the profile under each budget by each policy (all of them where none is named).
+    """Plan a profile under each budget by each policy.
 
-    Budgets are planned from the smallest on, and the integer program knows its own plans for the smaller ones: in a
+    Budgets are planned in ascending order, and the integer program knows its plans for the smaller ones, so that in a
     comparison more memory is never slower.
 
     Args:
-        budgets: as `plan` takes them; "min" is each policy's own.
-        policy_options: by policy, its parameters. The others are those of `plan`.
+        profile: the measured step.
+        budgets: as `plan` takes them; "min" is the smallest one of each policy.
+        options: for each plan, but for the policy and its parameters.
+        policies: names. Empty: all policies.
+        policy_options: parameters of each policy, by its name.
+        progress: called with what is being done and the share that is done.
 
     Raises:
-        UsageError: a budget, a policy or a parameter cannot be understood, or there is no budget.
+        UsageError: a budget, a policy or a parameter is invalid, or there is no budget.
     """
     if not budgets:
         raise UsageError("nothing to compare: give at least one budget, such as --budget 60%")
     chosen = tuple(policies) or policy_names()
-    options = policy_options or {}
-    for name in options:
+    parameters = policy_options or {}
+    for name in parameters:
         if name not in chosen:
             raise UsageError(f"options for policy {name!r}, which is not compared: choose it with --policy")
-    asked = [
-        (_budget_of(profile, budget, policy, options, host_budget, region), policy)
-        for budget in budgets
+    options_of = {
+        policy: replace(options, policy=policy, policy_options=parameters.get(policy, {}), explain=False)
         for policy in chosen
-    ]
+    }
+    asked = [(budget_in_bytes(profile, budget, options_of[policy]), policy) for budget in budgets for policy in chosen]
     todo = sorted(set(asked), key=lambda each: (each[0], chosen.index(each[1])))
     rows: dict[tuple[int, str], ComparisonRow] = {}
     for done, (budget_bytes, policy) in enumerate(todo):
-        if progress is not None:
-            progress(f"policy {policy}", done / len(todo))
-        rows[budget_bytes, policy] = _row(
-            profile,
-            budget_bytes,
-            policy,
-            policy_options=options.get(policy, {}),
-            host_budget=host_budget,
-            time_limit_s=time_limit_s,
-            region=region,
-            known=[row.plan for (_, name), row in rows.items() if name == policy == "ilp" and row.plan is not None],
-        )
+        progress(f"policy {policy}", done / len(todo))
+        known = [row.plan for (_, name), row in rows.items() if name == policy == "ilp" and row.plan is not None]
+        rows[budget_bytes, policy] = _row(profile, budget_bytes, options_of[policy], known)
     return tuple(rows[each] for each in asked)
 
 
-def _budget_of(
-    profile: Profile,
-    budget: int | str,
-    policy: str,
-    options: Mapping[str, Mapping[str, object]],
-    host_budget: int | str | None,
-    region: Region,
-) -> int:
-    """Each policy has its own smallest budget."""
-    return budget_in_bytes(
-        profile,
-        budget,
-        policy=policy,
-        policy_options=options.get(policy, {}),
-        host_budget=host_budget,
-        region=region,
-    )
+def _row(profile: Profile, budget_bytes: int, options: PlanOptions, known: Sequence[Plan]) -> ComparisonRow:
+    name = described(options.policy, options.policy_options)
+    try:
+        return ComparisonRow(budget_bytes, name, plan_with(profile, budget_bytes, options, known=known))
+    except InfeasibleBudget as error:
+        return ComparisonRow(budget_bytes, name, None, error.minimum_bytes)
 
 
 def measure_rows(
-    rows: Sequence[ComparisonRow], factory: WorkloadFactory, *, steps: int = 3, progress: Callable[[str, float], None]
+    rows: Sequence[ComparisonRow], factory: WorkloadFactory, *, steps: int = 3, progress: PlanningProgress
 ) -> tuple[ComparisonRow, ...]:
-    """Train each plan for some steps in this process, and time it in turns with plain steps.
+    """Train for a few steps under each plan in this process, and time planned steps in turns with plain ones.
 
     Raises:
-        PlanMismatch: the profile is not one of this workload.
+        PlanMismatch: the profile is of another workload.
     """
     from pooch.executor.engines.pinned import blocks_kept
 
@@ -143,12 +132,3 @@ def _measured_row(row: ComparisonRow, factory: WorkloadFactory, steps: int) -> C
     timing = time_in_turns(workload, row.plan, steps, silent)
     measured = Measured(trained.peak_bytes, timing.planned_ms, timing.plain_ms, trained.reserved_bytes)
     return replace(row, measured=measured)
-
-
-def _row(profile: Profile, budget_bytes: int, policy: str, **planning: Any) -> ComparisonRow:
-    name = described(policy, planning["policy_options"])
-    try:
-        made = plan(profile, budget_bytes, policy=policy, explain=False, **planning)
-    except InfeasibleBudget as error:
-        return ComparisonRow(budget_bytes, name, None, error.minimum_bytes)
-    return ComparisonRow(budget_bytes, name, made)

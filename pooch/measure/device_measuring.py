@@ -1,11 +1,11 @@
-"""This machine as a device model: what it reaches, so that steps can be modelled for it without running them."""
+"""Measure a device of this machine as a device model, so that steps can be modelled for it without running them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from pooch.devices import DeviceModel, Efficiency, LinkModel
-from pooch.progress import Progress
+from pooch.progress import Progress, silent
 
 if TYPE_CHECKING:
     import torch
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from pooch.profiler.rates import DeviceRates
 
 
-def measure_device_model(device: torch.device, name: str, progress: Progress = lambda text: None) -> DeviceModel:
+def measure_device_model(device: torch.device, name: str, progress: Progress = silent) -> DeviceModel:
     """Measure rates, memory bandwidth and the link of a device.
 
     Args:
-        name: what to call it in a catalogue.
+        device: the device.
+        name: of the model in a catalogue.
+        progress: called with what is being done.
     """
-    from pooch.api.profiling import measure_device_link
+    from pooch.api.device_links import measure_device_link
     from pooch.profiler.hardware import describe_device
     from pooch.profiler.rates import measure_rates
     from pooch.torchtools.accelerators import has_streams
@@ -48,12 +50,11 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = l
 
 
 def _peaks(rates: DeviceRates) -> tuple[dict[str, float], Efficiency]:
-    """Rates of matrix products and convolutions as one peak per type, and what each of the two reaches of it."""
+    """One peak rate per type, and the share of it that matrix products and convolutions reach."""
     matmul, convolution = rates.matmul_tflops["float32"], rates.convolution_tflops["float32"]
     peak = max(matmul, convolution)
-    half = max(
-        (name for name in rates.matmul_tflops if name != "float32"), key=rates.matmul_tflops.__getitem__, default=""
-    )
+    reduced = [name for name in rates.matmul_tflops if name != "float32"]
+    half = max(reduced, key=rates.matmul_tflops.__getitem__, default="")
     tensor = min(1.0, rates.convolution_tflops[half] / rates.matmul_tflops[half]) if half else 1.0
     efficiency = Efficiency(matmul / peak, convolution / peak, tensor, 1.0, 1.0)
     tflops = {name: rate / efficiency.matmul for name, rate in rates.matmul_tflops.items()}

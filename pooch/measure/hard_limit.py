@@ -1,12 +1,14 @@
-"""Making the budget physical: training in a process of its own that cannot take more memory than the budget.
+"""Hard limits: training in a child process that cannot take more memory than the budget.
 
-On a GPU the allocator gets a fraction of the card. The budget is about what tensors have allocated, and the fraction
-about what the allocator has reserved, free pieces of its segments included. So the limit is the budget, plus what the
-allocator was seen to reserve beyond its tensors in a step without the limit, plus a fixed slack. It keeps to exact
-sizes there (`expandable_segments`), or what it does not split would count as if it were used. On the CPU the process's
-address space is limited to what it has with the model built and nothing computing, plus what the budget
-leaves above the model's own bytes, plus a fixed slack for what is no tensor (stacks, code that oneDNN generates, two
-small copy buffers).
+On a GPU, the allocator gets a fraction of the device memory. The budget bounds the bytes that tensors have allocated,
+and the fraction bounds the bytes that the allocator has reserved, unused parts of its segments included. So the limit
+is the budget, plus what the allocator was seen to reserve beyond its tensors in a step without the limit, plus a fixed
+slack. The allocator uses exact sizes there (`expandable_segments`), or blocks that it does not split would count as
+used.
+
+On a CPU, the limit is on the address space of the process: what it takes after the model is built and before it
+computes, plus what the budget leaves above the model's own bytes, plus a fixed slack for what is no tensor (stacks,
+code that oneDNN generates, two small copy buffers).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,23 +25,25 @@ from typing import TYPE_CHECKING
 from pooch.api.children import child_environment
 from pooch.errors import PoochError
 from pooch.ir import Plan
+from pooch.progress import Progress
 from pooch.workloads.loading import WorkloadFactory
 
 if TYPE_CHECKING:
     import torch
 
-_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the first name is known to every version
+_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # every version knows the first name
 SLACK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedOutcome:
-    """How training went under a physical limit.
+    """How training under a hard limit ended.
 
     Attributes:
-        survived: all steps went through. message: how it died, in one line ("" where it survived).
-        losses: of the steps that were completed.
-        slack_bytes: granted above the budget; None where the limit was never set.
+        survived: whether all steps were completed.
+        message: the error that ended it, in one line; empty if it survived.
+        losses: of the completed steps.
+        slack_bytes: granted above the budget; None if the limit was never set.
     """
 
     survived: bool
@@ -50,12 +54,18 @@ class LimitedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LimitedJob:
-    """What the child process is told; plain data. The last two are as `train_limited` takes them."""
+    """Job of the child process, as plain data.
 
-    workload: str
-    batch_size: int | None
-    device: str | None
-    settings: dict[str, object]
+    Attributes:
+        factory: builds the workload.
+        plan_path: None: plain training.
+        budget_bytes: the limit without the slack.
+        steps: number of steps under the limit.
+        in_core_peak_bytes: as `train_limited` takes it.
+        slack_bytes: as `train_limited` takes it.
+    """
+
+    factory: WorkloadFactory
     plan_path: str | None
     budget_bytes: int
     steps: int
@@ -68,7 +78,7 @@ def train_limited(
     plan: Plan | None,
     budget_bytes: int,
     steps: int,
-    progress: Callable[[str], None],
+    progress: Progress,
     *,
     in_core_peak_bytes: int | None = None,
     slack_bytes: int | None = None,
@@ -76,16 +86,16 @@ def train_limited(
     """Train in a child process that cannot take more than the budget and a slack.
 
     Args:
-        factory: builds the workload in the child.
+        factory: builds the workload in the child process.
         plan: None: plain training.
-        budget_bytes: the limit.
-        steps: under the limit.
-        progress: told what is being done.
-        in_core_peak_bytes: of the plain step, which is only run without the limit where it has room; None: not known.
-        slack_bytes: granted above the budget; None: what the child finds to be needed while it settles.
+        budget_bytes: the limit without the slack.
+        steps: number of steps under the limit.
+        progress: called with what is being done.
+        in_core_peak_bytes: of the plain step, which runs once before the limit is set if it has room. None: not known.
+        slack_bytes: granted above the budget. None: what the child process finds to be needed.
 
     Raises:
-        PoochError: the child failed before the limit was set, for another reason than memory.
+        PoochError: the child process failed before the limit was set, for another reason than memory.
     """
     progress(f"{'planned' if plan else 'plain'} training under a hard limit")
     with tempfile.TemporaryDirectory(prefix="pooch-") as folder:
@@ -93,12 +103,10 @@ def train_limited(
         if plan is not None:
             plan.save(plan_path)
         job = LimitedJob(
-            factory.name, factory.batch_size, factory.device, dict(factory.settings),
-            str(plan_path) if plan else None, budget_bytes, steps, in_core_peak_bytes, slack_bytes,
-        )  # fmt: skip
-        command = [sys.executable, "-m", "pooch.measure.limited_child"]
+            factory, str(plan_path) if plan else None, budget_bytes, steps, in_core_peak_bytes, slack_bytes
+        )
         child = subprocess.run(
-            command,
+            [sys.executable, "-m", f"{__package__}.limited_child"],
             input=json.dumps(asdict(job)),
             capture_output=True,
             text=True,
@@ -109,9 +117,9 @@ def train_limited(
 
 
 def exact_allocator(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment in which the CUDA caching allocator splits blocks down to 512 bytes; the user's own settings stay.
+    """The environment, with the CUDA caching allocator set to split blocks down to 512 bytes unless the user set it.
 
-    By default a large block is split only if more than 1 MiB of it is left, and what is not split counts as allocated.
+    By default it splits a large block only if more than 1 MiB would be left, and counts the whole block as allocated.
     """
     if any(name in environment for name in _ALLOCATOR_VARIABLES):
         return dict(environment)
@@ -119,7 +127,7 @@ def exact_allocator(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def limit_gpu(device: torch.device, budget_bytes: int, slack_bytes: int = SLACK_BYTES) -> int:
-    """Let this process take no more of the GPU than the budget and the slack; returns that limit in bytes."""
+    """Limit this process's GPU memory to the budget and the slack; returns the limit in bytes."""
     from pooch.torchtools import accelerators, cuda_only
 
     accelerators.empty_cache(device)

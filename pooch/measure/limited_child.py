@@ -6,52 +6,52 @@ import json
 import resource
 import sys
 from contextlib import nullcontext
-from typing import Any
 
-from pooch.api.children import tell
+from pooch.api.children import send
+from pooch.errors import first_line
 from pooch.measure.hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
 from pooch.torchtools.device_memory import return_large_blocks
+from pooch.workloads.loading import WorkloadFactory
 
 
 def main() -> None:
-    """Build, settle, set the limit, train."""
-    job = LimitedJob(**json.loads(sys.stdin.read()))
+    """Build the workload, run a step, set the limit, train."""
+    told = json.loads(sys.stdin.read())
+    job = LimitedJob(**{**told, "factory": WorkloadFactory(**told["factory"])})
     return_large_blocks()  # so that address space means live memory
     training = _Training(job)
     try:
         training.settle()
         slack_bytes = job.slack_bytes if job.slack_bytes is not None else SLACK_BYTES + training.reserved_beside_bytes()
         limit_bytes = _set_limit(training, job.budget_bytes, slack_bytes)
-        tell({"limit_bytes": limit_bytes, "slack_bytes": slack_bytes})
+        send({"limit_bytes": limit_bytes, "slack_bytes": slack_bytes})
         for _ in range(job.steps):
-            tell({"loss": training.step()})
-        tell({"done": True})
+            send({"loss": training.step()})
+        send({"done": True})
     except (RuntimeError, MemoryError) as error:
         most = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        tell({"died": f"{type(error).__name__}: {lines[0]}"[:300]})
+        send({"died": f"{type(error).__name__}: {first_line(error)}"[:300]})
 
 
 class _Training:
-    """The workload, with its plan if there is one."""
+    """The workload, under its plan if there is one."""
 
     def __init__(self, job: LimitedJob) -> None:
         from pooch.executor import apply_plan
         from pooch.ir import Plan
         from pooch.torchtools.training_state import model_device
-        from pooch.workloads import load_workload
 
-        settings: Any = job.settings
-        self.workload = load_workload(job.workload, batch_size=job.batch_size, device=job.device, settings=settings)
+        self.workload = job.factory()
         self.device = model_device(self.workload.model)
         plan = Plan.load(job.plan_path) if job.plan_path else None
         self.run = apply_plan(plan, self.workload.model, measure_every=None) if plan is not None else None
         self._in_core_peak_bytes = job.in_core_peak_bytes
 
     def settle(self) -> None:
-        """One step before the limit: threads start, code is generated, optimizer state appears. Where the plain step
-        may not fit, saved tensors are away meanwhile.
+        """Run one step before the limit is set: threads start, code is generated, optimizer state is created.
+
+        If the plain step may not fit, its saved tensors leave the device.
         """
         from pooch.profiler.offload import saved_tensors_offloaded
 
@@ -67,8 +67,9 @@ class _Training:
         return known_bytes is not None and not is_limited() and has_room(known_bytes, self.workload)
 
     def reserved_beside_bytes(self) -> int:
-        """What a caching allocator reserves beside the tensors' bytes in a settled step that begins with an empty
-        cache, as the steps under the limit do; 0 on a CPU, which has no such allocator.
+        """What a caching allocator reserves beyond the bytes of tensors in a step that begins with an empty cache.
+
+        The steps under the limit begin so too. 0 on a CPU, which has no such allocator.
         """
         from pooch.torchtools.accelerators import has_streams
         from pooch.torchtools.device_memory import give_memory_back
@@ -83,7 +84,7 @@ class _Training:
         return max(0, (meter.reserved_bytes or 0) - meter.peak_bytes)
 
     def step(self) -> float:
-        """One step with its optimizer; returns the loss."""
+        """Run one step with the optimizer's and return the loss."""
         from pooch.measure.training import forward_and_backward
 
         self.workload.model.zero_grad(set_to_none=True)

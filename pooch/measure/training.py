@@ -1,16 +1,13 @@
-"""Training for a few steps, plainly and under a plan, and measuring what was promised."""
+"""Training for a few steps, plainly or under a plan, with the peak memory and digests of the results of each step."""
 
 from __future__ import annotations
 
 import hashlib
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pooch.api.in_core import fits_in_core, unless_out_of_memory
 from pooch.ir import Plan
 from pooch.progress import Progress
 
@@ -23,10 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One measured step. `digests`: {what: digest of its bytes} of loss and gradients; peaks in bytes, `reserved_bytes`
-    that of what the caching allocator took (None on the CPU), `rounding_bytes` the part of the peak that it handed out
-    beyond what tensors asked for. `left_plan`: the step was not the one that was planned,
-    so from there on it kept its activations.
+    """One measured step.
+
+    Attributes:
+        loss: its value.
+        digests: of the bytes of the loss and the gradients, by name.
+        peak_bytes: of live tensors.
+        reserved_bytes: peak of what the caching allocator reserved; None on a CPU.
+        left_plan: whether the step was not the planned one, so that it kept its activations from there on.
+        rounding_bytes: the part of the peak that comes from the allocator rounding up.
     """
 
     loss: float
@@ -39,9 +41,15 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A few steps, measured. `final`: digests of parameters, buffers and random state at the end; `plan`: the one in
-    force at the end; `repairs`: how often it was made again because memory ran out; `offloaded`: all saved tensors were
-    moved away.
+    """A few measured steps.
+
+    Attributes:
+        steps: the steps.
+        final: digests of parameters, buffers and random states at the end, by name.
+        stats: of the last step under a plan.
+        plan: the plan at the end.
+        repairs: how often the plan was replaced because memory ran out.
+        offloaded: whether all saved tensors were moved off the device.
     """
 
     steps: tuple[StepResult, ...]
@@ -58,14 +66,12 @@ class Trained:
 
     @property
     def rounding_bytes(self) -> int:
-        """The part of the highest peak that the allocator's rounding added: without it no step took more than the
-        rest.
-        """
+        """The part of the highest peak that the allocator's rounding explains: no step took more than the rest."""
         return self.peak_bytes - max(step.peak_bytes - step.rounding_bytes for step in self.steps)
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Highest reserved peak of the steps; None where the device has no caching allocator."""
+        """Highest reserved peak of the steps; None if the device has no caching allocator."""
         known = [step.reserved_bytes for step in self.steps if step.reserved_bytes is not None]
         return max(known) if known else None
 
@@ -85,12 +91,15 @@ def _digest(raw: bytes | memoryview) -> str:
 def train_steps(
     workload: Workload, plan: Plan | None, steps: int, progress: Progress, replan: Callable[[int], Plan] | None = None
 ) -> Trained:
-    """Train for some steps, plainly (plan None) or under a plan, with every step measured at the allocator.
+    """Train for a few steps and measure each.
 
     Args:
-        workload: freshly built; its training state changes.
-        replan: makes a plan for fewer bytes, should memory run out: the step is then repeated under it. None: the error
-            passes.
+        workload: newly built; its training state changes.
+        plan: None: plain training.
+        steps: number of steps.
+        progress: called with what is being done.
+        replan: makes a plan for fewer bytes if memory runs out, under which the step is repeated. None: the error
+            propagates.
     """
     if plan is not None and replan is not None:
         return _train_guarded(workload, plan, steps, progress, replan)
@@ -99,7 +108,7 @@ def train_steps(
 
 
 def train_under(workload: Workload, run: Run | None, steps: int, progress: Progress) -> Trained:
-    """`train_steps` with a plan that is applied already, or plainly (run None)."""
+    """`train_steps` under a plan that is already applied, or plainly (`run` is None)."""
     _begin()
     results: list[StepResult] = []
     for number in range(steps):
@@ -110,9 +119,7 @@ def train_under(workload: Workload, run: Run | None, steps: int, progress: Progr
 
 
 def train_offloaded(workload: Workload, steps: int, progress: Progress) -> Trained:
-    """Plain training for some steps, except that saved tensors leave the device until they are read: the same numbers
-    in less memory, without a plan.
-    """
+    """Train plainly, but with saved tensors off the device until they are read: the same numbers in less memory."""
     from pooch.profiler.offload import saved_tensors_offloaded
 
     with saved_tensors_offloaded(workload.model):
@@ -125,7 +132,7 @@ def _begin() -> None:
     from pooch.workloads.loading import SEED
 
     for device in accelerators_in_use():
-        empty_cache(device)  # what an earlier training left in the cache is not reserved by this one
+        empty_cache(device)  # so that memory cached by an earlier training does not count as reserved by this one
     seed_all(SEED)
 
 
@@ -141,26 +148,25 @@ def _train_guarded(
             progress(f"planned step {number + 1} of {steps}")
             workload.model.zero_grad(set_to_none=True)
             loss = guard.step(workload.forward)
-            stats = guard.run.stats
-            results.append(_finished_step(workload, loss, stats))
+            results.append(_finished_step(workload, loss, guard.run.stats))
         stats = guard.run.stats
     return Trained(tuple(results), _final_digests(workload), stats, guard.plan, len(guard.repairs))
 
 
 @contextmanager
 def applied(plan: Plan | None, workload: Workload) -> Iterator[Run | None]:
-    """The plan on the workload's model, or nothing."""
+    """Apply the plan to the workload's model, if there is one."""
     from pooch.executor import apply_plan
 
     if plan is None:
         yield None
         return
-    with apply_plan(plan, workload.model, measure_every=None) as run:  # who trains here measures, or takes times
+    with apply_plan(plan, workload.model, measure_every=None) as run:  # the caller measures
         yield run
 
 
 def forward_and_backward(workload: Workload, run: Run | None) -> torch.Tensor:
-    """One step as the user's loop does it; returns the loss."""
+    """Run one step as a training loop does, without the optimizer, and return the loss."""
     region: Any = run.forward_region() if run is not None else nullcontext()
     with region:
         loss = workload.forward()
@@ -183,7 +189,7 @@ def _measured_step(workload: Workload, run: Run | None) -> StepResult:
 
 
 def _finished_step(workload: Workload, loss: torch.Tensor, stats: RunStats) -> StepResult:
-    """What came out of a step; then the optimizer's."""
+    """Digest what a step computed, then step the optimizer."""
     digests = {"loss": digest(loss)}
     for name, parameter in workload.model.named_parameters():
         if parameter.grad is not None:
@@ -211,98 +217,13 @@ def _final_digests(workload: Workload) -> dict[str, str]:
 
 
 def first_difference(first: Trained, second: Trained) -> str | None:
-    """What differs first between two trainings ("step 2: gradient of fc.weight"), in the order in which a step makes
-    it, or None where all is bitwise equal.
-    """
+    """The first difference of two trainings ("step 2: gradient of fc.weight"), or None if they are bitwise equal."""
     pairs = [
-        (f"step {i + 1}: ", a.digests, b.digests)
-        for i, (a, b) in enumerate(zip(first.steps, second.steps, strict=True))
+        (f"step {number}: ", a.digests, b.digests)
+        for number, (a, b) in enumerate(zip(first.steps, second.steps, strict=True), start=1)
     ]
     for prefix, expected, actual in [*pairs, ("after training: ", first.final, second.final)]:
-        for name in [*expected, *(name for name in actual if name not in expected)]:
+        for name in {**expected, **actual}:
             if expected.get(name) != actual.get(name):
                 return prefix + name
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Steps that took turns, so that both kinds saw the same machine. In ms, in the order in which they ran; plain ones
-    only where they fit in-core.
-    """
-
-    plain_samples_ms: tuple[float, ...]
-    planned_samples_ms: tuple[float, ...]
-
-    @property
-    def plain_ms(self) -> float | None:
-        """Median of the plain steps."""
-        return statistics.median(self.plain_samples_ms) if self.plain_samples_ms else None
-
-    @property
-    def planned_ms(self) -> float:
-        """Median of the planned steps."""
-        return statistics.median(self.planned_samples_ms)
-
-
-def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress) -> Timing:
-    """Time plain and planned steps in turns on one model; nothing is measured but time.
-
-    Which of the two goes first changes with every turn: a machine that gets slower or faster while this lasts, and
-    what one step leaves behind in the allocator for the next, then touch both alike. Plain steps that do not fit
-    in-core are left out.
-    """
-    from pooch.torchtools.training_state import model_device
-
-    with applied(plan, workload) as run:
-        assert run is not None
-        if fits_in_core(plan, workload):
-            device = model_device(workload.model)
-            timing = unless_out_of_memory(lambda: time_under(workload, run, steps, progress), device)
-            if timing is not None:
-                return timing
-        return time_planned(workload, run, steps, progress)
-
-
-def time_under(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
-    """`time_in_turns` with a plan that is applied already."""
-    plain: list[float] = []
-    planned: list[float] = []
-
-    def time_plain() -> None:
-        with run.paused():
-            plain.append(timed_step(workload, None))
-
-    def time_with_plan() -> None:
-        planned.append(timed_step(workload, run))
-
-    for number in range(steps + 1):
-        progress(f"timing step {number} of {steps}" if number else "warming up")
-        turn = (time_plain, time_with_plan) if number % 2 == 0 else (time_with_plan, time_plain)
-        for timed in turn:
-            timed()
-    return Timing(tuple(plain[1:]), tuple(planned[1:]))
-
-
-def time_planned(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
-    """Time planned steps alone, after one to warm up."""
-    timed_step(workload, run)
-    samples_ms = []
-    for number in range(steps):
-        progress(f"timing planned step {number + 1} of {steps}")
-        samples_ms.append(timed_step(workload, run))
-    return Timing((), tuple(samples_ms))
-
-
-def timed_step(workload: Workload, run: Run | None) -> float:
-    """One step, forward and backward, in ms; gradients are dropped before it."""
-    from pooch.torchtools.accelerators import synchronize
-    from pooch.torchtools.training_state import model_device
-
-    device = model_device(workload.model)
-    workload.model.zero_grad(set_to_none=True)
-    synchronize(device)
-    start = time.perf_counter()
-    forward_and_backward(workload, run)
-    synchronize(device)
-    return (time.perf_counter() - start) * 1000

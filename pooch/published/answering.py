@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from pooch.api.budgets import parse_budget
+from pooch.api.options import PlanOptions
 from pooch.api.planning import plan, smallest_budget
-from pooch.batch_search.growing import largest_size
-from pooch.batch_search.sizes import MaxBatch
-from pooch.batch_search.sizing import with_measurements
+from pooch.batch_search.max_batch import with_measurements
+from pooch.batch_search.results import MaxBatch
+from pooch.batch_search.search import largest_size
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Choice, Plan, Profile
 from pooch.measure.comparison import ComparisonRow, measure_rows
@@ -16,7 +18,6 @@ from pooch.progress import Progress
 from pooch.published.methods import Method, find_method
 from pooch.published.profiles import Profiles
 from pooch.published.rows import Answer, Row
-from pooch.units import parse_budget
 
 STEPS = 7  # that are trained to measure
 CURVE = {"ilp": 5}  # planned sizes per method; of others, and where they are measured, the two ends
@@ -103,9 +104,8 @@ def _largest(row: Row, method: Method, profiles: Profiles, time_limit_s: float, 
             lambda size: method.sees(profiles.of(row, size)),
             profiles.sized(row).sizes(row.most),
             row.budget,
+            PlanOptions(method.policy, time_limit_s=time_limit_s, region="step"),
             start=row.start,
-            policy=method.policy,
-            time_limit_s=time_limit_s,
             points=2 if row.is_measured else CURVE.get(method.name, 2),
             progress=lambda text: progress(f"{row.title}, {method.name}: {text}"),
         )

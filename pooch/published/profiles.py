@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from pooch.api.profiling import profile_workload
-from pooch.batch_search.sizing import SizedWorkload
+from pooch.batch_search.max_batch import SizedWorkload
 from pooch.devices import find_device
 from pooch.ir import Link, Profile
 from pooch.progress import Progress

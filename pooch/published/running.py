@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 from pooch.errors import UsageError
+from pooch.progress import PlanningProgress, silent
 from pooch.published.answering import answer
 from pooch.published.claims import Verdict, verdicts
 from pooch.published.profiles import Profiles
 from pooch.published.recording import Recording
 from pooch.published.rows import Answer, Experiment, Row
 
-Progress = Callable[[str, float], None]
 Part = Literal["all", "simulated", "measured"]
 TIME_LIMIT_S = 60.0
 
@@ -36,14 +36,10 @@ class Reproduced:
     verdicts: tuple[Verdict, ...]
 
 
-def _silent(text: str, share: float) -> None:
-    """Nobody is told."""
-
-
 class _Told:
     """Tells what is being done, with the share of answers that there are."""
 
-    def __init__(self, progress: Progress, asked: int) -> None:
+    def __init__(self, progress: PlanningProgress, asked: int) -> None:
         self.done = 0
         self._progress = progress
         self._asked = asked
@@ -62,7 +58,7 @@ def reproduce(
     again: bool = False,
     only_recorded: bool = False,
     time_limit_s: float = TIME_LIMIT_S,
-    progress: Progress = _silent,
+    progress: PlanningProgress = silent,
 ) -> Reproduced:
     """Answer rows of an experiment.
 

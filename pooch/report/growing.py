@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from pooch.batch_search.sizes import MaxBatch
+from pooch.batch_search.results import MaxBatch
 from pooch.report.summaries import Record
 from pooch.report.tables import facts_table, frame_table
 from pooch.units import format_bytes, format_ms

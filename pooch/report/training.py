@@ -8,7 +8,7 @@ from dataclasses import asdict
 from rich import box
 from rich.table import Table
 
-from pooch.measure.measuring import TrainingReport
+from pooch.measure.training_report import TrainingReport
 from pooch.report.summaries import Record
 from pooch.report.tables import facts_table
 from pooch.units import format_bytes, format_ms

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from pooch.units import parse_budget
+from pooch.units import parse_bytes
 
 _CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+ [KMG]i?B)")
@@ -61,4 +61,4 @@ def _said(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.search(text)
     if found is None or float(found.group(1).split()[0]) == 0:
         return None
-    return parse_budget(found.group(1), 0)
+    return parse_bytes(found.group(1))

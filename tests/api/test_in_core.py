@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from pooch.api.options import PlanOptions
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
-from pooch.batch_search.sizing import max_batch
+from pooch.batch_search.max_batch import max_batch
 from pooch.measure import checking, limited_child, measuring
 from pooch.measure.comparison import compare, measure_rows
 from pooch.measure.hard_limit import SLACK_BYTES, LimitedJob, LimitedOutcome
@@ -105,7 +106,7 @@ def test_running_and_comparing_plans_of_it_do_not_either(factory: WorkloadFactor
     make_small(profile.peak_bytes // 2)
     report = measure_training(factory, chosen, steps=1, check=True)
     assert report.plain_step_ms is None
-    rows = compare(profile, ["60%"], policies=["swap_all"], region="step")
+    rows = compare(profile, ["60%"], PlanOptions(region="step"), policies=["swap_all"])
     (row,) = measure_rows(rows, factory, steps=1, progress=lambda text, share: None)
     assert row.measured is not None
     assert row.measured.plain_step_ms is None
@@ -138,7 +139,7 @@ def test_the_largest_batch_is_measured_without_plain_training_that_does_not_fit(
 
 
 def job_of(factory: WorkloadFactory, **others: Any) -> LimitedJob:
-    return LimitedJob(factory.name, None, None, {}, None, MIB, 1, **others)
+    return LimitedJob(factory, None, MIB, 1, **others)
 
 
 @pytest.mark.parametrize(("known", "is_plain"), [(True, False), (False, False), (True, True)])

@@ -10,14 +10,15 @@ import torch
 
 import pooch
 from pooch.api import profiling
+from pooch.api.budgets import parse_budget
+from pooch.api.options import PlanOptions
 from pooch.api.planning import plan_from_decisions
-from pooch.batch_search.sizing import max_batch
+from pooch.batch_search.max_batch import max_batch
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.executor.engines import measurement
 from pooch.ir import Profile
 from pooch.measure.comparison import compare
 from pooch.measure.measuring import optimize
-from pooch.units import parse_budget
 from pooch.workloads import WorkloadFactory
 from tests.executor.support import LINK, quick_profile
 from tests.toys import blocks
@@ -122,7 +123,9 @@ def test_optimize_trains_under_the_smallest_budget(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(measurement, "with_step_shares", lambda link, *measuring: link)
     monkeypatch.setattr(profiling, "with_hook_costs", lambda profile, progress: profile)
     (tmp_path / "waves.py").write_text(USER_FILE)
-    result = optimize(WorkloadFactory(f"{tmp_path / 'waves.py'}:make"), "min", steps=1, time_limit_s=3)
+    result = optimize(
+        WorkloadFactory(f"{tmp_path / 'waves.py'}:make"), "min", PlanOptions(time_limit_s=3, region="step"), steps=1
+    )
     assert result.plan.budget_bytes == pooch.smallest_budget(result.profile, region="step") < result.profile.peak_bytes
     assert result.training.within_budget
     assert (result.training.swapped_out_bytes or 0) + (result.training.recomputed_ops or 0) > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pooch.api import profiling
+from pooch.api import fake_profiling
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.errors import InfeasibleBudget
@@ -41,7 +41,7 @@ def network(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _known_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring the link takes seconds, and says nothing about sizes."""
-    monkeypatch.setattr(profiling, "measure_device_link", lambda device: Link("a known tier", 0.1, 0.1, 1e6, 1e6))
+    monkeypatch.setattr(fake_profiling, "measure_device_link", lambda device: Link("a known tier", 0.1, 0.1, 1e6, 1e6))
 
 
 def fits(network: str, size: int) -> bool:

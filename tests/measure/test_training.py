@@ -15,10 +15,12 @@ from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.errors import PoochError
 from pooch.ir import Region
-from pooch.measure import measuring, training
+from pooch.measure import measuring
 from pooch.measure.hard_limit import train_limited
 from pooch.measure.measuring import measure_training, optimize
-from pooch.measure.training import StepResult, Timing, Trained, first_difference, time_in_turns, train_steps
+from pooch.measure.timing import Timing, time_in_turns
+from pooch.measure.training import StepResult, Trained, first_difference, train_steps
+from pooch.measure.training_report import TrainingReport, report_of
 from pooch.report.training import broken_promise, training_record, training_tables
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.workloads import Workload, WorkloadFactory
@@ -125,7 +127,7 @@ def test_plain_and_planned_steps_take_turns_and_the_plan_is_off_in_between(
         return real(model)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(type(workload.model), "forward", forward)
-    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    monkeypatch.setattr("pooch.measure.timing.time", SimpleNamespace(perf_counter=lambda: now_s[0]))
     timing = time_in_turns(workload, chosen, 2, quiet)
     # THEN who goes first changes with every turn, and the plan is at work in the planned steps alone
     assert watched == [False, True, True, False, False, True]
@@ -147,7 +149,7 @@ def test_a_peak_over_the_prediction_is_told_as_it_was_measured(wide: str) -> Non
         return workload.model()  # type: ignore[no-any-return]
 
     trained = train_steps(replace(workload, forward=forward), chosen, 1, quiet)
-    report = measuring.report_of(chosen, trained, Timing((1.0,), (1.0,)), None, {})
+    report = report_of(chosen, trained, Timing((1.0,), (1.0,)), None, {})
     assert trained.stats is not None
     assert trained.stats.mismatches == 0
     assert trained.stats.peak_bytes == trained.peak_bytes == report.measured_peak_bytes
@@ -179,7 +181,7 @@ def test_a_peak_over_the_budget_is_repaired_with_a_tighter_plan(wide: str, monke
     """The first measured peak is made to lie 8 MiB over the budget; the second plan has to be that much smaller."""
     real, told = measuring.report_of, []
 
-    def lying(chosen: Any, *measured: Any) -> measuring.TrainingReport:
+    def lying(chosen: Any, *measured: Any) -> TrainingReport:
         report = real(chosen, *measured)
         told.append(chosen.predicted_peak_bytes)
         if len(told) > 1:
@@ -228,7 +230,7 @@ def test_a_peak_that_no_tighter_plan_helps_is_reported_and_not_an_error_of_plann
     """The first measured peak is made to lie so far over the budget that there is no plan for that much less."""
     real = measuring.report_of
 
-    def lying(chosen: Any, *measured: Any) -> measuring.TrainingReport:
+    def lying(chosen: Any, *measured: Any) -> TrainingReport:
         return replace(real(chosen, *measured), measured_peak_bytes=2 * chosen.budget_bytes, within_budget=False)
 
     monkeypatch.setattr(measuring, "report_of", lying)

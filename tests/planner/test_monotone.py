@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from pooch.api.budgets import parse_budget
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
 from pooch.planner import PlanningRequest, PolicyOutcome, find_policy, make_plan, make_plans
 from pooch.planner.policies.ilp import plan_alone
 from pooch.planner.search.rungs import NO_TIME, better_of_smaller, rungs_below
-from pooch.units import parse_budget
 from tests.planner.networks import PCIE_16, gpt2
 from tests.planner.support import case, leave_no_time
 from tests.toys import blocks, chain, profiles

@@ -8,6 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
+from pooch.api.options import PlanOptions
 from pooch.measure.comparison import ComparisonRow, Measured, compare
 from pooch.report.pareto import draw_pareto, pareto_picture
 from pooch.report.summaries import byte_shares, comparison_csv
@@ -19,7 +20,7 @@ POLICIES = ("ilp", "keep_all", "swap_all", "superneurons")
 
 @pytest.fixture(scope="module")
 def rows() -> tuple[ComparisonRow, ...]:
-    return compare(blocks(4, link=FAST_LINK), ["80%", "60%"], policies=POLICIES, time_limit_s=5)
+    return compare(blocks(4, link=FAST_LINK), ["80%", "60%"], PlanOptions(time_limit_s=5), policies=POLICIES)
 
 
 def text_of(table: object) -> str:
@@ -78,6 +79,6 @@ def test_the_picture_has_a_line_per_policy_that_fits_and_names_the_others(rows: 
 
 
 def test_a_picture_of_nothing_is_drawn_too() -> None:
-    nothing = compare(blocks(2), ["1%"], policies=["keep_all"], time_limit_s=5)
+    nothing = compare(blocks(2), ["1%"], policies=["keep_all"])
     assert pareto_picture(nothing, "toy").series == ()
     draw_pareto(pareto_picture(nothing, "toy"))

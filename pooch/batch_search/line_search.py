@@ -1,8 +1,8 @@
-"""The largest of a row of sizes that fits, where asking costs much and the need grows nearly in proportion to the size.
+"""Find the largest index whose need is within the room, where each need is expensive to compute and nearly affine.
 
-A line through two known sizes says where the need should meet the room; that size and the next one are asked. Where the
-need bends, the answers close in from both sides, and steps in the same direction grow, so that a bad line costs few
-questions.
+A line through two known indices predicts where the need meets the room; the search computes the need there and at the
+next index. Where the need is not affine, the search closes in from both sides, and repeated steps in one direction
+grow, so that a poor line costs few computations.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-MOST_INDEX = 2**20  # nothing that can be trained grows on beyond that
-LONGEST_JUMP = 16  # times as far as anything that was asked
+MOST_INDEX = 2**20  # far beyond anything that can be trained
+LONGEST_JUMP = 16  # as a multiple of the largest known index
 
 
 def largest_within(
     need: Callable[[int], float], room: float, asked_first: Iterable[int], *, most: int = MOST_INDEX
 ) -> int | None:
-    """The largest index, from 0 on, whose need is within the room; None where not even the first one's is.
+    """The largest index, from 0 on, whose need is within the room; None if not even that of index 0 is.
 
-    Found is an index that fits while the next one does not. Where the need never falls, there is one such index alone.
+    The index that is found fits and the next one does not. If the need never falls, there is only one such index.
 
     Args:
-        need: of an index; each index is asked once at most.
+        need: of an index; called at most once for each.
+        room: the limit on the need.
         asked_first: indices to begin with; two of them give the first line.
-        most: the last index that is asked.
+        most: the last index to consider.
     """
     search = _Search(need, room, most)
     for index in asked_first:
@@ -36,14 +37,20 @@ def largest_within(
 
 
 class _Search:
-    """`low` fits (-1: nothing known does), `high` does not (`most` + 1: nothing known is too big)."""
+    """State of a search.
+
+    Attributes:
+        low: the largest known index that fits, or -1.
+        high: the smallest known index that does not fit, or `most` + 1.
+        steps: how many needs in a row moved the same end: positive for `low`, negative for `high`.
+    """
 
     def __init__(self, need: Callable[[int], float], room: float, most: int) -> None:
         self._need = need
         self._room = room
         self._most = most
         self._known: dict[int, float] = {}
-        self.steps = 0  # in a row that moved the same end since the first questions
+        self.steps = 0
         self.low = -1
         self.high = most + 1
 
@@ -63,7 +70,7 @@ class _Search:
             self.high = min(self.high, index)
 
     def next_index(self) -> int:
-        """Where the line meets the room; farther from an end that was moved several times in a row."""
+        """Where the line meets the room, or farther away from an end that moved several times in a row."""
         guess = self._predicted()
         if self.steps > 2:
             guess = max(guess, self.low + 2 ** (self.steps - 2))
@@ -85,7 +92,7 @@ class _Search:
         return math.floor(min(self._most, first + (self._room - self._known[first]) / slope))
 
     def _line(self) -> tuple[int, int] | None:
-        """The two known indices that are nearest to where the answer lies."""
+        """The two known indices nearest to the answer."""
         if self.low >= 0 and self.high <= self._most:
             return self.low, self.high
         if len(self._known) < 2:

@@ -1,11 +1,11 @@
-"""What a search for the largest size is about, and what it found: frozen data."""
+"""The sizes that a batch search chooses from, and what it found: frozen data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pooch.batch_search.bracketing import MOST_INDEX
+from pooch.batch_search.line_search import MOST_INDEX
 from pooch.ir import Device, Plan
 
 if TYPE_CHECKING:
@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Legal values of the grown setting: `smallest`, and from there on in steps of `step`, up to `most`."""
+    """Legal values of the setting that grows.
+
+    Attributes:
+        setting: its name.
+        smallest: the smallest legal value.
+        step: distance between legal values.
+        most: no larger value is tried. None: no limit.
+    """
 
     setting: str = "batch_size"
     smallest: int = 1
@@ -22,27 +29,32 @@ class Sizes:
     most: int | None = None
 
     def size(self, index: int) -> int:
-        """The legal value at that place in the row."""
+        """The legal value at an index."""
         return self.smallest + index * self.step
 
     def index(self, size: float) -> int:
-        """The place of the largest legal value that is not above `size`; 0 where there is none."""
+        """The index of the largest legal value that is not above `size`; 0 if there is none."""
         return max(0, int((size - self.smallest) // self.step))
 
     @property
     def last_index(self) -> int:
-        """The last place that is ever asked for."""
+        """The last index to consider."""
         return MOST_INDEX if self.most is None else self.index(self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """One size, profiled, and planned under the budget.
+    """One size, profiled and planned.
 
     Attributes:
-        size: value of the grown setting. items: batch items per step (1 where nobody knows).
-        in_core_peak_bytes, in_core_step_ms: of the profile.
-        peak_bytes, step_ms: of the plan. lower_bound_ms: no plan is faster. plan: the plan itself.
+        size: value of the setting that grows.
+        items: batch items per step (1 if unknown).
+        in_core_peak_bytes: of the profile.
+        in_core_step_ms: of the profile.
+        peak_bytes: as the plan predicts.
+        step_ms: as the plan predicts.
+        lower_bound_ms: no plan is faster.
+        plan: the plan itself.
     """
 
     size: int
@@ -56,7 +68,7 @@ class SizePoint:
 
     @property
     def slowdown(self) -> float:
-        """The planned step over the in-core one."""
+        """The planned step time over the in-core one."""
         return self.step_ms / self.in_core_step_ms
 
     @property
@@ -67,13 +79,18 @@ class SizePoint:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSize:
-    """One size as it was really trained: under the plan, or plainly.
+    """One size that was trained.
 
     Attributes:
-        size, items: as in `SizePoint`. planned: under its plan. peak_bytes: the highest of all steps.
-        step_ms: median. predicted_peak_bytes, predicted_step_ms: what was told before.
-        reserved_bytes: the most that a caching allocator took; None on a CPU.
-        rounding_bytes: the part of the peak that it handed out beyond what tensors asked for.
+        size: value of the setting that grows.
+        items: batch items per step.
+        planned: whether it was trained under its plan.
+        peak_bytes: the highest of all steps.
+        step_ms: median of the steps.
+        predicted_peak_bytes: of the plan, or of the profile for plain training.
+        predicted_step_ms: of the plan, or of the profile for plain training.
+        reserved_bytes: highest bytes that a caching allocator reserved; None on a CPU.
+        rounding_bytes: the part of the peak that comes from the allocator rounding up.
     """
 
     size: int
@@ -87,7 +104,7 @@ class MeasuredSize:
     rounding_bytes: int = 0
 
     def is_within(self, budget_bytes: int) -> bool:
-        """Whether the peak is at most the budget, but for the allocator's rounding."""
+        """Whether the peak without the allocator's rounding is within the budget."""
         return self.peak_bytes - self.rounding_bytes <= budget_bytes
 
     @property
@@ -98,16 +115,22 @@ class MeasuredSize:
 
 @dataclass(frozen=True, slots=True)
 class MaxBatch:
-    """What fits into a budget, and how fast it is.
+    """The largest size that fits into a budget, and the throughput up to it.
 
     Attributes:
-        workload, policy, budget_bytes, device: of whom, by whom, and where. mode: how sizes were profiled.
-        sizes: the legal values of the grown setting.
-        largest: the largest size that fits under a plan. in_core: the largest that fits without one, or None.
-        refused: the next larger size, and the smallest budget it was seen to need (0, 0: no larger size was asked for).
-        curve: all planned sizes, ascending; `in_core` and `largest` among them.
-        profiles, plans: how many sizes were profiled, and how many were planned.
-        measured: sizes that were really trained.
+        workload: name of the workload.
+        policy: that decided.
+        budget_bytes: that all sizes were planned for.
+        device: that sizes were profiled on, or modelled for.
+        mode: how sizes were profiled.
+        sizes: the legal values of the setting that grows.
+        largest: the largest size that fits under a plan.
+        in_core: the largest size that fits without a plan, or None.
+        refused: the next larger size and the smallest budget found for it; (0, 0) if no larger size was tried.
+        curve: all planned sizes in ascending order, `in_core` and `largest` among them.
+        profiles: number of sizes that were profiled.
+        plans: number of sizes that were planned.
+        measured: sizes that were trained.
     """
 
     workload: str
@@ -126,7 +149,7 @@ class MaxBatch:
 
     @property
     def best(self) -> SizePoint:
-        """The size with the best throughput of those that were planned, the smallest of equals."""
+        """The planned size with the best throughput, and the smallest of equally good ones."""
         return max(self.curve, key=lambda point: (point.items_per_s, -point.size))
 
     @property
@@ -143,17 +166,9 @@ class MaxBatch:
         """One row per planned size (pandas)."""
         import pandas
 
+        columns = "in_core_peak_bytes", "peak_bytes", "in_core_step_ms", "step_ms", "items_per_s", "slowdown"
         rows = [
-            {
-                self.sizes.setting: point.size,
-                "items": point.items,
-                "in_core_peak_bytes": point.in_core_peak_bytes,
-                "peak_bytes": point.peak_bytes,
-                "in_core_step_ms": point.in_core_step_ms,
-                "step_ms": point.step_ms,
-                "items_per_s": point.items_per_s,
-                "slowdown": point.slowdown,
-            }
+            {self.sizes.setting: point.size, "items": point.items, **{name: getattr(point, name) for name in columns}}
             for point in self.curve
         ]
         return pandas.DataFrame(rows).set_index(self.sizes.setting)

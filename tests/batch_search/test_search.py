@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pooch.api.options import PlanOptions
 from pooch.api.planning import plan
 from pooch.api.rescaling import rescale
-from pooch.batch_search.growing import largest_size
-from pooch.batch_search.sizes import MaxBatch, Sizes
+from pooch.batch_search.results import MaxBatch, Sizes
+from pooch.batch_search.search import largest_size
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Profile
 from tests.toys import FAST_LINK, SLOW_LINK, blocks, random_profile
@@ -39,6 +40,10 @@ def _with_items(profile: Profile, items: int) -> Profile:
     return replace(profile, batch_size=items)
 
 
+def stepwise(policy: str = "ilp") -> PlanOptions:
+    return PlanOptions(policy, time_limit_s=5, region="step")
+
+
 def exhaustive(growing: Growing, sizes: range, budget_bytes: int, policy: str) -> int | None:
     """Plans every size."""
     fitting = []
@@ -56,14 +61,14 @@ def exhaustive(growing: Growing, sizes: range, budget_bytes: int, policy: str) -
 def test_it_finds_what_planning_every_size_finds(seed: int, factor: float, policy: str) -> None:
     growing = Growing(random_profile(Random(seed), 6))
     budget_bytes = int(factor * growing.profile.peak_bytes)
-    found = largest_size(growing, Sizes(most=MOST), budget_bytes, policy=policy, time_limit_s=5, points=2)
+    found = largest_size(growing, Sizes(most=MOST), budget_bytes, stepwise(policy), points=2)
     assert found.largest.size == exhaustive(growing, range(1, MOST + 1), budget_bytes, policy)
 
 
 @pytest.fixture(scope="module")
 def found() -> tuple[Growing, MaxBatch]:
     growing = Growing(blocks(6, link=FAST_LINK))
-    return growing, largest_size(growing, Sizes(), 50 * growing.profile.peak_bytes, start=8, time_limit_s=5)
+    return growing, largest_size(growing, Sizes(), 50 * growing.profile.peak_bytes, stepwise(), start=8)
 
 
 def test_more_fits_under_a_plan_than_without_one(found: tuple[Growing, MaxBatch]) -> None:
@@ -99,7 +104,7 @@ def test_the_curve_runs_from_the_in_core_size_to_the_largest(found: tuple[Growin
 def test_only_legal_sizes_are_asked_for() -> None:
     growing = Growing(blocks(4, link=SLOW_LINK))
     sizes = Sizes("volume_size", smallest=32, step=16)
-    result = largest_size(growing, sizes, 100 * growing.profile.peak_bytes, policy="swap_opt", points=2)
+    result = largest_size(growing, sizes, 100 * growing.profile.peak_bytes, stepwise("swap_opt"), points=2)
     assert all(size >= 32 and (size - 32) % 16 == 0 for size in growing.sizes)
     assert result.refused[0] == result.largest.size + 16
 
@@ -123,13 +128,15 @@ def test_where_a_method_does_better_than_its_own_refusal_the_search_goes_on_in_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # GIVEN a need that is told too large, as methods do that bisect over budgets
-    growing_module = sys.modules["pooch.batch_search.growing"]
-    honest = growing_module.smallest_budget
-    monkeypatch.setattr(growing_module, "smallest_budget", lambda *args, **how: int(1.5 * honest(*args, **how)))
+    search_module = sys.modules["pooch.batch_search.search"]
+    honest = search_module.smallest_with
+    monkeypatch.setattr(search_module, "smallest_with", lambda *args, **how: int(1.5 * honest(*args, **how)))
     growing = Growing(blocks(4, link=SLOW_LINK))
     budget_bytes = 60 * growing.profile.peak_bytes
-    found = largest_size(growing, Sizes(), budget_bytes, policy="swap_opt", points=2)
+    found = largest_size(growing, Sizes(), budget_bytes, stepwise("swap_opt"), points=2)
     # THEN the same size is found as with the right one, and not by asking for every size up to there
     monkeypatch.undo()
-    assert found.largest.size == largest_size(growing, Sizes(), budget_bytes, policy="swap_opt", points=2).largest.size
+    assert (
+        found.largest.size == largest_size(growing, Sizes(), budget_bytes, stepwise("swap_opt"), points=2).largest.size
+    )
     assert found.plans <= 16

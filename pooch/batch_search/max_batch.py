@@ -1,4 +1,4 @@
-"""The largest batch of a workload: profiles of each size that the search asks for, and training of what it found."""
+"""The largest batch of a workload: how the search profiles each size, and training at the sizes that it found."""
 
 from __future__ import annotations
 
@@ -6,33 +6,38 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pooch.api.in_core import fits_in_core, unless_out_of_memory
+from pooch.api.options import plan_options
 from pooch.api.profiling import Mode, profile_workload
-from pooch.batch_search.growing import CURVE_POINTS, largest_size
-from pooch.batch_search.sizes import MaxBatch, MeasuredSize, SizePoint, Sizes
+from pooch.batch_search.results import MaxBatch, MeasuredSize, SizePoint, Sizes
+from pooch.batch_search.search import CURVE_POINTS, largest_size
 from pooch.errors import UsageError
-from pooch.ir import Link, Plan, Profile, Region
-from pooch.measure.training import applied, timed_step, train_steps
+from pooch.ir import Link, Plan, Profile
+from pooch.measure.timing import timed_step
+from pooch.measure.training import applied, train_steps
 from pooch.progress import Progress, silent
 from pooch.units import format_bytes
-from pooch.workloads import Setting, workload_factory, workload_growth
+from pooch.workloads import Setting, WorkloadFactory, workload_growth
 
 if TYPE_CHECKING:
     from pooch.devices import DeviceModel
     from pooch.workloads import Workload
 
-FIRST_BATCH = 8  # small enough for most, large enough that fixed costs do not hide what an item takes
+FIRST_BATCH = 8  # small enough for most workloads, large enough that fixed costs do not hide the cost of an item
 
 
 @dataclass(frozen=True)
 class SizedWorkload:
-    """A workload of which one setting grows.
+    """A workload with a setting that grows.
 
     Attributes:
         workload: a built-in name, `file.py:function`, or a function that returns a `Workload` and takes the setting.
-        grow: the setting. settings: all others. device: None leaves it to the workload.
+        grow: the setting that grows.
+        batch_size: if another setting grows. None: the workload's default.
+        device: None: the workload's default.
+        settings: all other settings.
     """
 
     workload: str | Callable[..., Workload]
@@ -42,17 +47,13 @@ class SizedWorkload:
     settings: Mapping[str, Setting] | None = None
 
     def at(self, size: int) -> Callable[[], Workload]:
-        """What builds it at one size."""
-        settings = {**(self.settings or {})}
-        batch_size = self.batch_size
-        if self.grow == "batch_size":
-            batch_size = size
-        else:
-            settings[self.grow] = size
-        if isinstance(self.workload, str):
-            return workload_factory(self.workload, batch_size=batch_size, device=self.device, settings=settings)
-        asked = {"batch_size": batch_size, "device": self.device}
-        return partial(self.workload, **settings, **{key: value for key, value in asked.items() if value is not None})
+        """What builds the workload at one size."""
+        arguments: dict[str, Any] = {"batch_size": self.batch_size, **(self.settings or {}), self.grow: size}
+        if not isinstance(self.workload, str):
+            given = {key: value for key, value in {"device": self.device, **arguments}.items() if value is not None}
+            return partial(self.workload, **given)
+        batch_size = arguments.pop("batch_size")
+        return WorkloadFactory(self.workload, batch_size, self.device, arguments)
 
     def sizes(self, most: int | None = None) -> Sizes:
         """The legal sizes.
@@ -70,33 +71,19 @@ class SizedWorkload:
         return Sizes(growth.setting, growth.smallest, growth.step, most)
 
 
-class SizedProfiles:
-    """Profiles of a workload at any size; the link is measured once.
+def _profiles_of(
+    sized: SizedWorkload, mode: Mode, device_model: DeviceModel | None, progress: Progress
+) -> Callable[[int], Profile]:
+    """What profiles the workload at one size; in mode "fake" the link is measured once."""
+    link: Link | None = None
 
-    Args:
-        sized: the workload. mode, device_model, progress: as in `profile_workload`.
-    """
-
-    def __init__(
-        self, sized: SizedWorkload, mode: Mode, device_model: DeviceModel | None = None, progress: Progress = silent
-    ) -> None:
-        self._sized = sized
-        self._mode = mode
-        self._device_model = device_model
-        self._progress = progress
-        self._link: Link | None = None
-
-    def __call__(self, size: int) -> Profile:
-        """The profile at one size."""
-        profile = profile_workload(
-            self._sized.at(size),
-            mode=self._mode,
-            device_model=self._device_model,
-            link=self._link if self._mode == "fake" else None,
-            progress=self._progress,
-        )
-        self._link = profile.link
+    def profile_at(size: int) -> Profile:
+        nonlocal link
+        profile = profile_workload(sized.at(size), mode=mode, device_model=device_model, link=link, progress=progress)
+        link = profile.link if mode == "fake" else None
         return profile
+
+    return profile_at
 
 
 def max_batch(
@@ -111,49 +98,46 @@ def max_batch(
     device_model: DeviceModel | None = None,
     start: int | None = None,
     most: int | None = None,
-    policy: str = "ilp",
-    policy_options: Mapping[str, object] | None = None,
-    host_budget: int | str | None = None,
-    time_limit_s: float = 30.0,
-    region: Region = "step",
     points: int = CURVE_POINTS,
     measure_steps: int = 0,
     progress: Progress = silent,
+    **planning: Any,
 ) -> MaxBatch:
-    """The largest batch (volume, length, ...) of a workload that fits into a budget under a plan, with its throughput.
+    """Find the largest batch (volume, length, ...) of a workload that fits into a budget under a plan.
 
     Args:
-        workload: a built-in name, `file.py:function`, or a function that returns a `pooch.Workload` and takes the grown
-            setting as a keyword.
+        workload: a built-in name, `file.py:function`, or a function that returns a `pooch.Workload` and takes the
+            setting that grows as a keyword argument.
         budget: bytes, or a text such as "16GiB".
-        grow: the setting that grows; legal values are those that the built-in workload names.
-        batch_size, device, settings: of the workload, what does not grow.
+        grow: the setting that grows; a built-in workload says which of its values are legal.
+        batch_size: of the workload, if another setting grows.
+        device: of the workload.
+        settings: of the workload, without the one that grows.
         mode: how each size is profiled; "fake" takes no memory.
-        device_model: hardware that is not here, for mode "fake".
-        start: a size to begin with. most: none larger is asked for.
-        policy, policy_options, host_budget, time_limit_s, region: as in `plan`.
-        points: planned sizes of the throughput curve; 2: the two ends alone.
-        measure_steps: train so many steps at the largest size, and plainly at the largest in-core size.
-        progress: told what is being done.
+        device_model: device that need not be present, for mode "fake".
+        start: size to begin with.
+        most: no larger size is tried.
+        points: number of planned sizes of the throughput curve; 2: only its two ends.
+        measure_steps: number of steps to train at the largest size, and plainly at the largest in-core size.
+        progress: called with what is being done.
+        **planning: `policy`, `policy_options`, `host_budget`, `time_limit_s`, `region` (default: "step") and `explain`,
+            as `pooch.plan` takes them.
 
     Raises:
-        UsageError: an argument cannot be understood, or a modelled device would have to be measured.
+        UsageError: an argument is invalid, or `measure_steps` is given for a modelled device.
         InfeasibleBudget: not even the smallest size fits.
-        ProfileError, WorkloadError: a size cannot be built or profiled.
+        ProfileError: a size cannot be profiled.
+        WorkloadError: a size cannot be built.
     """
     if measure_steps and device_model is not None:
         raise UsageError("a device that is only modelled cannot be measured: leave out the device model, or measuring")
     sized = SizedWorkload(workload, grow, batch_size, device, settings)
     result = largest_size(
-        SizedProfiles(sized, mode, device_model, progress),
+        _profiles_of(sized, mode, device_model, progress),
         sized.sizes(most),
         budget,
+        plan_options(**{"region": "step", **planning}),
         start=FIRST_BATCH if start is None and grow == "batch_size" else start,
-        policy=policy,
-        policy_options=policy_options,
-        host_budget=host_budget,
-        time_limit_s=time_limit_s,
-        region=region,
         points=points,
         progress=progress,
     )
@@ -163,8 +147,7 @@ def max_batch(
 def with_measurements(
     result: MaxBatch, at: Callable[[int], Callable[[], Workload]], steps: int, progress: Progress = silent
 ) -> MaxBatch:
-    """Really train at the largest size under its plan, and plainly at the largest in-core size, unless this device has
-    less room than the budget, so that plain training does not fit.
+    """Train at the largest size under its plan, and plainly at the largest in-core size if that fits on this device.
 
     Raises:
         PlanMismatch: the plan was made for another device.
@@ -180,7 +163,7 @@ def with_measurements(
 def _measured_plainly(
     factory: Callable[[], Workload], point: SizePoint, steps: int, progress: Progress
 ) -> MeasuredSize | None:
-    """Plain training; None where it does not fit into what the device has left, which is told."""
+    """Plain training; None, and a line of progress, if the device has too little memory left."""
     from pooch.torchtools.training_state import model_device
 
     workload = factory()
@@ -190,7 +173,7 @@ def _measured_plainly(
         measured = unless_out_of_memory(lambda: _measured(workload, point, None, steps, progress), device)
     if measured is None:
         needed = format_bytes(point.in_core_peak_bytes)
-        progress(f"plain training at {point.size} is left out: it takes {needed}, which this device has not left")
+        progress(f"skipping plain training at {point.size}: it needs {needed}, and the device has less left")
     return measured
 
 

@@ -1,0 +1,37 @@
+"""Measuring the link between a device and its swap tier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pooch.ir import Device, Link
+from pooch.progress import Progress, silent
+
+if TYPE_CHECKING:
+    import torch
+
+
+def measure_device_link(device: torch.device) -> Link:
+    """Measure the cost of transfers between a device and its swap tier."""
+    from pooch.executor.engines import make_engine
+    from pooch.executor.engines.measurement import measure_link
+
+    engine = make_engine(device)
+    try:
+        return measure_link(engine, device, shares=True)
+    finally:
+        engine.close()
+
+
+def measure_devices(progress: Progress = silent) -> list[tuple[Device, Link]]:
+    """Describe every device of this machine and measure its link."""
+    import torch
+
+    from pooch.profiler.hardware import describe_device
+    from pooch.torchtools.accelerators import all_accelerators
+
+    found: list[tuple[Device, Link]] = []
+    for device in (*all_accelerators(), torch.device("cpu")):
+        progress(f"measuring {device}")
+        found.append((describe_device(device), measure_device_link(device)))
+    return found

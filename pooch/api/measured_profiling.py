@@ -1,0 +1,58 @@
+"""Modes "run" and "offload": profile a step by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pooch.ir import Profile
+from pooch.progress import Progress
+
+if TYPE_CHECKING:
+    import torch
+
+    from pooch.profiler import ProfileOptions
+    from pooch.workloads import Workload
+
+
+def measured_profile(workload: Workload, options: ProfileOptions, progress: Progress) -> Profile:
+    """Run the step on its device: measure the link, profile the step, and time the step with copies beside it."""
+    from pooch.executor.engines import make_engine
+    from pooch.executor.engines.measurement import measure_link, with_step_shares
+    from pooch.profiler import profile_step
+    from pooch.profiler.timing import time_step
+    from pooch.torchtools.training_state import model_device, training_state_kept
+
+    forward, model = workload.forward, workload.model
+    device = model_device(model)
+    engine = make_engine(device)
+    try:
+        progress("measuring the link to the swap tier")
+        done = profile_step(forward, model, workload.optimizer, measure_link(engine, device), options, progress)
+        if not done.plain:  # the plain step may not fit, so copies cannot be timed beside it
+            progress("timing copies beside compute")
+            return replace(done.profile, link=measure_link(engine, device, shares=True))
+
+        def time_plain_step(between: Callable[[], None]) -> tuple[float, float]:
+            progress("timing a step with copies beside it")
+            with training_state_kept(model, device):
+                times = time_step(forward, model, device, between)
+            return times.forward_ms, times.backward_ms
+
+        alone = [(times.forward_ms, times.backward_ms) for times in done.plain]
+        spare_bytes = _spare_bytes(done.profile, device, options)
+        link = with_step_shares(done.profile.link, engine, device, alone, time_plain_step, spare_bytes)
+        return replace(done.profile, link=link or measure_link(engine, device, shares=True))
+    finally:
+        engine.close()
+
+
+def _spare_bytes(profile: Profile, device: torch.device, options: ProfileOptions) -> int:
+    """Device bytes that the process may take beyond those of a plain step."""
+    from pooch.torchtools.device_memory import room_bytes
+    from pooch.torchtools.memory_trace import live_bytes
+
+    room = room_bytes(device, live_bytes(device))
+    limit = options.memory_limit_bytes
+    return (room if limit is None else min(room, limit)) - profile.peak_bytes

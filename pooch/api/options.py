@@ -1,0 +1,70 @@
+"""How to plan, in one object: what the plans of a guard, a comparison or a batch search have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pooch.api.budgets import parse_budget
+from pooch.errors import UsageError
+from pooch.ir import Profile, Region
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """Arguments of `pooch.plan` that apply to any profile and any budget.
+
+    Attributes:
+        policy: name of the policy that decides.
+        policy_options: parameters of the policy, by name.
+        host_budget: limit on the bytes that swapped activations take in the swap tier, as `parse_budget` takes it.
+            None: no limit.
+        time_limit_s: limit on the planning time.
+        region: what the plan covers.
+        explain: whether to simulate the other choices of each activation.
+
+    Raises:
+        UsageError: there is no such region, or the time limit is not positive.
+    """
+
+    policy: str = "ilp"
+    policy_options: Mapping[str, object] = field(default_factory=dict)
+    host_budget: int | str | None = None
+    time_limit_s: float = 30.0
+    region: Region = "model"
+    explain: bool = True
+
+    def __post_init__(self) -> None:
+        checked_region(self.region)
+        if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
+            raise UsageError(f"the time limit {self.time_limit_s} is not positive: give seconds, such as 30")
+
+    def host_bytes(self, profile: Profile) -> int | None:
+        """The host budget in bytes; a percentage refers to the in-core peak.
+
+        Raises:
+            UsageError: the host budget does not parse, or is not positive.
+        """
+        if self.host_budget is None:
+            return None
+        return parse_budget(self.host_budget, profile.peak_bytes, name="host budget")
+
+
+def plan_options(*, policy_options: Mapping[str, object] | None = None, **others: Any) -> PlanOptions:
+    """Options from keyword arguments as `pooch.plan` takes them."""
+    return PlanOptions(policy_options=policy_options or {}, **others)
+
+
+def checked_region(region: str) -> Region:
+    """The region.
+
+    Raises:
+        UsageError: there is no such region.
+    """
+    if region == "model":
+        return "model"
+    if region == "step":
+        return "step"
+    raise UsageError(f"there is no region {region!r}: choose model or step")

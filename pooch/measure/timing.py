@@ -1,0 +1,97 @@
+"""Timing plain and planned steps beside one another."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pooch.api.in_core import fits_in_core, unless_out_of_memory
+from pooch.ir import Plan
+from pooch.measure.training import applied, forward_and_backward
+from pooch.progress import Progress
+
+if TYPE_CHECKING:
+    from pooch.executor import Run
+    from pooch.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of plain and planned steps that took turns, so that both ran under the same conditions.
+
+    Attributes:
+        plain_samples_ms: in the order in which they ran; empty if plain steps do not fit in-core.
+        planned_samples_ms: in the order in which they ran.
+    """
+
+    plain_samples_ms: tuple[float, ...]
+    planned_samples_ms: tuple[float, ...]
+
+    @property
+    def plain_ms(self) -> float | None:
+        """Median of the plain steps."""
+        return statistics.median(self.plain_samples_ms) if self.plain_samples_ms else None
+
+    @property
+    def planned_ms(self) -> float:
+        """Median of the planned steps."""
+        return statistics.median(self.planned_samples_ms)
+
+
+def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress) -> Timing:
+    """Time plain and planned steps in turns on one model, without measuring anything else.
+
+    Which of the two runs first alternates, so that a machine that becomes faster or slower, and what a step leaves
+    behind in the allocator, affect both alike. Plain steps that do not fit in-core are left out.
+    """
+    from pooch.torchtools.training_state import model_device
+
+    with applied(plan, workload) as run:
+        assert run is not None
+        if fits_in_core(plan, workload):
+            device = model_device(workload.model)
+            timing = unless_out_of_memory(lambda: time_under(workload, run, steps, progress), device)
+            if timing is not None:
+                return timing
+        return time_planned(workload, run, steps, progress)
+
+
+def time_under(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
+    """`time_in_turns` under a plan that is already applied."""
+    plain: list[float] = []
+    planned: list[float] = []
+    for number in range(steps + 1):
+        progress(f"timing step {number} of {steps}" if number else "warming up")
+        for is_planned in (number % 2 == 1, number % 2 == 0):
+            if is_planned:
+                planned.append(timed_step(workload, run))
+            else:
+                with run.paused():
+                    plain.append(timed_step(workload, None))
+    return Timing(tuple(plain[1:]), tuple(planned[1:]))
+
+
+def time_planned(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
+    """Time planned steps only, after one for warmup."""
+    timed_step(workload, run)
+    samples_ms = []
+    for number in range(steps):
+        progress(f"timing planned step {number + 1} of {steps}")
+        samples_ms.append(timed_step(workload, run))
+    return Timing((), tuple(samples_ms))
+
+
+def timed_step(workload: Workload, run: Run | None) -> float:
+    """Time the forward and backward pass of one step in ms, with gradients set to None before it."""
+    from pooch.torchtools.accelerators import synchronize
+    from pooch.torchtools.training_state import model_device
+
+    device = model_device(workload.model)
+    workload.model.zero_grad(set_to_none=True)
+    synchronize(device)
+    start = time.perf_counter()
+    forward_and_backward(workload, run)
+    synchronize(device)
+    return (time.perf_counter() - start) * 1000
