@@ -1,6 +1,6 @@
-"""The `pooch` command. This is the one place where errors become exit codes.
+"""The `pooch` command, and the only place that turns errors into exit codes.
 
-0: fine. 1: an error, told in one line. 2: wrong usage. 3: no plan fits into the budget.
+0: success. 1: an error, described in one line. 2: wrong usage. 3: no plan fits into the budget.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from collections.abc import Sequence
 
 import click
 
-from pooch.errors import PoochError
+from pooch.errors import PoochError, first_line
 
-FINE, FAILED, WRONG_USAGE = 0, 1, 2
+SUCCESS, FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; a traceback is shown with `--debug` alone."""
+    """Run one command and return its exit code; only `--debug` shows tracebacks."""
     from pooch.cli.commands import cli
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
         cli.main([each for each in given if each != "--debug"], prog_name="pooch", standalone_mode=False)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost place: everything gets an exit code
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error gets an exit code
         if debug:
             traceback.print_exc()
-        return _told(error)
-    return FINE
+        return _reported(error)
+    return SUCCESS
 
 
-def _told(error: BaseException) -> int:
-    """Say what went wrong in one line on stderr, and give the exit code."""
-    if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough
+def _reported(error: BaseException) -> int:
+    """Print the error in one line on stderr, and return the exit code."""
+    if isinstance(error, BrokenPipeError):  # the reader of the output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
+        return SUCCESS
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return WRONG_USAGE
@@ -56,18 +56,15 @@ def _text_and_code(error: BaseException) -> tuple[str, int]:
         return error.format_message(), error.exit_code
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return "interrupted", INTERRUPTED
-    if _says_out_of_memory(error):
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return (
-            f"memory ran out ({said}): train it under a plan (`pooch optimize`), or use a smaller --batch-size",
-            FAILED,
-        )
+    if _is_out_of_memory(error):
+        remedy = "train under a plan (`pooch optimize`), or with a smaller --batch-size"
+        return f"out of memory ({first_line(error)}): {remedy}", FAILED
     kind = type(error).__name__
-    return f"unexpected {kind}: {error}; add --debug for the traceback, and report it", FAILED
+    return f"unexpected {kind}: {error}; add --debug for the traceback, and please report it", FAILED
 
 
-def _says_out_of_memory(error: BaseException) -> bool:
-    if "torch" not in sys.modules:  # not loaded for this: only its steps run out of memory in other words
+def _is_out_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:  # only PyTorch has errors of its own for this, and importing it takes long
         return isinstance(error, MemoryError)
     from pooch.torchtools.out_of_memory import is_out_of_memory
 

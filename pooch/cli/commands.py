@@ -1,4 +1,4 @@
-"""The commands by name. Each lives in its own file, which is imported when its command is asked for."""
+"""The commands by name. Each is in a file of its own, which is imported when the command is used."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import click
 
 from pooch.plugins import provided
 
-# Name of the command -> one line for `pooch --help`, so that help needs no import.
+# One line each for `pooch --help`, so that help imports no command.
 _COMMANDS = {
     "profile": "Measure one training step.",
     "plan": "Choose keep, swap or recompute under a budget.",
     "run": "Train under a plan, and measure it.",
-    "optimize": "Profile, plan, run, measure: all in one.",
-    "show": "Look at a profile or a plan.",
+    "optimize": "Profile, plan, run and measure.",
+    "show": "Show a profile or a plan.",
     "simulate": "Predict a step under a plan.",
-    "compare": "Every policy side by side.",
-    "max-batch": "The largest batch, volume or sequence that fits.",
-    "devices": "What is here, and how fast it copies.",
-    "workloads": "The built-in workloads.",
+    "compare": "Compare policies side by side.",
+    "max-batch": "Find the largest batch, volume or sequence that fits.",
+    "devices": "List devices and their transfer rates.",
+    "workloads": "List the built-in workloads.",
 }
 
 _EPILOG = (
-    "WORKLOAD is a built-in name (`pooch workloads`) or file.py:function. Exit codes: 0 fine, 1 an error told in one "
-    "line, 2 wrong usage, 3 no plan fits into the budget. --debug, anywhere, shows tracebacks."
+    "WORKLOAD is a built-in name (`pooch workloads`) or file.py:function. Exit codes: 0 success, 1 an error, 2 "
+    "wrong usage, 3 no plan fits into the budget. --debug, anywhere, shows tracebacks."
 )
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when it is asked for."""
+    """A group that imports the module of a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the pipeline; those of optional rooms last."""
+        """The names in the order of the pipeline, then those of optional packages."""
         return [*_COMMANDS, *provided("commands")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -44,7 +44,7 @@ class LazyGroup(click.Group):
         return None if added is None else added.load()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `pooch --help`, without importing any of them."""
+        """The list in `pooch --help`, without importing the commands."""
         with formatter.section("Commands"):
             added = {name: each.summary for name, each in provided("commands").items()}
             formatter.write_dl(list((_COMMANDS | added).items()))
@@ -59,6 +59,8 @@ def _print_version(context: click.Context, parameter: click.Parameter, is_asked:
 
 
 @click.group(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
 def cli() -> None:
     """Train a PyTorch model under a byte budget: keep, swap or recompute each activation."""

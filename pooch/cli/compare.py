@@ -10,14 +10,12 @@ import click
 from pooch.cli.options import (
     PATH,
     force_option,
-    host_budget_option,
     json_option,
     options_by_policy,
-    policy_option_option,
+    output_option,
+    plot_option,
     ranks_option,
-    refuse_overwriting,
-    region_option,
-    time_limit_option,
+    shared_planning_options,
 )
 from pooch.cli.output import print_json, print_tables, progress_shown
 from pooch.errors import UsageError
@@ -36,17 +34,14 @@ if TYPE_CHECKING:
     multiple=True,
     required=True,
     metavar="BYTES",
-    help="As for plan; may be given again.",
+    help="As for plan; can be given several times.",
 )
-@click.option("--policy", "policies", multiple=True, help="Only these (default: all).")
-@policy_option_option
-@host_budget_option
+@click.option("--policy", "policies", multiple=True, help="Only these policies (default: all).")
+@shared_planning_options(region="model")
 @ranks_option
-@time_limit_option
-@region_option("model")
-@click.option("--csv", "csv_path", type=PATH, metavar="FILE", help="Write all rows as CSV.")
-@click.option("--plot", type=PATH, metavar="FILE", help="Draw time against memory: a .png, .pdf or .svg file.")
-@click.option("--measure", metavar="WORKLOAD", help="Train under each plan too: the workload of the profile.")
+@output_option("--csv", "csv_path", help="Write all rows as CSV.")
+@plot_option("Draw time against memory")
+@click.option("--measure", metavar="WORKLOAD", help="Also train under each plan: the workload of the profile.")
 @click.option("--batch-size", type=int, metavar="N", help="For --measure (default: that of the profile).")
 @click.option("--device", metavar="cpu|cuda", help="For --measure (default: that of the profile).")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="For --measure: a setting of the workload.")
@@ -55,6 +50,10 @@ if TYPE_CHECKING:
 @force_option
 def command(
     profile_path: Path,
+    budgets: tuple[str, ...],
+    policies: tuple[str, ...],
+    policy_options: tuple[str, ...],
+    ranks: int,
     csv_path: Path | None,
     plot: Path | None,
     measure: str | None,
@@ -62,35 +61,30 @@ def command(
     device: str | None,
     settings: tuple[str, ...],
     steps: int,
-    ranks: int,
-    policy_options: tuple[str, ...],
     as_json: bool,
-    force: bool,
-    **comparing: Any,
+    **planning: Any,
 ) -> None:
-    """Plan profile P.json by every policy, under each budget."""
+    """Plan profile P.json by every policy under each budget."""
+    from pooch.api.options import PlanOptions
     from pooch.ir import Profile
     from pooch.measure.comparison import compare, measure_rows
 
-    _check_outputs(csv_path, plot, force)
     profile = Profile.load(profile_path).shared_by(ranks)
-    options = options_by_policy(policy_options, comparing["policies"])
     factory = _factory(measure, profile, batch_size, device, settings)
+    parameters = options_by_policy(policy_options, policies)
     with progress_shown() as progress:
-        rows = compare(profile, policy_options=options, progress=progress, **comparing)
+        rows = compare(
+            profile,
+            budgets,
+            PlanOptions(**planning),
+            policies=policies,
+            policy_options=parameters,
+            progress=progress,
+        )
         if factory is not None:
             rows = measure_rows(rows, factory, steps=steps, progress=progress)
     _write(profile, rows, csv_path, plot)
     _print(rows, as_json)
-
-
-def _check_outputs(csv_path: Path | None, plot: Path | None, force: bool) -> None:
-    refuse_overwriting(csv_path, force)
-    if plot is not None:
-        from pooch.report.figures import check_figure_path
-
-        check_figure_path(plot)
-        refuse_overwriting(plot, force)
 
 
 def _factory(
@@ -98,16 +92,12 @@ def _factory(
 ) -> WorkloadFactory | None:
     if name is None:
         if settings or batch_size is not None or device is not None:
-            raise UsageError("--batch-size, --device and --set say what to measure: add --measure WORKLOAD")
+            raise UsageError("--batch-size, --device and --set are for --measure: add --measure WORKLOAD")
         return None
-    from pooch.workloads import parse_settings, workload_factory
+    from pooch.workloads import WorkloadFactory, parse_settings
 
-    return workload_factory(
-        name,
-        batch_size=batch_size or profile.batch_size or None,
-        device=device or profile.device.kind,
-        settings=parse_settings(settings),
-    )
+    batch_size = batch_size or profile.batch_size or None
+    return WorkloadFactory(name, batch_size, device or profile.device.kind, parse_settings(settings))
 
 
 def _write(profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | None, plot: Path | None) -> None:
@@ -125,13 +115,12 @@ def _write(profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | N
 
 
 def _print(rows: tuple[ComparisonRow, ...], as_json: bool) -> None:
-    if as_json:
-        from pooch.report.summaries import comparison_records
-
-        print_json(comparison_records(rows))
-        return
+    from pooch.report.summaries import comparison_records
     from pooch.report.tables import comparison_table, measured_table
 
+    if as_json:
+        print_json(comparison_records(rows))
+        return
     print_tables(comparison_table(rows))
     if any(row.measured is not None for row in rows):
         print_tables(measured_table(rows))

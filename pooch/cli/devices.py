@@ -1,4 +1,4 @@
-"""`pooch devices`: what is here, what can be modelled, and adding this machine to that."""
+"""`pooch devices`: the devices of this machine, those that can be modelled, and adding one to the other."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from pathlib import Path
 
 import click
 
-from pooch.cli.options import json_option, output_option
+from pooch.cli.options import PATH, json_option
 from pooch.cli.output import print_json, print_tables, progress_shown
 from pooch.errors import UsageError
 
 
 @click.command("devices")
-@click.option("--all", "show_all", is_flag=True, help="The catalogue that --device-model takes names from.")
-@click.option("--measure", is_flag=True, help="Measure a device here and add it to your own catalogue.")
-@click.option(
-    "--device", default=None, metavar="cpu|cuda", help="What to measure (default: the GPU where there is one)."
-)
-@click.option("--name", default="here", show_default=True, help="What to call the measured device.")
-@output_option("Catalogue file to add it to (default: your own, which --device-model searches).")
+@click.option("--all", "show_all", is_flag=True, help="List the names that --device-model takes.")
+@click.option("--measure", is_flag=True, help="Measure a device of this machine and add it to a catalogue.")
+@click.option("--device", metavar="cpu|cuda", help="Device to measure (default: the GPU if there is one).")
+@click.option("--name", default="here", show_default=True, help="Name of the measured device.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Catalogue to add it to (default: your own).")
 @json_option
 def command(show_all: bool, measure: bool, device: str | None, name: str, output: Path | None, as_json: bool) -> None:
-    """List the devices here with their measured transfer rates; --all: those that steps can be modelled for."""
+    """List the devices of this machine with their measured transfer rates, or all that can be modelled (--all)."""
     if show_all and measure:
         raise UsageError("--all lists and --measure adds: give one of them")
     if not measure and (device or output):
-        raise UsageError("--device and --output say what to measure and where to write it: add --measure")
+        raise UsageError("--device and --output are for --measure: add it")
     if measure:
         _measure(device, name, output, as_json)
     elif show_all:
@@ -72,7 +70,7 @@ def _measure(device: str | None, name: str, output: Path | None, as_json: bool) 
     names = {name for each in here for name in (each.type, str(each))}
     kind = device or here[-1].type
     if kind not in names:
-        raise UsageError(f"there is no device {kind!r} here: give --device cpu, or leave it out")
+        raise UsageError(f"this machine has no device {kind!r}: give --device cpu, or leave it out")
     path = output or user_catalogue()
     with progress_shown() as progress:
         model = measure_device_model(torch.device(kind), name, progress)

@@ -1,4 +1,4 @@
-"""`--export`: what `run` and `optimize` do with the trained model, and what they tell of it."""
+"""`--export`: writing the trained model of `pooch run` and `pooch optimize` to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pooch.cli.options import refuse_overwriting
 from pooch.errors import UsageError
 from pooch.plugins import provided
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ExportReport(Protocol):
-    """What an exporter tells of the file that it wrote."""
+    """What an exporter says about the file that it wrote."""
 
     def record(self) -> dict[str, object]:
         """For `--json`."""
@@ -24,44 +23,42 @@ class ExportReport(Protocol):
         """For people."""
 
     def refuse_different(self) -> None:
-        """Raise where the file does not compute what the model does."""
+        """Raise an error if the file does not compute what the model computes."""
 
 
 class Export:
-    """Exports a workload once it is trained, if that was asked for.
+    """Exports a workload after its training, if there is a file to write.
 
     Args:
-        path: the file to write, or None: nothing is exported.
-        workload_name: as it was typed.
-        force: overwrite the file.
+        path: the file to write. None: nothing is exported.
+        workload_name: name of the workload on the command line.
 
     Raises:
-        UsageError: no room exports to such a file, or the name is taken.
+        UsageError: there is no exporter for such a file.
         WorkloadError: a package is missing.
     """
 
-    def __init__(self, path: Path | None, workload_name: str, *, force: bool) -> None:
+    def __init__(self, path: Path | None, workload_name: str) -> None:
         self._export: Callable[[Workload], ExportReport] | None = None
         self._report: ExportReport | None = None
         if path is not None:
             self._export = _find_exporter(path)(path, workload_name)
-            refuse_overwriting(path, force)
 
     def __call__(self, workload: Workload) -> None:
-        """Export, if that was asked for."""
+        """Export the workload, if there is a file to write."""
         if self._export is not None:
             self._report = self._export(workload)
 
     def record(self) -> dict[str, object]:
-        """For `--json`; empty where nothing was exported."""
+        """For `--json`; empty if nothing was exported."""
         return {} if self._report is None else {"export": self._report.record()}
 
     def line(self) -> str | None:
-        """For people; None where nothing was exported."""
+        """For people; None if nothing was exported."""
         return None if self._report is None else self._report.line()
 
     def refuse_different(self) -> None:
-        """Outputs that differ by too much are an error."""
+        """Raise an error if the outputs differ by too much."""
         if self._report is not None:
             self._report.refuse_different()
 

@@ -1,83 +1,120 @@
-"""Options that several commands share, declared once."""
+"""Options that several commands share.
+
+Some of them are combined into the object that a command works with: a `WorkloadFactory`, or `PlanOptions`.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from pooch.errors import UsageError
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 PATH = click.Path(path_type=Path)
 
 
+def _together(*decorators: Decorator) -> Decorator:
+    """Several options as one decorator, in the order in which `--help` shows them."""
+
+    def decorate(function: Function) -> Function:
+        return functools.reduce(lambda decorated, each: each(decorated), reversed(decorators), function)
+
+    return decorate
+
+
 def workload_options(function: Function) -> Function:
-    """WORKLOAD, --batch-size, --device, --set."""
-    for decorate in reversed(
-        (
-            click.argument("workload"),
-            click.option("--batch-size", type=int, metavar="N", help="Items per step (default: the workload's own)."),
-            click.option("--device", metavar="cpu|cuda", help="Where to train (default: the workload's own)."),
-            click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the workload."),
-        )
-    ):
-        function = decorate(function)
-    return function
+    """WORKLOAD, --batch-size, --device and --set, which the command gets as `factory`."""
+
+    @functools.wraps(function)
+    def command(
+        workload: str, batch_size: int | None, device: str | None, settings: tuple[str, ...], **others: Any
+    ) -> Any:
+        from pooch.workloads import WorkloadFactory, parse_settings
+
+        return function(factory=WorkloadFactory(workload, batch_size, device, parse_settings(settings)), **others)
+
+    options = _together(
+        click.argument("workload"),
+        click.option("--batch-size", type=int, metavar="N", help="Items per step (default: the workload's own)."),
+        click.option("--device", metavar="cpu|cuda", help="Where to train (default: the workload's own)."),
+        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the workload."),
+    )
+    return options(command)
 
 
-def planning_options(function: Function) -> Function:
-    """--policy, --policy-option, --time-limit, --host-budget."""
-    for decorate in reversed(
-        (
-            click.option("--policy", default="ilp", show_default=True, help="Who decides."),
-            policy_option_option,
-            time_limit_option,
-            host_budget_option,
-        )
-    ):
-        function = decorate(function)
-    return function
+def planning_options(region: str) -> Decorator:
+    """--policy, --policy-option, --time-limit, --host-budget and --region, which the command gets as `options`.
+
+    Args:
+        region: the default of --region.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def command(policy: str, policy_options: tuple[str, ...], **others: Any) -> Any:
+            from pooch.api.options import PlanOptions
+
+            names = ("host_budget", "time_limit_s", "region")
+            shared = {name: others.pop(name) for name in names}
+            return function(options=PlanOptions(policy, options_of_policy(policy_options, policy), **shared), **others)
+
+        policy_option = click.option("--policy", default="ilp", show_default=True, help="Policy that decides.")
+        return _together(policy_option, shared_planning_options(region))(command)
+
+    return decorate
 
 
-def training_options(function: Function) -> Function:
-    """--steps, --check, --hard-limit."""
-    for decorate in reversed(
-        (
-            click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to train."),
-            click.option(
-                "--check", is_flag=True, help="Compare bitwise with plain training; exit code 1 if it differs."
-            ),
-            click.option("--hard-limit", is_flag=True, help="Make the budget physical: a plan that lies dies."),
-        )
-    ):
-        function = decorate(function)
-    return function
+def shared_planning_options(region: str) -> Decorator:
+    """--policy-option, --time-limit, --host-budget and --region, as texts and numbers."""
+    return _together(
+        click.option(
+            "--policy-option",
+            "policy_options",
+            multiple=True,
+            metavar="[POLICY.]NAME=VALUE",
+            help="A parameter of a policy, such as tflms.n_tensors=3.",
+        ),
+        click.option(
+            "--time-limit",
+            "time_limit_s",
+            type=float,
+            default=30.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Limit on the planning time.",
+        ),
+        click.option("--host-budget", metavar="BYTES", help="Limit on the bytes in the swap tier (default: none)."),
+        click.option(
+            "--region",
+            type=click.Choice(["model", "step"]),
+            default=region,
+            show_default=True,
+            help="What the plan covers: calls of the model, or the whole step with the loss.",
+        ),
+    )
 
 
+training_options = _together(
+    click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Number of training steps."),
+    click.option("--check", is_flag=True, help="Compare bitwise with plain training; exit code 1 if it differs."),
+    click.option(
+        "--hard-limit",
+        is_flag=True,
+        help="Also train in processes that the operating system or the allocator limits to the budget.",
+    ),
+)
 budget_option = click.option(
     "--budget",
     required=True,
     metavar="BYTES",
-    help="16GiB, 800MB, a number of bytes, 60% of the peak, or min: the smallest that there is a plan for.",
-)
-time_limit_option = click.option(
-    "--time-limit",
-    "time_limit_s",
-    type=float,
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Most seconds to plan for.",
-)
-
-
-host_budget_option = click.option(
-    "--host-budget", metavar="BYTES", help="Most bytes in the swap tier (default: no limit)."
+    help="16GiB, 800MB, a number of bytes, 60% of the in-core peak, or min: the smallest budget that has a plan.",
 )
 ranks_option = click.option(
     "--ranks",
@@ -86,20 +123,31 @@ ranks_option = click.option(
     show_default=True,
     help="Processes that copy over the same link at the same time.",
 )
-policy_option_option = click.option(
-    "--policy-option",
-    "policy_options",
-    multiple=True,
-    metavar="[POLICY.]NAME=VALUE",
-    help="A parameter of a policy, such as tflms.n_tensors=3.",
+json_option = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
+mode_option = click.option(
+    "--mode",
+    type=click.Choice(["auto", "run", "offload", "fake"]),
+    default="auto",
+    show_default=True,
+    help="How to profile: plainly (run), with saved tensors off the device, without running it, or whichever fits.",
+)
+memory_limit_option = click.option(
+    "--memory-limit",
+    metavar="BYTES",
+    help="Limit on the memory while profiling (default: what the device has left, within ulimit and control groups).",
+)
+device_model_option = click.option(
+    "--device-model",
+    metavar="NAME|FILE",
+    help="Model the step on a device of `pooch devices --all` or of a catalogue file; nothing is run.",
 )
 
 
 def options_by_policy(texts: tuple[str, ...], policies: tuple[str, ...]) -> dict[str, dict[str, object]]:
-    """Read --policy-option; the policy may be left out where there is but one.
+    """Read --policy-option; the policy may be left out if there is only one.
 
     Raises:
-        UsageError: a text is not of that form.
+        UsageError: a text does not parse.
     """
     found: dict[str, dict[str, object]] = {}
     for text in texts:
@@ -108,16 +156,16 @@ def options_by_policy(texts: tuple[str, ...], policies: tuple[str, ...]) -> dict
         if not equals or not option or not value:
             raise UsageError(f"--policy-option {text!r} does not parse: give it as tflms.n_tensors=3")
         if not dot and len(policies) != 1:
-            raise UsageError(f"--policy-option {text!r} does not say of which policy: give it as POLICY.{text}")
+            raise UsageError(f"--policy-option {text!r} does not name its policy: give it as POLICY.{text}")
         found.setdefault(policy or policies[0], {})[option] = value
     return found
 
 
 def options_of_policy(texts: tuple[str, ...], policy: str) -> dict[str, object]:
-    """Read --policy-option where one policy decides.
+    """Read --policy-option for one policy.
 
     Raises:
-        UsageError: a text is not of that form, or names another policy.
+        UsageError: a text does not parse, or names another policy.
     """
     found = options_by_policy(texts, (policy,))
     for other in found.keys() - {policy}:
@@ -125,70 +173,60 @@ def options_of_policy(texts: tuple[str, ...], policy: str) -> dict[str, object]:
     return found.get(policy, {})
 
 
-def region_option(default: str) -> Decorator:
-    """--region."""
-    return click.option(
-        "--region",
-        type=click.Choice(["model", "step"]),
-        default=default,
-        show_default=True,
-        help="What the plan covers: calls of the model, or the whole step with the loss.",
-    )
+# Files that a command writes are checked before it does any work ---------------------------------------------------
+
+_FORCE = "pooch.force"
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable results on stdout.")
-force_option = click.option("--force", is_flag=True, help="Overwrite the output files.")
-mode_option = click.option(
-    "--mode",
-    type=click.Choice(["auto", "run", "offload", "fake"]),
-    default="auto",
-    show_default=True,
-    help="How to profile: plainly, with everything swapped, whichever fits, or without running the step.",
-)
-memory_limit_option = click.option(
-    "--memory-limit",
-    metavar="BYTES",
-    help="Most memory to take while profiling (default: what the device has left; ulimit and control groups count).",
-)
-device_model_option = click.option(
-    "--device-model",
-    metavar="NAME|FILE",
-    help="Model the step on a device of `pooch devices --all`, or of a catalogue file; nothing is run.",
+def _remember_force(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    context.meta[_FORCE] = is_given
+
+
+force_option = click.option(
+    "--force", is_flag=True, is_eager=True, expose_value=False, callback=_remember_force, help="Overwrite output files."
 )
 
 
-export_option = click.option(
+def refuse_existing(context: click.Context, path: Path) -> None:
+    """Refuse to overwrite a file without `--force`.
+
+    Raises:
+        UsageError: the file exists, and `--force` was not given.
+    """
+    if path.exists() and not context.meta.get(_FORCE):
+        raise UsageError(f"{path} exists already: give --force to overwrite it, or another name")
+
+
+def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        refuse_existing(context, path)
+        if not path.resolve().parent.is_dir():
+            raise UsageError(f"the folder of {path} does not exist: make it first, or give another name")
+    return path
+
+
+def _drawable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        from pooch.report.figures import check_figure_path
+
+        check_figure_path(path)
+    return _writable(context, parameter, path)
+
+
+def output_option(*names: str, help: str, **attributes: Any) -> Decorator:  # noqa: A002 - as click has it
+    """An option for a file that the command writes, -o/--output unless it has other names."""
+    names = names or ("-o", "--output")
+    return click.option(*names, type=PATH, callback=_writable, help=help, **{"metavar": "FILE", **attributes})
+
+
+def plot_option(what: str) -> Decorator:
+    """--plot."""
+    return click.option("--plot", type=PATH, metavar="FILE", callback=_drawable, help=f"{what} (.png, .pdf or .svg).")
+
+
+export_option = output_option(
     "--export",
     "export_path",
-    type=PATH,
     metavar="FILE.onnx",
     help="Write the trained model as ONNX and compare its outputs in onnxruntime.",
 )
-
-
-def output_option(help_text: str, *, required: bool = False) -> Decorator:
-    """-o/--output."""
-    return click.option("-o", "--output", type=PATH, required=required, metavar="FILE", help=help_text)
-
-
-def refuse_overwriting(path: Path | None, force: bool) -> None:
-    """Stop before any work is done where an output file is there already.
-
-    Raises:
-        UsageError: it is, and `--force` was not given.
-    """
-    if path is None:
-        return
-    refuse_existing(path, force)
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"the folder of {path} does not exist: make it first, or give another name")
-
-
-def refuse_existing(path: Path, force: bool) -> None:
-    """Stop where the file is there already and `--force` was not given.
-
-    Raises:
-        UsageError: so it is.
-    """
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists already: give --force to overwrite it, or another name")

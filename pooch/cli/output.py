@@ -1,4 +1,4 @@
-"""What commands print: results on stdout (tables for people, JSON for programs), progress on stderr."""
+"""Output of commands: results on stdout as tables or JSON, progress on stderr."""
 
 from __future__ import annotations
 
@@ -12,35 +12,41 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from pathlib import Path
+
+    from rich.console import RenderableType
     from rich.status import Status
 
-_PLAIN_WIDTH = 120  # of tables that go into a file or a pipe
+_PLAIN_WIDTH = 120  # of tables in a file or a pipe
 _SECONDS_BETWEEN_LINES = 2.0
 
 
 def print_json(record: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
-    """One JSON document on stdout; numbers that JSON does not know are refused rather than written."""
+    """Print one JSON document; numbers that JSON does not have raise an error."""
     click.echo(json.dumps(record, indent=2, allow_nan=False))
 
 
 def print_tables(*tables: RenderableType) -> None:
-    """Tables on stdout, as wide as the terminal; in a pipe, wide enough to be read."""
-    console = _console(sys.stdout.isatty())
+    """Print tables as wide as the terminal, or of a fixed width in a pipe."""
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
     for table in tables:
         console.print(table)
 
 
-def _console(is_terminal: bool) -> Console:
-    from rich.console import Console
-
-    return Console() if is_terminal else Console(width=_PLAIN_WIDTH)
+def print_written(*paths: Path | None) -> None:
+    """Print which files were written."""
+    for path in paths:
+        if path is not None:
+            click.echo(f"wrote {path}")
 
 
 class ProgressLine:
-    """What is being done, on stderr: on a terminal a line that is rewritten; elsewhere a line now and then.
+    """Progress on stderr: a line that is rewritten on a terminal, elsewhere a line every few seconds.
 
-    The stages call it with a text and, where they know it, the share that is done.
+    Args:
+        status: the line on the terminal. None: there is no terminal.
     """
 
     def __init__(self, status: Status | None) -> None:
@@ -48,13 +54,13 @@ class ProgressLine:
         self._last_s = time.monotonic()
 
     def __call__(self, text: str, share: float | None = None) -> None:
-        """Tell what is being done."""
-        told = text if share is None else f"{text} ({share:.0%})"
+        """Show what is being done and, if it is known, the share that is done."""
+        shown = text if share is None else f"{text} ({share:.0%})"
         if self._status is not None:
-            self._status.update(told)
-        elif time.monotonic() - self._last_s >= _SECONDS_BETWEEN_LINES:  # so that logs stay short
+            self._status.update(shown)
+        elif time.monotonic() - self._last_s >= _SECONDS_BETWEEN_LINES:  # to keep logs short
             self._last_s = time.monotonic()
-            click.echo(f"  {told}", err=True)
+            click.echo(f"  {shown}", err=True)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""`pooch plan`: a saved profile and a budget become a plan."""
+"""`pooch plan`: make a plan from a saved profile and a budget."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,53 +12,40 @@ from pooch.cli.options import (
     budget_option,
     force_option,
     json_option,
-    options_of_policy,
     output_option,
     planning_options,
     ranks_option,
-    refuse_overwriting,
-    region_option,
 )
-from pooch.cli.output import print_json, print_tables, progress_shown
+from pooch.cli.output import print_json, print_tables, print_written, progress_shown
+
+if TYPE_CHECKING:
+    from pooch.api.options import PlanOptions
 
 
 @click.command("plan")
 @click.argument("profile_path", metavar="P.json", type=PATH)
 @budget_option
-@output_option("Where to write the plan.")
-@planning_options
+@output_option(help="Where to write the plan.")
+@planning_options(region="model")
 @ranks_option
-@region_option("model")
 @json_option
 @force_option
 def command(
-    profile_path: Path,
-    budget: str,
-    output: Path | None,
-    ranks: int,
-    policy_options: tuple[str, ...],
-    as_json: bool,
-    force: bool,
-    **planning: Any,
+    profile_path: Path, budget: str, output: Path | None, options: PlanOptions, ranks: int, as_json: bool
 ) -> None:
     """Choose keep, swap or recompute for every activation of profile P.json."""
-    from pooch.api.planning import plan as make_plan
+    from pooch.api.planning import plan_with
     from pooch.ir import Profile
+    from pooch.report.summaries import plan_record
+    from pooch.report.tables import choices_table, plan_table
 
-    refuse_overwriting(output, force)
     profile = Profile.load(profile_path).shared_by(ranks)
-    options = options_of_policy(policy_options, planning["policy"])
     with progress_shown() as progress:
-        plan = make_plan(profile, budget, policy_options=options, progress=progress, **planning)
+        plan = plan_with(profile, budget, options, progress=progress)
     if output is not None:
         plan.save(output)
     if as_json:
-        from pooch.report.summaries import plan_record
-
         print_json(plan_record(plan) | {"output": str(output) if output else None})
-        return
-    from pooch.report.tables import choices_table, plan_table
-
-    print_tables(plan_table(plan), choices_table(plan))
-    if output is not None:
-        click.echo(f"wrote {output}")
+    else:
+        print_tables(plan_table(plan), choices_table(plan))
+        print_written(output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from pooch.errors import PoochError
 
 if TYPE_CHECKING:
     from pooch.measure.training_report import TrainingReport
+    from pooch.workloads import WorkloadFactory
 
 
 @click.command("run")
@@ -24,61 +25,42 @@ if TYPE_CHECKING:
 @json_option
 @force_option
 def command(
-    workload: str,
-    batch_size: int | None,
-    device: str | None,
-    settings: tuple[str, ...],
-    plan_path: Path | None,
-    steps: int,
-    check: bool,
-    hard_limit: bool,
-    export_path: Path | None,
-    as_json: bool,
-    force: bool,
+    factory: WorkloadFactory, plan_path: Path | None, export_path: Path | None, as_json: bool, **training: Any
 ) -> None:
-    """Train WORKLOAD for a few steps under a plan; tell peak, time and whether the numbers are the same."""
+    """Train WORKLOAD for a few steps under a plan, and report memory, time and whether the numbers are the same."""
     from pooch.ir import Plan
     from pooch.measure.measuring import measure_training
     from pooch.report.training import training_record
-    from pooch.workloads import parse_settings, workload_factory
 
-    export = Export(export_path, workload, force=force)
+    export = Export(export_path, factory.name)
     plan = Plan.load(plan_path) if plan_path else None
-    factory = workload_factory(workload, batch_size=batch_size, device=device, settings=parse_settings(settings))
     with progress_shown() as progress:
-        report = measure_training(
-            factory, plan, steps=steps, check=check, hard_limit=hard_limit, when_trained=export, progress=progress
-        )
+        report = measure_training(factory, plan, when_trained=export, progress=progress, **training)
     if as_json:
         print_json(training_record(report) | export.record())
     else:
-        print_training(report)
-        print_export(export)
-    refuse_broken_promise(report)
-    export.refuse_different()
+        print_training(report, export)
+    refuse_broken_promise(report, export)
 
 
-def print_training(report: TrainingReport) -> None:
-    """The tables of a training."""
+def print_training(report: TrainingReport, export: Export) -> None:
+    """Print the tables of a training, and the line of an export if there was one."""
     from pooch.report.training import training_tables
 
     print_tables(*training_tables(report))
-
-
-def print_export(export: Export) -> None:
-    """The line of an export, if there was one."""
     if (line := export.line()) is not None:
         click.echo(line)
 
 
-def refuse_broken_promise(report: TrainingReport) -> None:
-    """A promise that was measured and not kept is an error, also for programs.
+def refuse_broken_promise(report: TrainingReport, export: Export) -> None:
+    """Raise if the training or the export is not what it should be.
 
     Raises:
-        PoochError: which one.
+        PoochError: what is wrong.
     """
     from pooch.report.training import broken_promise
 
     broken = broken_promise(report)
     if broken is not None:
         raise PoochError(broken)
+    export.refuse_different()

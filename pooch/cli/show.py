@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pooch.cli.options import PATH, force_option, json_option, refuse_overwriting
-from pooch.cli.output import print_json, print_tables
+from pooch.cli.options import PATH, force_option, json_option, plot_option
+from pooch.cli.output import print_json, print_tables, print_written
 from pooch.errors import UsageError
 from pooch.ir import Plan, Profile
 
@@ -15,10 +15,10 @@ from pooch.ir import Plan, Profile
 @click.command("show")
 @click.argument("path", metavar="P.json|PLAN.json", type=PATH)
 @click.option("--profile", "profile_path", type=PATH, metavar="P.json", help="The profile that the plan was made for.")
-@click.option("--plot", type=PATH, metavar="FILE", help="Draw it: a file that ends in .png, .pdf or .svg.")
-@click.option("--depth", type=click.IntRange(min=1), default=2, show_default=True, help="Names of a module per layer.")
+@plot_option("Draw it")
+@click.option("--depth", type=click.IntRange(min=1), default=2, show_default=True, help="Module names per layer.")
 @click.option("--all", "show_all", is_flag=True, help="Every activation of a plan, not only the largest.")
-@click.option("--reasons", is_flag=True, help="Why, in words, in place of the numbers.")
+@click.option("--reasons", is_flag=True, help="Reasons in words instead of numbers.")
 @json_option
 @force_option
 def command(
@@ -29,42 +29,30 @@ def command(
     show_all: bool,
     reasons: bool,
     as_json: bool,
-    force: bool,
 ) -> None:
-    """Look at a profile or a plan; draw it with --plot (a plan needs its --profile for that)."""
+    """Show a profile or a plan, or draw it with --plot (a plan needs its --profile for that)."""
     from pooch.ir.files import load_any
 
-    _check_plot(plot, force)
     document = load_any(path)
     plan = document if isinstance(document, Plan) else None
-    profile = document if isinstance(document, Profile) else _optional_profile(profile_path)
+    if isinstance(document, Profile):
+        profile: Profile | None = document
+    else:
+        profile = Profile.load(profile_path) if profile_path else None
     if plot is not None:
         _draw(profile, plan, plot, depth)
     if as_json:
         _print_records(profile, plan, depth)
     else:
         _print_tables(profile, plan, depth, show_all, reasons)
-        if plot is not None:
-            click.echo(f"wrote {plot}")
-
-
-def _optional_profile(path: Path | None) -> Profile | None:
-    return Profile.load(path) if path else None
-
-
-def _check_plot(plot: Path | None, force: bool) -> None:
-    if plot is not None:
-        from pooch.report.figures import check_figure_path
-
-        check_figure_path(plot)
-        refuse_overwriting(plot, force)
+        print_written(plot)
 
 
 def _draw(profile: Profile | None, plan: Plan | None, plot: Path, depth: int) -> None:
     from pooch.report.figures import draw_plan, draw_profile, save_figure
 
     if profile is None:
-        raise UsageError("the picture of a plan needs the times of its profile: add --profile P.json")
+        raise UsageError("drawing a plan needs the times of its profile: add --profile P.json")
     figure = draw_profile(profile, depth=depth) if plan is None else draw_plan(profile, plan)
     save_figure(figure, plot)
 

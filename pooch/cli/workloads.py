@@ -1,4 +1,4 @@
-"""`pooch workloads`: what can be profiled without writing a file."""
+"""`pooch workloads`: the built-in workloads."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def command(name: str | None, as_json: bool) -> None:
     facts = {entry.name: entry.summary + (f" (needs {entry.package})" if entry.package else "") for entry in entries}
     print_tables(facts_table("built-in workloads", facts))
     click.echo("\nNamed sizes: pooch workloads NAME, then NAME@SIZE, such as resnet50@small.")
-    click.echo("Your own: file.py:function, a function of batch_size and device that returns pooch.Workload.")
-    click.echo("A trained or untrained ONNX model: model.onnx (needs onnx).")
+    click.echo("Your own: file.py:function, a function of batch_size and device that returns a pooch.Workload.")
+    click.echo("ONNX models: model.onnx (needs the onnx package).")
 
 
 def _record(entry: BuiltIn) -> dict[str, Any]:

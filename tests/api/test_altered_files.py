@@ -17,8 +17,8 @@ from types import FrameType
 import pytest
 import torch
 
+import pooch
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.planning import plan as make_plan
 from pooch.api.planning import plan_from_decisions
 from pooch.api.simulation import simulate
 from pooch.errors import PoochError
@@ -138,7 +138,7 @@ def outcome_of_profile(path: Path, expected: Saved, random: Random, spill: Path)
 def some_plan(profile: Profile, random: Random) -> Plan:
     region: Region = random.choice(["step", "model"])
     if random.random() < 0.1:
-        return make_plan(profile, "70%", region=region, time_limit_s=0.5, explain=False)
+        return pooch.plan(profile, "70%", region=region, time_limit_s=0.5, explain=False)
     return plan_from_decisions(profile, random_decisions(random, Dataflow(profile, region)), region=region)
 
 

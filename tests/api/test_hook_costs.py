@@ -11,6 +11,7 @@ import torch
 import pooch
 from pooch.api.hook_costs import measure_hook_costs, with_hook_costs
 from pooch.api.planning import plan_from_decisions
+from pooch.api.rescaling import rescale
 from pooch.api.simulation import simulate_in_core
 from pooch.errors import FileFormatError, TierError
 from pooch.ir import HookCosts, Profile
@@ -99,7 +100,7 @@ def test_hooks_slow_a_launch_bound_step_down_and_one_of_long_kernels_not() -> No
 
 def test_modelled_profiles_have_none() -> None:
     profile = replace(chain(4), hooks=COSTS)
-    assert pooch.api.rescaling.rescale(profile, 2.0, 3.0, FAST_LINK, 2**34, "other").hooks == HookCosts()
+    assert rescale(profile, 2.0, 3.0, FAST_LINK, 2**34, "other").hooks == HookCosts()
 
 
 def test_a_plan_that_does_anything_predicts_them() -> None:

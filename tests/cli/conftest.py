@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pooch.api.planning import plan as make_plan
+import pooch
 from pooch.cli import main
 from pooch.ir import Plan, Profile
 from tests.toys import FAST_LINK, blocks
@@ -57,7 +57,7 @@ def profile_path(profile: Profile, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plan(profile: Profile) -> Plan:
-    return make_plan(profile, "60%")
+    return pooch.plan(profile, "60%")
 
 
 @pytest.fixture

@@ -248,7 +248,7 @@ def test_a_defect_is_told_in_one_line_and_debug_shows_the_traceback(
     def defect(*arguments: object, **keywords: object) -> None:
         raise ZeroDivisionError("a defect\nover two lines")
 
-    monkeypatch.setattr(pooch.api.planning, "plan", defect)
+    monkeypatch.setattr(pooch.api.planning, "plan_with", defect)
     quiet = pooch_command("plan", profile_path, "--budget", "60%")
     assert quiet.code == 1
     assert "--debug" in quiet.error_line
@@ -261,7 +261,7 @@ def test_interrupting_is_no_defect(pooch_command: Command, profile_path: Path, m
     def interrupted(*arguments: object, **keywords: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pooch.api.planning, "plan", interrupted)
+    monkeypatch.setattr(pooch.api.planning, "plan_with", interrupted)
     outcome = pooch_command("plan", profile_path, "--budget", "60%")
     assert outcome.code == 130
     assert outcome.error.strip() == "pooch: interrupted"
