@@ -1,4 +1,4 @@
-"""Frozen data that the stages hand to one another; JSON in and out."""
+"""Frozen data that the stages pass on, and its files."""
 
 from pooch.ir.plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
 from pooch.ir.profile import Device, HookCosts, Link, Op, Profile, Value

@@ -1,7 +1,7 @@
-"""What types cannot say about a profile: ids are positions, references lead somewhere and back, numbers are sane.
+"""Checks of a profile beyond its types: ids are positions, references are valid both ways, numbers are sane.
 
-Gives the first fault as text, or None. Whoever reads the data after these checks need not guard indexes, and no chain
-of references runs in a circle. What can be said of a plan stands in `executable.py`.
+After these checks, no code has to guard indexes, and no chain of references is a cycle. The checks of a plan are in
+`executable.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from pooch.ir.profile import Op, Profile, Value
 
-# Beyond these, sums of bytes and of times leave what 64 bits hold; no machine comes near them.
+# Sums of larger numbers would not fit into 64 bits; no machine comes near them.
 MOST_BYTES = 1 << 60
 MOST_MS = 1e12
 MOST_SUM_BYTES = 1 << 62
@@ -24,22 +24,22 @@ def check_profile(profile: Profile) -> str | None:
 
 
 def is_time(time_ms: float) -> bool:
-    """Whether a number can be a duration in ms."""
+    """Whether a number is a valid duration in ms."""
     return math.isfinite(time_ms) and 0 <= time_ms <= MOST_MS
 
 
 def are_bytes(*numbers: int) -> bool:
-    """Whether all of these can be numbers of bytes."""
+    """Whether all of these are valid numbers of bytes."""
     return all(0 <= number < MOST_BYTES for number in numbers)
 
 
 def anchor_faults(anchors: Iterable[tuple[int, tuple[int, ...]]], first: int, last: int) -> Iterator[str]:
-    """Anchors ascend, lie between two slots (the last one excluded), and bring each value once."""
+    """Anchors ascend, lie in `range(first, last)`, and name each value once."""
     slots = [slot for slot, _ in anchors]
     if any(later <= earlier for earlier, later in pairwise(slots)):
         yield "its anchors are not in ascending order"
     if any(not first <= slot < last for slot in slots):
-        yield "an anchor stands outside of the backward pass"
+        yield "an anchor is outside the backward pass"
     unpacked = [value for _, ids in anchors for value in ids]
     if len(set(unpacked)) != len(unpacked):
         yield "a value is first unpacked at two anchors"
@@ -70,7 +70,7 @@ def _frame_faults(profile: Profile) -> Iterator[str]:
         yield f"the model's ops {profile.model_begin} to {profile.model_end} are not within the forward pass"
     sizes = (profile.peak_bytes, profile.persistent_bytes, profile.reserved_bytes, profile.device.memory_bytes)
     if not are_bytes(*sizes):
-        yield "peak_bytes, persistent_bytes, reserved_bytes or memory_bytes is negative or beyond all measure"
+        yield "peak_bytes, persistent_bytes, reserved_bytes or memory_bytes is negative or too large"
     if not 0 <= profile.batch_size < MOST_BYTES:
         yield f"the batch size is {profile.batch_size}"
 
@@ -84,7 +84,7 @@ def _cost_faults(profile: Profile) -> Iterator[str]:
         yield f"the link's latencies are {link.out_latency_ms} and {link.in_latency_ms} ms"
     shares = (link.out_compute_share, link.in_compute_share)
     if not all(is_time(share) for share in shares):
-        yield f"copies take the shares {shares} of compute"
+        yield f"copies take shares {shares} of compute"
     if not 1 <= link.ranks <= 1 << 20:
         yield f"{link.ranks} ranks share the link"
     costs_ms = (hooks.op_ms, hooks.replay_ms, hooks.copy_ms)
@@ -118,7 +118,7 @@ def _value_faults(profile: Profile, position: int, value: Value) -> Iterator[str
     if value.size_bytes < 0 or value.allocated_bytes < 0:
         yield f"value {position} has a negative size"
     if not are_bytes(value.size_bytes, value.allocated_bytes):
-        yield f"value {position} has a size beyond all measure: {max(value.size_bytes, value.allocated_bytes)} bytes"
+        yield f"value {position} is too large: {max(value.size_bytes, value.allocated_bytes)} bytes"
     if not -1 <= value.producer < profile.forward_ops or not -1 <= value.overwritten_at < end:
         yield f"value {position} names an op that does not exist"
     if not -1 <= value.overwrites < position:
@@ -126,21 +126,21 @@ def _value_faults(profile: Profile, position: int, value: Value) -> Iterator[str
     if max(value.release, value.first_unpack, value.death) > end:
         yield f"value {position} lives beyond the end of the step"
     if any(not 0 <= slot < profile.forward_ops for slot in value.touches or ()):
-        yield f"value {position} is touched outside of the forward pass"
+        yield f"value {position} is touched outside the forward pass"
     if value.fixed is None and not 0 <= value.producer <= value.death:
         yield f"activation {position} dies before it is made"
     if min(value.release, value.death) < value.producer:
-        yield f"value {position} is let go of before it is made"
+        yield f"value {position} is released before it is made"
 
 
 def _flow_faults(profile: Profile, op: Op) -> Iterator[str]:
-    """What an op says that it reads and writes is what its values say."""
+    """Reads and writes of an op agree with its values."""
     values = profile.values
     for read in op.reads:
         if values[read].producer >= op.index:
             yield f"op {op.index} reads value {read} before it is made"
         if 0 <= values[read].overwritten_at < op.index:
-            yield f"op {op.index} reads value {read} after it was written over"
+            yield f"op {op.index} reads value {read} after it was overwritten"
     if len(set(op.writes)) != len(op.writes):
         yield f"op {op.index} writes a value twice"
     for written in op.writes:
@@ -149,19 +149,19 @@ def _flow_faults(profile: Profile, op: Op) -> Iterator[str]:
 
 
 def _history_faults(profile: Profile, value: Value) -> Iterator[str]:
-    """A value is written by its producer, and over what lay there before; what a plan decides on was saved."""
+    """Values agree with their producers and with what they overwrite; activations are saved for the backward pass."""
     if value.producer >= 0 and value.id not in profile.ops[value.producer].writes:
         yield f"value {value.id} is not written by its producer, op {value.producer}"
     if value.role == "made" and value.producer < 0:
-        yield f"value {value.id} is made by no op"
+        yield f"value {value.id} is made, but by no op"
     if value.overwrites >= 0 and profile.values[value.overwrites].overwritten_at != value.producer:
-        yield f"value {value.id} overwrites value {value.overwrites}, which op {value.producer} does not write over"
+        yield f"value {value.id} overwrites value {value.overwrites}, which op {value.producer} does not overwrite"
     if 0 <= value.overwritten_at <= value.producer:
-        yield f"value {value.id} is written over before it is made"
+        yield f"value {value.id} is overwritten before it is made"
     if any(slot < value.producer for slot in value.touches or ()):
         yield f"value {value.id} is touched before it is made"
     if value.fixed is None and not (value.role == "made" and value.saved):
-        yield f"value {value.id} is an activation that no op made or that autograd does not save"
+        yield f"value {value.id} is an activation that no op made or autograd does not save"
 
 
 def _sum_faults(profile: Profile) -> Iterator[str]:
@@ -169,11 +169,11 @@ def _sum_faults(profile: Profile) -> Iterator[str]:
     if profile.peak_bytes != peak:
         yield f"peak_bytes is {profile.peak_bytes}, and the highest peak of an op {peak}"
     if sum(value.size_bytes + value.allocated_bytes for value in profile.values) >= MOST_SUM_BYTES:
-        yield "its values are beyond all measure together"
+        yield "its values are too large together"
 
 
 def _unpack_faults(profile: Profile) -> Iterator[str]:
-    """Anchors and first unpacks say the same."""
+    """Anchors and first unpacks agree."""
     values = profile.values
     slots = {value: slot for slot, ids in profile.anchors for value in ids}
     if any(not 0 <= value < len(values) for value in slots):

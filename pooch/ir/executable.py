@@ -1,9 +1,9 @@
-"""What can be said against a plan without the profile that it was made from.
+"""Checks of a plan without the profile that it was made from.
 
-The verifier of `pooch.schedule` knows the profile, and walks it. Whoever executes a plan has only the plan, which may
-have been a file that somebody changed: each action has to find its value in the state that it needs, each value has to
-be there when the backward pass first reads it, and no two values may share room in the tier at the same time. What a
-replay reads is in the profile alone; the runtime refuses a replay whose values it does not hold.
+The verifier in `schedule` needs the profile. The executor has only the plan, which may come from a file that somebody
+changed. So each action has to find its value in the state that it needs, each value has to be present when the backward
+pass first reads it, and no two values may share room in the tier at the same time. What a replay reads is only in the
+profile; the runtime refuses a replay if it does not hold the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BACKWARD_KINDS = frozenset(("copy_out", "free", "copy_in", "wait", "replay", "d
 _MOST_SLOTS = 1 << 32
 _NEVER = 1 << 60
 
-# What an action makes of a swapped value, by the state that it has to find.
+# State of a swapped value after an action, by its state before it.
 _MOVES = {
     "copy_out": {"here": "copied"},
     "free": {"copied": "away", "emptied": "away"},
@@ -34,10 +34,10 @@ _MOVES = {
 
 
 def check_executable(plan: Plan) -> None:
-    """Refuse a plan that could not be executed as it stands.
+    """Refuse a plan that cannot be executed.
 
     Raises:
-        InvalidSchedule: with the first fault.
+        InvalidSchedule: names the first fault.
     """
     fault = check_plan(plan)
     if fault is not None:
@@ -45,7 +45,7 @@ def check_executable(plan: Plan) -> None:
 
 
 def check_plan(plan: Plan) -> str | None:
-    """The first thing that cannot be right about a plan, or None."""
+    """The first fault of a plan, or None."""
     return next(_plan_faults(plan), None)
 
 
@@ -64,7 +64,7 @@ def _number_faults(plan: Plan) -> Iterator[str]:
     schedule = plan.schedule
     peaks = (plan.budget_bytes, plan.predicted_peak_bytes, plan.in_core_peak_bytes, plan.persistent_bytes)
     if not are_bytes(*peaks, schedule.host_bytes):
-        yield "its budget, a peak or its room in the tier is negative or beyond all measure"
+        yield "its budget, a peak or its room in the tier is negative or too large"
     times_ms = (plan.predicted_step_ms, plan.in_core_step_ms, plan.lower_bound_ms, plan.planning_ms)
     if not all(map(is_time, times_ms)):
         yield f"its times are {times_ms} ms"
@@ -85,7 +85,7 @@ def _decision_faults(decision: Decision) -> Iterator[str]:
 
 
 def _frame_faults(plan: Plan) -> Iterator[str]:
-    """The ops that it expects, what they write, and where the backward pass first reads that."""
+    """Faults of the expected ops, of what they write, and of where the backward pass first reads it."""
     if not 0 <= plan.first_slot < _MOST_SLOTS or (plan.region == "step" and plan.first_slot):
         yield f"its first slot is {plan.first_slot}, for the region {plan.region!r}"
     written = [value for op in plan.expected for value in op.writes]
@@ -100,7 +100,7 @@ def _frame_faults(plan: Plan) -> Iterator[str]:
 
 
 def _list_faults(plan: Plan) -> Iterator[str]:
-    """Nothing is moved that was not decided on, and nothing is held for replays that leaves."""
+    """Every value that moves has a decision, and no value that is held for replays leaves."""
     schedule, decisions = plan.schedule, plan.decisions
     if len(decisions) != len(plan.choices):
         yield "an activation is decided on twice"
@@ -120,7 +120,7 @@ def _list_faults(plan: Plan) -> Iterator[str]:
 
 
 def _slot_faults(plan: Plan) -> Iterator[str]:
-    """Actions stand where the runtime can act, in order."""
+    """Actions are in order, at slots where the runtime can act."""
     region = range(plan.first_slot, plan.first_slot + len(plan.expected))
     anchors = {slot for slot, _ in plan.anchors}
     last = 0
@@ -132,12 +132,12 @@ def _slot_faults(plan: Plan) -> Iterator[str]:
         in_forward = action.slot in region and action.kind in _FORWARD_KINDS
         in_backward = action.slot in anchors and action.kind in _BACKWARD_KINDS
         if not (in_forward or in_backward):
-            yield f"{action.kind} of {action.target} stands at slot {action.slot}, where no schedule can act"
+            yield f"{action.kind} of {action.target} is at slot {action.slot}, where no schedule can act"
         last = action.slot
 
 
 def _tier_faults(plan: Plan) -> Iterator[str]:
-    """Every swapped value has room in the tier, its own from its copy out until it is back for good."""
+    """Every swapped value has room of its own in the tier, from its copy out until its last copy back."""
     schedule = plan.schedule
     offsets = dict(schedule.host_offsets)
     if len(offsets) != len(schedule.host_offsets) or offsets.keys() != set(schedule.swapped):
@@ -146,11 +146,11 @@ def _tier_faults(plan: Plan) -> Iterator[str]:
     sizes = {decision.value: _aligned(decision.size_bytes) for decision in plan.choices}
     for value, offset in schedule.host_offsets:
         if offset < 0 or offset + sizes[value] > schedule.host_bytes:
-            yield f"value {value} lies outside of the tier"
+            yield f"value {value} lies outside the tier"
         if offset % TIER_ALIGNMENT_BYTES:
             yield f"value {value} lies at {offset} in the tier, which is no multiple of {TIER_ALIGNMENT_BYTES}"
     if schedule.host_bytes > sum(sizes[value] for value in offsets):
-        yield f"the tier has {schedule.host_bytes} bytes, more than what is swapped"
+        yield f"the tier has {schedule.host_bytes} bytes, more than the swapped values take"
     yield from _overlaps(schedule.actions, offsets, sizes)
 
 
@@ -159,7 +159,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _overlaps(actions: Sequence[Action], offsets: dict[int, int], sizes: dict[int, int]) -> Iterator[str]:
-    """Rooms that two values have at the same time. A room is free from the slot after its value's last wait on."""
+    """Rooms that two values share at the same time. A room is free after the slot of its value's last wait."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for action in actions:
@@ -178,7 +178,7 @@ def _overlaps(actions: Sequence[Action], offsets: dict[int, int], sizes: dict[in
 
 
 class _Walk:
-    """Follows the actions in order: where each moved value is, and what the schedule holds for replays."""
+    """Follows the actions in order and tracks where each value is and what the schedule holds for replays."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -192,7 +192,7 @@ class _Walk:
         self._intermediates: set[int] = set()
 
     def faults(self) -> Iterator[str]:
-        """What goes wrong, in order."""
+        """The faults, in order."""
         entries: dict[int, list[Action]] = {slot: [] for slot, _ in self._plan.anchors}
         for action in self._plan.schedule.actions:
             entries.setdefault(action.slot, []).append(action)
@@ -214,7 +214,7 @@ class _Walk:
             yield from self._move(action)
         elif action.kind == "empty" and action.target in self._recomputed:
             if self._state[action.target] != "here" or self._made_at[action.target] >= action.slot:
-                yield f"slot {action.slot}: empty of value {action.target}, which is not there"
+                yield f"slot {action.slot}: empty of value {action.target}, which is not present"
             self._state[action.target] = "emptied"
         else:
             yield f"slot {action.slot}: {action.kind} of value {action.target}, which is not swapped"
@@ -245,10 +245,10 @@ class _Walk:
             return
         outputs = set(action.outputs)
         if len(outputs) != len(action.outputs) or not outputs <= set(self._plan.expected[position].writes) - {-1}:
-            yield f"{where} is to keep what it does not write"
+            yield f"{where} keeps what it does not write"
         for value in action.in_place:
             if value not in self._intermediates or self._made_at[value] >= action.target:
-                yield f"{where} may not write over value {value}"
+                yield f"{where} must not overwrite value {value}"
             self._intermediates.discard(value)
         for value in action.outputs:
             yield from self._keep(where, value)
@@ -259,7 +259,7 @@ class _Walk:
                 yield f"{where} makes value {value} for the second time"
             self._arrive(value, "back")
         elif value in self._swapped or value in self._held or value in self._intermediates:
-            yield f"{where} makes value {value}, which is there"
+            yield f"{where} makes value {value}, which is present"
         else:
             self._intermediates.add(value)
 
@@ -276,7 +276,7 @@ class _Walk:
             state = self._state.get(value, "here")
             missing = value in self._recomputed and state != "back"
             if missing or state in ("emptied", "filling", "away", "arriving"):
-                yield f"slot {slot}: value {value} is unpacked and not there"
+                yield f"slot {slot}: value {value} is unpacked but not present"
 
     def _end(self) -> Iterator[str]:
         if self._held:

@@ -1,11 +1,11 @@
-"""Profiles and plans as files: JSON with a header, checked on the way in, written beside and renamed on the way out.
+"""Profiles and plans as JSON files, which are checked when they are read.
 
-A document is one JSON object: `format` and `version` first, then the fields of the data class. Whatever is wrong
-with a file is told in one line that names the file and the remedy; callers never see a decoder's own error.
+A document is one JSON object: `format` and `version`, then the fields of the data class. Every error is one line that
+names the file and the remedy; callers never see an error of the decoder.
 
-A plan is executed as it stands, and some changes to it (two ops' values exchanged, say) cannot be told from a correct
-plan without the profile. So its header holds a checksum of its fields besides: a plan that was changed since it was
-made is refused. Layout does not count: the same JSON with other spaces or another order of keys is the same plan.
+Without the profile, some changes to a plan (two ops with their values exchanged, for example) cannot be told from a
+correct plan. So a plan also has a checksum of its fields, and is refused if it was changed since it was made. White
+space and the order of keys do not matter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pooch.ir.profile import Profile
 
 VERSIONS: dict[type[Profile] | type[Plan], int] = {Profile: 1, Plan: 2}
 FORMATS: dict[type[Profile] | type[Plan], str] = {Profile: "pooch-profile", Plan: "pooch-plan"}
-_PART_OF_WORD = re.compile(r"[\\\w.+-]{0,9}")  # of a number, an escape, a literal: nothing else follows the error
+_PART_OF_WORD = re.compile(r"[\\\w.+-]{0,9}")  # of a number, an escape or a literal, with nothing else after the error
 _HEADER = ("format", "version", "checksum")
 _MAKE_AGAIN = {Profile: "record it again with `pooch profile`", Plan: "make it again with `pooch plan`"}
 
@@ -40,7 +40,7 @@ def save_document(document: Profile | Plan, path: str | Path) -> None:
     """Write a profile or a plan.
 
     Raises:
-        FileFormatError: the file cannot be written; what was there before is still there.
+        FileFormatError: the file cannot be written; an old file is still there.
     """
     replace_file(path, _to_text(document).encode())
 
@@ -65,13 +65,11 @@ def load_any(path: str | Path) -> Profile | Plan:
         FileFormatError: as `load_document`.
     """
     content = _read_object(path)
-    if _format_of(content, path) is Plan:
-        return _validated(Plan, content, path)
-    return _validated(Profile, content, path)
+    return _validated(Plan if _format_of(content, path) is Plan else Profile, content, path)
 
 
 def replace_file(path: str | Path, content: bytes) -> None:
-    """Write beside the target, then rename: readers see the old file or the new one, never a part.
+    """Write a file beside the target, then rename it: readers see the old file or the new one, never a part.
 
     Raises:
         FileFormatError: the folder is missing or cannot be written to, or the disk is full.
@@ -96,9 +94,9 @@ def replace_file(path: str | Path, content: bytes) -> None:
 
 
 def _to_text(document: Profile | Plan) -> str:
-    """One line per field and per list element: small enough, and differences between versions can be read."""
+    """One line per field and per list element, so that differences between versions are readable."""
     header: dict[str, Any] = {"format": FORMATS[type(document)], "version": VERSIONS[type(document)]}
-    # Numbers that JSON does not know (nan for "cannot be replayed") are written as strings, which the reader accepts.
+    # Numbers that JSON does not have (nan for "cannot be replayed") become strings, which the reader accepts.
     fields = json.loads(pydantic_core.to_json(document, inf_nan_mode="strings"))
     if isinstance(document, Plan):
         header["checksum"] = checksum(fields)
@@ -107,7 +105,7 @@ def _to_text(document: Profile | Plan) -> str:
 
 
 def checksum(fields: dict[str, Any]) -> str:
-    """Digest of a document's fields, whatever their order and layout in the file."""
+    """Digest of a document's fields, whatever their order and the white space in the file."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -137,8 +135,8 @@ def _read_object(path: str | Path) -> dict[str, Any]:
         raise FileFormatError(_not_json(path, text, error)) from error
     except _DuplicateKeyError as error:
         raise FileFormatError(f"{path} is damaged (it has the key {error} twice): make it again") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise FileFormatError(f"{path} is damaged (it holds a number beyond all measure): make it again") from error
+    except ValueError as error:  # a number with thousands of digits
+        raise FileFormatError(f"{path} is damaged (it has a number that is too large): make it again") from error
     except RecursionError as error:
         raise FileFormatError(f"{path} is nested too deeply for a Pooch profile or plan: check the path") from error
     if not isinstance(content, dict):
@@ -147,7 +145,7 @@ def _read_object(path: str | Path) -> dict[str, Any]:
 
 
 class _DuplicateKeyError(Exception):
-    """An object of a file has a key twice, so that readers would disagree on what it says."""
+    """An object of a file has a key twice, so that its meaning is ambiguous."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -165,7 +163,7 @@ def _not_json(path: str | Path, text: str, error: json.JSONDecodeError) -> str:
     cut_off = ends_in_word or error.msg.startswith("Unterminated string")
     if cut_off and text.lstrip().startswith("{"):
         return f"{path} is truncated: make it again with `pooch profile` or `pooch plan`"
-    return f"{path} is not JSON (line {error.lineno}), so no Pooch profile or plan: check the path"
+    return f"{path} is not JSON (line {error.lineno}), and not a Pooch profile or plan: check the path"
 
 
 def _format_of(content: dict[str, Any], path: str | Path) -> type[Profile] | type[Plan]:
@@ -184,6 +182,12 @@ def _format_of(content: dict[str, Any], path: str | Path) -> type[Profile] | typ
     return kinds[kind]
 
 
+def first_fault(error: pydantic.ValidationError) -> str:
+    """Where the first fault is and what it is, in one line."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}"
+
+
 def _validated(cls: type[Document], content: dict[str, Any], path: str | Path) -> Document:
     fields = {key: value for key, value in content.items() if key not in _HEADER}
     if cls is Plan and content["version"] < VERSIONS[Plan]:
@@ -191,16 +195,13 @@ def _validated(cls: type[Document], content: dict[str, Any], path: str | Path) -
     try:
         document: Document = pydantic.TypeAdapter(cls).validate_json(json.dumps(fields))
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        problem = f"{place}: {first['msg'].lower()}"
-        raise FileFormatError(f"{path} is damaged ({problem}): {_MAKE_AGAIN[cls]}") from error
+        raise FileFormatError(f"{path} is damaged ({first_fault(error)}): {_MAKE_AGAIN[cls]}") from error
     fault = check_profile(document) if isinstance(document, Profile) else check_plan(document)
     if fault is not None:
         raise FileFormatError(f"{path} is inconsistent ({fault}): {_MAKE_AGAIN[cls]}")
     if cls is Plan and content.get("checksum") != checksum(fields):
         raise FileFormatError(
-            f"{path} was changed since it was made: {_MAKE_AGAIN[cls]}, or of your own decisions with "
+            f"{path} was changed since it was made: {_MAKE_AGAIN[cls]}, or make a plan of your own decisions with "
             "`pooch.plan_from_decisions`"
         )
     return document

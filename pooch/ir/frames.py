@@ -1,4 +1,4 @@
-"""Profiles, plans and timelines as pandas tables. pandas is imported when a table is asked for, not before."""
+"""Profiles, plans and timelines as pandas tables. pandas is imported when a table is made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TIMELINE_COLUMNS = ("stream", "kind", "slot", "target", "start_ms", "end_ms")
 def profile_frame(profile: Profile) -> pandas.DataFrame:
     """One row per activation in forward order, indexed by `activation` (its id).
 
-    `layer` is the module that made it and `op` the operator. What recomputing it costs is in `pooch.activation_costs`.
+    `layer` is the module that made the activation and `op` the operator. `pooch.activation_costs` has recompute costs.
     """
     rows = [_profile_row(profile, value) for value in profile.activations]
     index = [value.id for value in profile.activations]
@@ -69,7 +69,7 @@ def plan_frame(plan: Plan) -> pandas.DataFrame:
     rows = [{name: getattr(decision, name) for name in _PLAN_COLUMNS} for decision in plan.choices]
     frame = _indexed_frame(rows, [decision.value for decision in plan.choices], _PLAN_COLUMNS)
     changes = ["keep_change_ms", "swap_change_ms", "recompute_change_ms"]
-    frame[changes] = frame[changes].astype(float)  # nan where it was not simulated
+    frame[changes] = frame[changes].astype(float)  # nan if it was not simulated
     return frame
 
 
@@ -83,7 +83,7 @@ def timeline_frame(timeline: Timeline) -> pandas.DataFrame:
 
 
 def memory_curve_frame(timeline: Timeline) -> pandas.DataFrame:
-    """Columns `time_ms`, `live_bytes`, two rows per slot: its entry, and its body (placed in the middle of it)."""
+    """Columns `time_ms` and `live_bytes`, with two rows per slot: its entry, and its body in the middle of the slot."""
     import pandas
 
     starts = numpy.asarray(timeline.slot_start_ms, dtype=float)

@@ -1,4 +1,4 @@
-"""The plan: keep, swap or recompute for each activation, why, and what it will cost. Frozen data, no torch."""
+"""The plan: keep, swap or recompute for each activation, with reasons and predicted costs. No torch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class Decision:
     Attributes:
         value: id of the value in the profile.
         choice: "keep", "swap" or "recompute".
-        label, size_bytes: of the value, for people.
-        copy_ms: time that copying it out and back would take on the link.
-        replay_ms: time to replay it from the values kept or brought back (nan where it cannot be replayed).
-        reason: one line for people, in numbers.
-        keep_change_ms, swap_change_ms, recompute_change_ms: by how much the predicted step would change if this
-            activation alone were kept, swapped or recomputed: 0 for the choice made, inf where that does not fit the
-            budget, None where it is impossible or was not simulated.
+        label: of the value.
+        size_bytes: of the value.
+        copy_ms: time to copy it out and back.
+        replay_ms: time to replay it from values that are kept or copied back; nan if it cannot be replayed.
+        reason: one line, in numbers.
+        keep_change_ms: change of the predicted step time if only this activation were kept instead. 0 for the choice
+            made, inf if the budget does not allow it, None if it is impossible or was not simulated.
+        swap_change_ms: the same if it were swapped.
+        recompute_change_ms: the same if it were recomputed.
     """
 
     value: int
@@ -47,11 +49,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOp:
-    """What the runtime expects of one forward op.
+    """A forward op as the runtime expects it.
 
     Attributes:
-        name: of the operator. fingerprint: as in the profile.
-        writes: ids of the values it makes, -1 for outputs that nothing is planned for.
+        name: of the operator.
+        fingerprint: as in the profile.
+        writes: ids of the values that it makes; -1 for outputs without a decision.
     """
 
     name: str
@@ -61,24 +64,30 @@ class ExpectedOp:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Self-contained: carries its schedule and the fingerprints of the ops that it expects.
+    """A self-contained plan, with its schedule and the fingerprints of the ops that it expects.
 
     Attributes:
-        policy: which policy decided. region: "model": applied to calls of the model; "step": to `with run.step()`.
-        budget_bytes: the budget that it keeps (0 = none was given).
-        predicted_peak_bytes, predicted_step_ms: from the simulator.
-        in_core_peak_bytes, in_core_step_ms: of the profile.
+        workload: name of the profiled workload.
+        device_kind: kind of the profiled device.
+        model_signature: of the profiled model.
+        policy: that decided, with its parameters.
+        region: "model": applied to calls of the model; "step": to `with run.step()`.
+        budget_bytes: the budget (0: none was given).
+        predicted_peak_bytes: from the simulator.
+        predicted_step_ms: from the simulator.
+        in_core_peak_bytes: of the profile.
+        in_core_step_ms: of the profile.
         lower_bound_ms: no plan under this budget is faster in the simulator's model.
         gap: (predicted_step_ms - lower_bound_ms) / predicted_step_ms.
-        status: "optimal" (gap at most 1%), "feasible", "heuristic" (a cheap policy's plan), or "manual".
-        notes: what happened on the way ("HiGHS is missing, CBC was used").
+        status: "optimal" (gap at most 1%), "feasible", "heuristic" (from a heuristic policy), or "manual".
+        notes: on the planning ("HiGHS is missing, CBC was used").
         choices: one `Decision` per activation, in forward order.
-        schedule: what will be executed.
+        schedule: what is executed.
         expected: forward ops of the region, in order.
         anchors: (slot, value ids) as in the profile.
         first_slot: slot of the first op in `expected`.
-        planning_ms: wall time spent on it.
-        persistent_bytes: of the profile: what lived before the step (0 = unknown).
+        planning_ms: wall time of planning.
+        persistent_bytes: of the profile (0: unknown).
     """
 
     workload: str
@@ -109,7 +118,7 @@ class Plan:
         return {decision.value: decision.choice for decision in self.choices}
 
     def save(self, path: str | Path) -> None:
-        """Write validated JSON (beside the target first, then renamed)."""
+        """Write the plan as JSON."""
         from pooch.ir.files import save_document
 
         save_document(self, path)
@@ -126,7 +135,7 @@ class Plan:
         return load_document(cls, path)
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per activation: the decision and its reason in numbers (pandas)."""
+        """One row per activation with its decision and reason."""
         from pooch.ir.frames import plan_frame
 
         return plan_frame(self)

@@ -1,10 +1,9 @@
-"""The profile: one training step as measured. Frozen data, no torch.
+"""The profile: one measured training step. No torch.
 
-Time in a profile is a row of *slots*, one per op: forward ops first, then backward ops, then one
-closing op `pooch.end` of no duration. Slot k lasts from the moment just before op k starts to the
-moment just before op k + 1 starts, so whatever autograd or the program frees after op k still counts in slot k.
-Memory is known at two *points* of each slot: `2k`, its entry (just before op k starts, where the
-actions of a schedule happen), and `2k + 1`, its body (the highest live bytes while it lasts).
+Time in a profile is a sequence of *slots*, one per op: forward ops, backward ops, then a closing op `pooch.end` of no
+duration. Slot k lasts from just before op k starts to just before op k + 1 starts, so what autograd or the program
+frees after op k still counts in slot k. Memory is known at two *points* of each slot: `2k`, its entry (just before op k
+starts, where the actions of a schedule happen), and `2k + 1`, its body (the highest live bytes while it lasts).
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ Role = Literal["parameter", "buffer", "external", "made", "transient"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where the profile was taken.
+    """The device of a profile.
 
     Attributes:
         kind: "cpu", or the type of the accelerator as PyTorch calls it ("cuda").
-        name: processor or card, as it calls itself.
-        memory_bytes: device memory in all.
-        modelled: True when times come from a device model and not from this device.
+        name: of the processor or card.
+        memory_bytes: total device memory.
+        modelled: whether times come from a device model instead of this device.
         software: versions, such as {"torch": "2.13.0+cpu", "python": "3.11.7"}.
     """
 
@@ -41,7 +40,7 @@ class Device:
 
     @property
     def has_streams(self) -> bool:
-        """Whether the host issues ops that the device runs later; on a CPU the host itself computes."""
+        """Whether the host issues ops that the device runs later; on a CPU, the host itself computes."""
         return self.kind != "cpu"
 
 
@@ -50,13 +49,16 @@ class Link:
     """Cost of moving bytes between the device and the swap tier. A copy of n bytes lasts `latency + n * ranks / rate`.
 
     Attributes:
-        tier: what lies at the other end, such as "spill file /tmp (direct)" or "pinned host memory".
-        out_latency_ms, in_latency_ms: fixed cost of one copy, in ms.
-        out_bytes_per_ms, in_bytes_per_ms: rate of long copies, in bytes per ms.
-        full_duplex: both directions run at once at full rate; else all copies share one queue.
-        out_compute_share, in_compute_share: compute work that one ms of copying displaces, in ms (0 = free
-            overlap): while a copy runs, compute advances at rate 1 / (1 + share).
-        ranks: processes that copy over this link at the same time; each gets that part of the rates.
+        tier: the swap tier, such as "spill file /tmp (direct)" or "pinned host memory".
+        out_latency_ms: fixed cost of one copy to the tier.
+        in_latency_ms: fixed cost of one copy from the tier.
+        out_bytes_per_ms: rate of long copies to the tier.
+        in_bytes_per_ms: rate of long copies from the tier.
+        full_duplex: whether both directions run at once at full rate; otherwise all copies share one queue.
+        out_compute_share: compute time in ms that 1 ms of copying to the tier displaces (0: free overlap). While a copy
+            runs, compute advances at rate 1 / (1 + share).
+        in_compute_share: the same for copying from the tier.
+        ranks: processes that copy over this link at the same time and share its rates.
     """
 
     tier: str
@@ -80,14 +82,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class HookCosts:
-    """What the runtime itself takes of the host under a plan that does anything, in ms. None of it in-core.
+    """Host time that the runtime takes under a plan that swaps or recomputes anything.
 
-    On a CPU this is time of compute. A device with streams waits for it only where the host is behind.
+    On a CPU this is compute time. A device with streams waits for it only if the host is behind.
 
     Attributes:
-        op_ms: for each forward op of the planned region. replay_ms: for each op that is replayed, beyond what it
-            took the first time.
-        copy_ms: for each copy that is begun.
+        op_ms: for each forward op of the planned region.
+        replay_ms: for each op that is replayed, beyond its time in the forward pass.
+        copy_ms: for each copy that is started.
     """
 
     op_ms: float = 0.0
@@ -97,23 +99,19 @@ class HookCosts:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One executed operator that computes (pure views are left out).
+    """One executed operator that computes (not a mere view).
 
     Attributes:
-        index: position in the step = its slot.
-        name: "aten.convolution.default" in the forward pass, "aten::convolution_backward" in the backward pass.
-        phase: "forward" or "backward".
-        module: path of the module that called it ("" outside of any module; in backward: the autograd node).
-        time_ms: duration, rescaled so that all ops sum up to the unprofiled step.
-        entry_bytes: live device bytes just before it starts, in-core.
-        peak_bytes: highest live device bytes in its slot, in-core.
-        reads: ids of the values it reads (forward only).
-        writes: ids of the values it makes (forward only).
-        fingerprint: name, shapes and dtypes of outputs as text, to recognise it at run time (forward only).
-        refusal: why it cannot be replayed, or None where it can (backward ops are never replayed).
-        random: draws from the random generator.
-        host_ms: time of the host to issue it to a device with streams, where that is known; 0 on a CPU, whose time of
-            compute it is. In-core the host is never late: up to each op it has taken no longer than the device.
+        index: position in the step = its slot. name: "aten.convolution.default" in the forward pass,
+        "aten::convolution_backward" in the backward pass. phase: "forward" or "backward". module: path of the module
+        that called it ("" outside any module; in the backward pass, the autograd node). time_ms: duration, scaled so
+        that all ops sum up to the time of the step without profiling. entry_bytes: live device bytes just before it
+        starts, in-core. peak_bytes: highest live device bytes in its slot, in-core. reads: ids of the values that it
+        reads (forward only). writes: ids of the values that it makes (forward only). fingerprint: name, shapes and
+        dtypes of its outputs, to recognize it at run time (forward only). refusal: why it cannot be replayed, or None
+        if it can (backward ops are never replayed). random: whether it draws random numbers. host_ms: host time to
+        issue it to a device with streams, if known; 0 on a CPU, where it is compute time. In-core,
+            the host is never late: up to each op it has taken no longer than the device.
     """
 
     index: int
@@ -137,27 +135,27 @@ class Value:
 
     Attributes:
         id: position in `Profile.values`.
-        size_bytes: bytes of the storage (what a copy moves).
-        allocated_bytes: bytes that the allocator takes for it (rounded up on a GPU).
+        size_bytes: of the storage, which is what a copy moves.
+        allocated_bytes: that the allocator takes for it (rounded up on a GPU).
         role: "parameter" and "buffer" of the model; "external": existed before the step (inputs, constants);
             "made": written by an op of the forward pass; "transient": in a storage that the program itself empties and
-            fills, as FSDP does with gathered parameters, so nothing can count on its being there.
+            fills, as FSDP does with gathered parameters, so that nothing can rely on its contents.
         producer: index of the op that wrote it; -1 for values that existed before the step.
-        overwrites: id of the value whose storage an in-place op reused for this one, or -1.
-        overwritten_at: index of the op that wrote over this value's storage in place, or -1.
-        label: for people: module path and operator.
-        dtype, shape: of the tensor that was first seen on it, for people.
-        saved: autograd saved it for the backward pass.
-        saved_outside_model: at least one save happened outside of calls of the model (in the loss, say), so a
+        overwrites: id of the value that an in-place op overwrote with this one, or -1.
+        overwritten_at: index of the op that overwrote it in place, or -1.
+        label: module path and operator.
+        dtype: of the first tensor that was seen on it.
+        shape: of that tensor.
+        saved: whether autograd saved it for the backward pass.
+        saved_outside_model: whether it was also saved outside calls of the model (in the loss, for example), so that a
             plan for the region "model" cannot decide on it.
-        release: last slot in which the program itself (not autograd) holds it; `len(ops)` where it never lets go.
-        first_unpack: slot of its first read by the backward pass, -1 where never read.
-        death: last slot in which it is held in-core; `len(ops)` where it outlives the step.
-        fixed: why nothing can be decided on it ("too small", "held by the program", ...), or None for an activation
-            that a plan decides on.
-        touches: forward slots in which the program looks at it without an op of the profile: through a view, `.item()`
-            or `print`. None: unknown, or its address was handed out (`.numpy()`, `.data_ptr()`, a collective), so that
-            nobody sees when it is read and its storage cannot be emptied while the program holds it.
+        release: last slot in which the program itself (not autograd) holds it; `len(ops)` if it never releases it.
+        first_unpack: slot of its first read by the backward pass, or -1.
+        death: last slot in which anything holds it in-core; `len(ops)` if it outlives the step.
+        fixed: why a plan cannot decide on it ("too small", "held by the program", ...), or None for an activation.
+        touches: forward slots in which the program reads it without an op of the profile: through a view, `.item()` or
+            `print`. None: unknown, or its address was passed on (`.numpy()`, `.data_ptr()`, a collective), so that
+            reads cannot be seen and its storage cannot be emptied while the program holds it.
     """
 
     id: int
@@ -184,30 +182,29 @@ class Profile:
     """One measured training step.
 
     Attributes:
-        workload: name of what was profiled, for people.
-        mode: how it was profiled: "run", "offload" or "fake".
-        device, link: where, and the cost of transfers.
+        workload: name of what was profiled.
+        mode: how it was profiled.
+        device: where it was profiled, or the modelled device.
+        link: cost of transfers to the swap tier.
         ops: forward ops, backward ops, and the closing op `pooch.end`; `ops[k].index == k`.
         values: every value of the step; `values[i].id == i`.
-        anchors: for each backward slot at whose entry a value made by the step is first unpacked: (slot, value ids in
-            order of unpacking). Only there can a schedule act during the backward pass.
+        anchors: (slot, value ids in order of unpacking) for each backward slot at whose entry values made by the step
+            are first unpacked. During the backward pass, a schedule can act only there.
         forward_ops: number of forward ops; `ops[forward_ops:]` is the backward pass.
-        model_begin, model_end: the ops of the first call of the model, its hooks included, are
-            `ops[model_begin:model_end]`; the same number where the step never calls the model itself.
+        model_begin: index of the first op of the first call of the model, its hooks included.
+        model_end: index after the last op of that call; equal to `model_begin` if the step never calls the model.
         persistent_bytes: parameters, buffers, optimizer state (also what its first step will create), inputs and
-            whatever else lived before the step; counted in every `entry_bytes` and `peak_bytes`.
-        step_ms: unprofiled in-core time of forward + backward (median of the repeats). In mode "offload" it is
-            the sum of op times: the model could not run plainly.
-        peak_bytes: in-core peak of live device bytes. reserved_bytes: peak that the allocator reserved (0 = unknown).
-        time_factor: what measured op times were multiplied by so that they sum up to `step_ms`.
-        model_signature: digest of the names, shapes and dtypes of the model's parameters and buffers.
-        batch_size: items per step, 0 where unknown.
-        notes: anything a reader should know ("times modelled", "2 ops could not be attributed").
-        sizes: what all bytes of the profile count. "requested": what the program asked for, as the CPU's allocator
-            counts; "allocated": blocks as the caching allocator of the recorded step handed them out, rounded up to 512
-            bytes and not split where little would be left; "rounded": rounded up to 512 bytes alone (mode "fake" for
-            such a device).
-        hooks: what a plan costs the host besides; all 0 where that was not measured (modelled devices).
+            everything else that lived before the step; counted in every `entry_bytes` and `peak_bytes`.
+        step_ms: in-core time of the forward and backward pass without profiling (median of the repeats). In mode
+            "offload" it is the sum of op times, since the step could not run plainly.
+        peak_bytes: in-core peak of live device bytes. reserved_bytes: peak that the allocator reserved (0: unknown).
+        time_factor: factor by which measured op times were scaled to sum up to `step_ms`. model_signature: digest of
+        the names, shapes and dtypes of the model's parameters and buffers. batch_size: items per step (0: unknown).
+        notes: for the reader ("times modelled", "2 ops could not be attributed"). sizes: what bytes of the profile
+        count. "requested": what the program requested, as on a CPU; "allocated": blocks
+            of the caching allocator, rounded up to 512 bytes and not split if little would be left; "rounded": only
+            rounded up to 512 bytes (mode "fake" for such a device).
+        hooks: host time that a plan costs; all 0 if it was not measured (modelled devices).
     """
 
     workload: str
@@ -237,11 +234,11 @@ class Profile:
         return tuple(value for value in self.values if value.fixed is None)
 
     def shared_by(self, ranks: int) -> Profile:
-        """The same step where so many processes copy over the link at the same time, as several GPUs on one bus do."""
+        """The same step with several processes that copy over the link at the same time, such as GPUs on one bus."""
         return replace(self, link=replace(self.link, ranks=ranks))
 
     def save(self, path: str | Path) -> None:
-        """Write validated JSON (beside the target first, then renamed)."""
+        """Write the profile as JSON."""
         from pooch.ir.files import save_document
 
         save_document(self, path)
@@ -258,7 +255,7 @@ class Profile:
         return load_document(cls, path)
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per activation, in forward order (pandas)."""
+        """One row per activation in forward order."""
         from pooch.ir.frames import profile_frame
 
         return profile_frame(self)

@@ -1,4 +1,4 @@
-"""The timeline: what the simulator predicts. Frozen data, no torch."""
+"""The timeline: what the simulator predicts. No torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ Stream = Literal["compute", "copy_out", "copy_in"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Something that a stream does, or waits for.
+    """Something that a stream does or waits for.
 
     Attributes:
-        stream: which. kind: "op", "replay", "stall" or "copy". slot: at which slot it was issued.
+        stream: which stream.
+        kind: what it is.
+        slot: at which it was issued.
         target: op index, or value id for copies and stalls.
-        start_ms, end_ms: since the step began.
+        start_ms: since the step began.
+        end_ms: since the step began.
     """
 
     stream: Stream
@@ -36,14 +39,15 @@ class Timeline:
     """Prediction for one step under a schedule.
 
     Attributes:
-        step_ms: predicted duration. stall_ms: part of it in which compute waits for copies.
-        replay_ms: part of it spent on replays.
+        step_ms: predicted duration.
+        stall_ms: part of it in which compute waits for copies.
+        replay_ms: part of it that replays take.
         peak_bytes: highest live device bytes.
-        point_bytes: int64 array of shape (2 * ops,): live bytes at each point (entries include the peaks of the
-            actions that happen there).
-        slot_start_ms: float array of shape (ops + 1,): when op k starts, and the end of the step.
-        host_bytes: bytes taken in the tier.
-        intervals: what the three streams do (empty when simulated without detail).
+        point_bytes: live bytes at each point, int64 array of shape (2 * ops,); entries include the peaks of the actions
+            there.
+        slot_start_ms: start of each op and end of the step, float array of shape (ops + 1,).
+        host_bytes: taken in the swap tier.
+        intervals: what the three streams do (empty if simulated without detail).
     """
 
     step_ms: float
@@ -56,7 +60,7 @@ class Timeline:
     intervals: tuple[Interval, ...] = ()
 
     def memory_curve(self) -> pandas.DataFrame:
-        """Columns `time_ms`, `live_bytes`: the predicted memory over time, in order (two rows per slot)."""
+        """The predicted memory over time: columns `time_ms` and `live_bytes`, two rows per slot."""
         from pooch.ir.frames import memory_curve_frame
 
         return memory_curve_frame(self)
