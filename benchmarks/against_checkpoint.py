@@ -27,7 +27,7 @@ from pooch.api.profiling import profile_workload
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
 from pooch.measure.training import applied, train_steps
-from pooch.workloads import Workload, workload_factory
+from pooch.workloads import Workload, WorkloadFactory
 
 NAME, TITLE = "against-checkpoint-cpu", "Pooch beside torch.utils.checkpoint"
 BLOCKS = {"resnet50": "Bottleneck", "gpt2": "GPT2Block"}
@@ -69,7 +69,7 @@ def _plan_below(profile: Profile, checkpoint_peak: int) -> Plan:
 
 def compare(name: str, turns: int) -> dict[str, Any]:
     """Peaks and timed steps of plain, checkpointed and planned training."""
-    factory = workload_factory(name)
+    factory = WorkloadFactory(name)
     profile = profile_workload(factory(), progress=tell)
     plain_peak = train_steps(factory(), None, 2, tell).peak_bytes
     checkpoint_peak = _checkpoint_peak(factory(), BLOCKS[name])

@@ -26,7 +26,7 @@ from pooch.api.profiling import profile_workload
 from pooch.devices import find_device
 from pooch.ir import Profile
 from pooch.units import format_bytes, format_ms
-from pooch.workloads import WorkloadFactory, workload_factory
+from pooch.workloads import WorkloadFactory
 
 WORKLOADS = ("resnet50", "gpt2", "unet3d", "lstm")
 SMALL: dict[str, dict[str, int]] = {
@@ -44,7 +44,7 @@ PUBLISHED: tuple[tuple[str, dict[str, int]], ...] = (
 
 def _factory(name: str, sizes: dict[str, int], device: str | None = None) -> WorkloadFactory:
     settings = {key: value for key, value in sizes.items() if key != "batch_size"}
-    return workload_factory(name, batch_size=sizes.get("batch_size"), device=device, settings=settings)
+    return WorkloadFactory(name, batch_size=sizes.get("batch_size"), device=device, settings=settings)
 
 
 def _timed(make: Callable[[], Profile]) -> tuple[Profile, float]:

@@ -38,8 +38,7 @@ from pooch.ir import Plan, Profile
 from pooch.measure.training import Trained, applied, train_steps
 from pooch.measure.training_report import report_of
 from pooch.units import format_bytes
-from pooch.workloads import Workload, workload_factory
-from pooch.workloads.loading import WorkloadFactory
+from pooch.workloads import Workload, WorkloadFactory
 
 NAME, TITLE = "main-job-cpu", "The main job on the CPU"
 WORKLOADS = ("resnet50", "gpt2", "unet3d", "lstm")
@@ -150,7 +149,7 @@ def main() -> None:
     names = arguments.workload or WORKLOADS
     results = earlier_results(NAME, arguments.output, names)
     for name in names:
-        factory = workload_factory(name)
+        factory = WorkloadFactory(name)
         tell(f"{name}: profiling")
         profile = profile_workload(factory(), progress=tell)
         if arguments.keep_profiles:

@@ -1,22 +1,22 @@
 """Pooch trains a PyTorch model under a byte budget: it keeps, swaps or recomputes each activation of the step.
 
-The pipeline, and the name of each stage here::
+The stages and their names here::
 
     profile(forward, model)  ->  plan(profile, budget)  ->  simulate(profile, plan)  |  apply(plan, model)
         Profile: measured            Plan: chosen              Timeline: predicted         a run: executed
 
-One step is measured (`profile`), an integer program decides what happens to every activation under the budget
-(`plan`), the decision is lowered to a verified schedule that comes with the plan, and that schedule is what gets
-simulated (`simulate`) and what gets executed in your unchanged training loop (`apply`). Losses, gradients, buffers
-and random state are bitwise those of plain training; the peak stays within the budget.
+One step is measured (`profile`), and an integer program decides what happens to every activation under the budget
+(`plan`). The decisions are lowered to a verified schedule, which is both simulated (`simulate`) and executed in your
+unchanged training loop (`apply`). Losses, gradients, buffers and random states are bitwise those of plain training, and
+the peak stays within the budget.
 
     >>> profile = pooch.profile(forward, model, optimizer)         # forward: () -> loss
     >>> plan = pooch.plan(profile, budget="60%")                    # of the in-core peak, or "16GiB", or "min"
-    >>> with pooch.apply(plan, model):                              # then train as always
+    >>> with pooch.apply(plan, model):                              # then train as usual
     ...     loss = forward(); loss.backward(); optimizer.step()
 
-Names are loaded when they are first used (PEP 562), so `import pooch` is quick, and planning or simulating a saved
-profile never imports torch.
+Names are imported when they are first used (PEP 562), so `import pooch` is fast, and planning or simulating a saved
+profile does not import torch.
 """
 
 from __future__ import annotations
@@ -28,97 +28,73 @@ from pooch._identity import refuse_other_pooch
 
 if TYPE_CHECKING:
     from pooch import errors as errors
-    from pooch.analysis.costs import activation_costs
-    from pooch.api.applying import apply
-    from pooch.api.guarding import guard
-    from pooch.api.planning import plan, smallest_budget
-    from pooch.api.profiling import profile
-    from pooch.api.simulation import simulate
-    from pooch.batch_search.max_batch import max_batch
-    from pooch.batch_search.results import MaxBatch
-    from pooch.errors import (
-        FileFormatError,
-        InfeasibleBudget,
-        InvalidSchedule,
-        PlanMismatch,
-        PoochError,
-        ProfileError,
-        TierError,
-        UsageError,
-        WorkloadError,
-    )
-    from pooch.ir import Plan, Profile, Timeline
-    from pooch.workloads import Workload
+    from pooch.analysis.costs import activation_costs as activation_costs
+    from pooch.api.applying import apply as apply
+    from pooch.api.guarding import guard as guard
+    from pooch.api.planning import plan as plan
+    from pooch.api.planning import plan_from_decisions as plan_from_decisions
+    from pooch.api.planning import smallest_budget as smallest_budget
+    from pooch.api.profiling import profile as profile
+    from pooch.api.simulation import simulate as simulate
+    from pooch.batch_search.max_batch import max_batch as max_batch
+    from pooch.batch_search.results import MaxBatch as MaxBatch
+    from pooch.errors import FileFormatError as FileFormatError
+    from pooch.errors import InfeasibleBudget as InfeasibleBudget
+    from pooch.errors import InvalidSchedule as InvalidSchedule
+    from pooch.errors import PlanMismatch as PlanMismatch
+    from pooch.errors import PoochError as PoochError
+    from pooch.errors import ProfileError as ProfileError
+    from pooch.errors import TierError as TierError
+    from pooch.errors import UsageError as UsageError
+    from pooch.errors import WorkloadError as WorkloadError
+    from pooch.ir import Plan as Plan
+    from pooch.ir import Profile as Profile
+    from pooch.ir import Timeline as Timeline
+    from pooch.workloads import Workload as Workload
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "activation_costs": "analysis.costs",
-    "profile": "api.profiling",
-    "plan": "api.planning",
-    "plan_from_decisions": "api.planning",
-    "smallest_budget": "api.planning",
-    "simulate": "api.simulation",
-    "apply": "api.applying",
-    "guard": "api.guarding",
-    "max_batch": "batch_search.max_batch",
-    "MaxBatch": "batch_search.results",
-    "Profile": "ir",
-    "Plan": "ir",
-    "Timeline": "ir",
-    "Workload": "workloads",
-    "PoochError": "errors",
-    "UsageError": "errors",
-    "ProfileError": "errors",
-    "WorkloadError": "errors",
-    "InfeasibleBudget": "errors",
-    "InvalidSchedule": "errors",
-    "PlanMismatch": "errors",
-    "TierError": "errors",
-    "FileFormatError": "errors",
+_NAMES = {
+    "analysis.costs": ("activation_costs",),
+    "api.applying": ("apply",),
+    "api.guarding": ("guard",),
+    "api.planning": ("plan", "plan_from_decisions", "smallest_budget"),
+    "api.profiling": ("profile",),
+    "api.simulation": ("simulate",),
+    "batch_search.max_batch": ("max_batch",),
+    "batch_search.results": ("MaxBatch",),
+    "errors": (
+        "FileFormatError",
+        "InfeasibleBudget",
+        "InvalidSchedule",
+        "PlanMismatch",
+        "PoochError",
+        "ProfileError",
+        "TierError",
+        "UsageError",
+        "WorkloadError",
+    ),
+    "ir": ("Plan", "Profile", "Timeline"),
+    "workloads": ("Workload",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "FileFormatError",
-    "InfeasibleBudget",
-    "InvalidSchedule",
-    "MaxBatch",
-    "Plan",
-    "PlanMismatch",
-    "PoochError",
-    "Profile",
-    "ProfileError",
-    "TierError",
-    "Timeline",
-    "UsageError",
-    "Workload",
-    "WorkloadError",
-    "activation_costs",
-    "apply",
-    "errors",
-    "guard",
-    "max_batch",
-    "plan",
-    "plan_from_decisions",
-    "profile",
-    "simulate",
-    "smallest_budget",
-]
+__all__ = ["errors", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its home on first use."""
+    """Import a public name on first use."""
     if name == "errors":
         return importlib.import_module(".errors", __package__)
     if name not in _HOMES:
-        raise AttributeError(f"module 'pooch' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __package__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """The public names, also those not loaded yet."""
+    """The public names, including those that are not imported yet."""
     return sorted({*globals(), *__all__})
 
 

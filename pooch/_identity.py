@@ -1,7 +1,6 @@
-"""The package index knows another `pooch`, a download helper. Both import as `pooch`, so one would shadow the other.
+"""Refuse to run beside another package that imports as `pooch`, the download helper on the package index.
 
-Where its files lie in this package's folder, or its metadata says it is installed beside this one, a later
-`import pooch.something` could load either; that is told at once instead of failing somewhere odd.
+If both are installed into one environment, `import pooch.something` could import either.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-# Modules of the download helper that this project does not have.
+# Modules that only the download helper has.
 _THEIR_FILES = ("core.py", "downloaders.py", "processors.py", "hashes.py")
 _REMEDY = (
     "both import as `pooch` and cannot share an environment: "
@@ -18,10 +17,10 @@ _REMEDY = (
 
 
 def refuse_other_pooch(package_path: Iterable[str]) -> None:
-    """Raise where the download helper `pooch` is in the way.
+    """Raise an error if the download helper `pooch` is installed into the same folder.
 
     Raises:
-        ImportError: its files were found, with the remedy.
+        ImportError: its files were found.
     """
     for folder in map(Path, package_path):
         strangers = [name for name in _THEIR_FILES if (folder / name).exists()]
@@ -34,5 +33,5 @@ def refuse_other_pooch(package_path: Iterable[str]) -> None:
 
 
 def _is_recorded_beside(folder: Path) -> bool:
-    """Whether a distribution named `pooch` says that it was installed next to this folder."""
+    """Whether a distribution named `pooch` is installed beside this folder."""
     return any(folder.parent.glob("pooch-[0-9]*.dist-info"))

@@ -1,7 +1,7 @@
-"""Optional rooms: packages that add policies, workloads, commands and file types to Pooch, which never imports them.
+"""Optional packages that add policies, workloads, commands and file types, without the rest of Pooch importing them.
 
-What a room adds is data in its `plugin.py`: names, and where the object behind each name is. The object is imported
-when somebody asks for it, so a room costs nothing until then.
+Each package lists in its `plugin.py` the names that it adds and where their objects are. An object is imported when it
+is first used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Kind = Literal["policies", "workloads", "commands", "workload_files", "exporters
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """Something that a room adds under a name.
+    """An object that a package adds under a name.
 
     Attributes:
-        module: where it is, as a full module name.
-        attribute: what it is called there.
+        module: full name of the module.
+        attribute: name of the object in the module.
         summary: one line for help texts.
     """
 
@@ -38,14 +38,14 @@ class Provided:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """What one room adds, by kind and name.
+    """What one package adds, by kind and name.
 
     Attributes:
-        policies: functions from a planning request to an outcome.
-        workloads: {any name: a tuple of built-in workloads}.
-        commands: click commands.
-        workload_files: {file suffix: function from a path to the builder of a workload}.
-        exporters: {file suffix: what writes a trained model to such a file}.
+        policies: functions from a planning request to an outcome, by name.
+        workloads: tuples of built-in workloads, by any name.
+        commands: click commands, by name.
+        workload_files: functions from a path to the builder of a workload, by file suffix.
+        exporters: functions that write a trained model to a file, by file suffix.
     """
 
     policies: Mapping[str, Provided] = field(default_factory=dict)
@@ -57,6 +57,6 @@ class Plugin:
 
 @cache
 def provided(kind: Kind) -> dict[str, Provided]:
-    """Everything of a kind that the rooms add, by name."""
+    """Everything of a kind that the packages add, by name."""
     rooms = (importlib.import_module(f".{room}.plugin", __package__).PLUGIN for room in ROOMS)
     return {name: each for room in rooms for name, each in getattr(room, kind).items()}

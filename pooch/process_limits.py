@@ -1,4 +1,4 @@
-"""What bounds the memory of this process besides the machine: resource limits and control groups."""
+"""Limits on the memory of this process: resource limits and control groups."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def is_limited() -> bool:
-    """Whether a resource limit bounds the memory of this process, so that it can run out while the machine has some."""
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
-    return any(limit != resource.RLIM_INFINITY for limit in limits)
+    """Whether a resource limit bounds the memory of this process, so that it may run out before that of the machine."""
+    return any(_soft_limit(kind) != resource.RLIM_INFINITY for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
+
+
+def _soft_limit(kind: int) -> int:
+    return resource.getrlimit(kind)[0]
 
 
 def left_by_limits() -> list[int]:
     """Bytes that the soft limits on private writable memory (VmData) and on address space (VmSize) leave."""
     used_kib = _status_kib()
-    pairs = ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize"))
-    soft = ((resource.getrlimit(kind)[0], name) for kind, name in pairs)
+    soft = ((_soft_limit(resource.RLIMIT_DATA), "VmData"), (_soft_limit(resource.RLIMIT_AS), "VmSize"))
     return [
         limit - 1024 * used_kib[name] for limit, name in soft if limit != resource.RLIM_INFINITY and name in used_kib
     ]
 
 
 def _status_kib() -> dict[str, int]:
-    """Sizes of this process in KiB, by their names in /proc/self/status; empty where there is no such file."""
+    """Sizes of this process in KiB by their names in /proc/self/status; empty if there is no such file."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -35,9 +37,7 @@ def _status_kib() -> dict[str, int]:
 
 
 def left_by_control_groups() -> list[int]:
-    """Bytes that the control groups (version 2) around this process leave; pages of files can be given up and count as
-    free.
-    """
+    """Bytes that the control groups (version 2) of this process leave; inactive pages of files count as free."""
     try:
         own = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
     except OSError:

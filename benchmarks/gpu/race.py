@@ -14,7 +14,7 @@ from pooch.api.profiling import profile_workload
 from pooch.ir import Plan
 from pooch.measure.training import Trained, first_difference, forward_and_backward, train_steps
 from pooch.torchtools import accelerators
-from pooch.workloads import Setting, Workload, WorkloadFactory, workload_factory
+from pooch.workloads import Setting, Workload, WorkloadFactory
 
 STEPS = 5
 
@@ -30,8 +30,8 @@ class Race:
 
     def factory(self, job: Job) -> WorkloadFactory:
         if job.small:
-            return workload_factory(f"{self.workload}@small", device=job.device)
-        return workload_factory(self.workload, batch_size=self.batch_size, device=job.device, settings=self.settings)
+            return WorkloadFactory(f"{self.workload}@small", device=job.device)
+        return WorkloadFactory(self.workload, batch_size=self.batch_size, device=job.device, settings=self.settings)
 
 
 RACES = (

@@ -27,7 +27,7 @@ from pooch.measure.training_report import TrainingReport, report_of
 from pooch.torchtools import accelerators, cuda_only
 from pooch.torchtools.training_state import model_device
 from pooch.units import format_bytes, format_ms
-from pooch.workloads import Setting, Workload, WorkloadFactory, workload_factory
+from pooch.workloads import Setting, Workload, WorkloadFactory
 
 BUDGETS = ("80%", "60%", "40%")
 STEPS, TURNS = 3, 5
@@ -55,13 +55,13 @@ def factory_of(job: Job) -> WorkloadFactory:
     """The workload as it fits this card, or its small version."""
     name = job.name.partition(":")[2]
     if job.small:
-        return workload_factory(f"{name}@small", device=job.device)
+        return WorkloadFactory(f"{name}@small", device=job.device)
     size = FULL_SIZES[name]
     batch_size = size.batch_size
     device = on_device(job.device)
     if accelerators.has_streams(device):
         batch_size = max(1, int(batch_size * min(1.0, accelerators.total_bytes(device) / CARD_BYTES)))
-    return workload_factory(name, batch_size=batch_size, device=job.device, settings=size.settings)
+    return WorkloadFactory(name, batch_size=batch_size, device=job.device, settings=size.settings)
 
 
 def run(job: Job) -> Verdict:

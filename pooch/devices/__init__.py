@@ -1,4 +1,4 @@
-"""Devices that steps can be modelled for: a catalogue of data sheets, and what was measured here. No torch."""
+"""Devices that steps can be modelled for: a catalogue of data sheets and measured devices. No torch."""
 
 from pooch.devices.catalogue import find_device, known_devices, read_catalogue, user_catalogue, write_device
 from pooch.devices.model import DeviceModel, Efficiency, LinkModel

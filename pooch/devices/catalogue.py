@@ -1,11 +1,11 @@
-"""The catalogue of devices: the one that comes with Pooch, and the user's own, which goes before it."""
+"""The catalogue of devices: Pooch's own, and the user's, which takes precedence."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import tomllib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,43 +13,24 @@ from typing import Any
 import pydantic
 import tomli_w
 
-from pooch.devices.model import DeviceModel, Efficiency, LinkModel
+from pooch.devices.model import DeviceModel
 from pooch.errors import FileFormatError, UsageError
-from pooch.ir.files import replace_file
+from pooch.ir.files import first_fault, replace_file
 
 _GIB = 2**30
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A device as it stands in a file; units as data sheets have them."""
-
-    title: str
-    kind: str
-    memory_gib: float
-    memory_gb_per_s: float
-    tflops: dict[str, float]
-    link: LinkModel
-    efficiency: Efficiency = field(default_factory=Efficiency)
-    tensor_cores: bool = True
-    launch_us: float = 5.0
-    copy_share: float = 0.0
-    source: str = ""
-    recalled: tuple[str, ...] = ()
-
-
-_SHARED = tuple(each.name for each in fields(_Entry) if each.name != "memory_gib")
-_READER = pydantic.TypeAdapter(_Entry)
+_READER = pydantic.TypeAdapter(DeviceModel)
 
 
 def user_catalogue() -> Path:
-    """Where the user's own devices stand."""
+    """The file with the user's own devices."""
     root = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(root) / "pooch" / "devices.toml"
 
 
 def known_devices() -> dict[str, DeviceModel]:
-    """Every device by name: those of Pooch, then the user's own (which replace one of the same name).
+    """Every device by name; the user's own take precedence.
 
     Raises:
         FileFormatError: the user's file cannot be read.
@@ -60,13 +41,14 @@ def known_devices() -> dict[str, DeviceModel]:
 
 
 def find_device(name: str) -> DeviceModel:
-    """The device of a name, or the one in a file.
+    """The device with a name, or in a file.
 
     Args:
-        name: such as "V100-PCIe" (in any case), "FILE.toml" that holds one device, or "FILE.toml:NAME".
+        name: such as "V100-PCIe" (case does not matter), "FILE.toml" with one device, or "FILE.toml:NAME".
 
     Raises:
-        UsageError: there is no such device. FileFormatError: the file cannot be read.
+        UsageError: there is no such device.
+        FileFormatError: the file cannot be read.
     """
     path, colon, inside = name.rpartition(":") if ".toml:" in name else (name, "", "")
     if path.endswith(".toml"):
@@ -89,7 +71,7 @@ def _only_one(models: dict[str, DeviceModel], path: str, name: str | None) -> De
     if name is None and len(models) == 1:
         return next(iter(models.values()))
     names = ", ".join(models)
-    what = f"has no device {name!r}" if name is not None else "holds several devices"
+    what = f"has no device {name!r}" if name is not None else "has several devices"
     raise UsageError(f"{path} {what}: write {path}:NAME with one of {names}")
 
 
@@ -97,12 +79,12 @@ def read_catalogue(path: str | Path) -> dict[str, DeviceModel]:
     """The devices of a file.
 
     Raises:
-        FileFormatError: missing, unreadable, no TOML, or with figures that make no sense.
+        FileFormatError: the file is missing, unreadable or not TOML, or a figure is invalid.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise FileFormatError(f"cannot read {path}: {reason.lower()}: give a catalogue of devices") from error
     return _parse(text, str(path))
 
@@ -111,37 +93,37 @@ def _parse(text: str, name: str) -> dict[str, DeviceModel]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise FileFormatError(f"{name} is no TOML ({error}): mend it, or make it again") from error
+        raise FileFormatError(f"{name} is not TOML ({error}): correct it, or make it again") from error
     defaults = tables.pop("defaults", {})
     models = {}
     for device, table in tables.items():
         if not isinstance(table, dict):
-            raise FileFormatError(f"{name}: {device} is no table: write [{device}] and its figures below")
+            raise FileFormatError(f"{name}: {device} is not a table: write [{device}] and its figures below")
         models[device] = _model(device, {**defaults, **table}, name)
     if not models:
-        raise FileFormatError(f"{name} holds no device: `pooch devices --measure` writes one")
+        raise FileFormatError(f"{name} has no device: `pooch devices --measure` writes one")
     return models
 
 
 def _model(device: str, table: dict[str, Any], name: str) -> DeviceModel:
+    memory_gib = table.pop("memory_gib", None)
+    if memory_gib is not None:
+        table["memory_bytes"] = round(memory_gib * _GIB) if isinstance(memory_gib, int | float) else memory_gib
     try:
-        entry = _READER.validate_python(table)
+        return _READER.validate_python({**table, "name": device})
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise FileFormatError(f"{name}: [{device}] {place}: {first['msg'].lower()}: mend it") from error
-    try:
-        shared: dict[str, Any] = {each: getattr(entry, each) for each in _SHARED}
-        return DeviceModel(name=device, memory_bytes=round(entry.memory_gib * _GIB), **shared)
-    except UsageError as error:
-        raise FileFormatError(f"{name}: {error}") from error
+        [first, *_] = error.errors(include_url=False, include_input=False)
+        if first["type"] == "value_error":  # of `DeviceModel` itself
+            raise FileFormatError(f"{name}: {first['ctx']['error']}") from error
+        fault = first_fault(error).replace("memory_bytes", "memory_gib")
+        raise FileFormatError(f"{name}: [{device}] {fault}: correct it") from error
 
 
 def write_device(model: DeviceModel, path: str | Path) -> None:
-    """Add a device to a catalogue file, or replace the one of its name; the file is made where there is none.
+    """Add a device to a catalogue file, or replace the one with its name; the file is made if there is none.
 
     Raises:
-        FileFormatError: the file is there but no catalogue, or cannot be written.
+        FileFormatError: the file exists but is not a catalogue, or cannot be written.
     """
     target = Path(path)
     models = read_catalogue(target) if target.exists() else {}
@@ -152,6 +134,5 @@ def write_device(model: DeviceModel, path: str | Path) -> None:
 
 
 def _table(model: DeviceModel) -> dict[str, Any]:
-    table = {name: getattr(model, name) for name in _SHARED}
-    nested = {"link": asdict(model.link), "efficiency": asdict(model.efficiency), "recalled": list(model.recalled)}
-    return table | nested | {"memory_gib": model.memory_bytes / _GIB}
+    table = asdict(model) | {"memory_gib": model.memory_bytes / _GIB, "recalled": list(model.recalled)}
+    return {key: value for key, value in table.items() if key not in ("name", "memory_bytes")}

@@ -1,4 +1,4 @@
-"""A device that need not be here: what a model of a step has to know of it. Frozen data, no torch."""
+"""Device models: what modelling a step needs to know about a device. No torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import Literal
 from pooch.errors import UsageError
 from pooch.ir import Device, Link
 
-OpClass = Literal["matmul", "convolution"]
+OpKind = Literal["matmul", "convolution"]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """The way to host memory: peak rates per direction in GB/s (10^9 bytes), and the fixed cost of one copy in us."""
+    """The link to host memory.
+
+    Attributes:
+        name: such as "PCIe 3.0 x16".
+        out_gb_per_s: peak rate to the host, in 10^9 bytes per second.
+        in_gb_per_s: peak rate from the host.
+        full_duplex: whether both directions run at once at full rate.
+        latency_us: fixed cost of one copy.
+    """
 
     name: str
     out_gb_per_s: float
@@ -25,8 +33,14 @@ class LinkModel:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What of each peak rate is reached, 0 to 1. `tensor_convolution`: of convolutions on tensor cores (tf32, half
-    precision), which are harder to keep busy than plain units.
+    """Share of each peak rate that is reached, from 0 to 1.
+
+    Attributes:
+        matmul: of matrix products.
+        convolution: of convolutions without tensor cores.
+        tensor_convolution: of convolutions on tensor cores (tf32, half precision), which are harder to keep busy.
+        memory: of the memory bandwidth.
+        link: of the link to host memory.
     """
 
     matmul: float = 1.0
@@ -41,18 +55,20 @@ class DeviceModel:
     """One device.
 
     Attributes:
-        name: as typed, such as "V100-PCIe". title: for people.
+        name: such as "V100-PCIe".
+        title: name for the reader.
         kind: "cpu", or the type of the accelerator as PyTorch calls it ("cuda").
-        memory_bytes: device memory in all.
-        tflops: peak rates by type, in 10^12 floating-point operations per second: at least "float32"; "tf32" is
+        memory_bytes: total device memory.
+        tflops: peak rates by type in 10^12 floating-point operations per second, at least for "float32"; "tf32" is
             float32 data on tensor cores.
-        memory_gb_per_s: peak bandwidth of its memory, in 10^9 bytes per second.
+        memory_gb_per_s: peak memory bandwidth in 10^9 bytes per second.
         link: to host memory.
-        efficiency: what of the peaks is reached.
+        efficiency: share of the peak rates that is reached.
         tensor_cores: whether half precision runs on tensor cores.
-        launch_us: time that every op takes at least.
-        copy_share: compute work that one ms of copying displaces (0: copy engines do it alone).
-        source: where the figures are from. recalled: those that were not checked when entered.
+        launch_us: minimum time of an op.
+        copy_share: compute time in ms that 1 ms of copying displaces (0: free overlap).
+        source: of the figures.
+        recalled: figures that were not checked against a source.
 
     Raises:
         UsageError: a figure is missing, not positive, or not finite.
@@ -94,44 +110,47 @@ class DeviceModel:
             if share > 1:
                 raise UsageError(f"device {self.name!r}: efficiency.{name} is {share}: give at most 1")
 
-    def flops_per_ms(self, dtype: str, op_class: OpClass) -> float:
-        """Reached rate, in floating-point operations per ms.
+    def flops_per_ms(self, dtype: str, op_kind: OpKind) -> float:
+        """Reached rate in floating-point operations per ms.
 
         Args:
-            dtype: "float32", "float16", ... A type that the device has no rate for runs as float32.
-            op_class: float32 convolutions run as tf32 where the device has it, matrix products do not: so are
-                PyTorch's defaults.
+            dtype: "float32", "float16", ... A type without a rate runs as float32. op_kind: by PyTorch's defaults,
+            float32 convolutions run as tf32 if the device has it, and matrix products do
+                not.
         """
         rates = [(dtype if dtype in self.tflops else "float32", self.tensor_cores and dtype in ("float16", "bfloat16"))]
-        if op_class == "convolution" and dtype == "float32" and "tf32" in self.tflops:
-            rates.append(("tf32", True))  # the library takes the faster algorithm
-        return max(self.tflops[name] * self._share(op_class, on_tensor_cores) for name, on_tensor_cores in rates) * 1e9
+        if op_kind == "convolution" and dtype == "float32" and "tf32" in self.tflops:
+            rates.append(("tf32", True))  # the library uses the faster algorithm
+        return max(self.tflops[name] * self._share(op_kind, on_tensor_cores) for name, on_tensor_cores in rates) * 1e9
 
-    def _share(self, op_class: OpClass, on_tensor_cores: bool) -> float:
-        if op_class == "matmul":
+    def _share(self, op_kind: OpKind, on_tensor_cores: bool) -> float:
+        if op_kind == "matmul":
             return self.efficiency.matmul
         return self.efficiency.tensor_convolution if on_tensor_cores else self.efficiency.convolution
 
     @property
     def bytes_per_ms(self) -> float:
-        """Reached bandwidth of its memory, in bytes per ms."""
+        """Reached memory bandwidth in bytes per ms."""
         return self.memory_gb_per_s * self.efficiency.memory * 1e6
 
-    def op_ms(self, flops: float, moved_bytes: float, dtype: str, op_class: OpClass) -> float:
-        """Roofline: an op lasts as long as its arithmetic or its memory traffic, whichever is longer, and is launched.
+    def op_ms(self, flops: float, moved_bytes: float, dtype: str, op_kind: OpKind) -> float:
+        """Roofline: the time of the arithmetic or of the memory traffic, whichever is longer, plus the launch.
 
         Args:
-            flops: floating-point operations. moved_bytes: read and written in device memory.
+            flops: number of floating-point operations.
+            moved_bytes: bytes that are read and written in device memory.
+            dtype: as `flops_per_ms` takes it.
+            op_kind: as `flops_per_ms` takes it.
         """
-        arithmetic_ms = flops / self.flops_per_ms(dtype, op_class) if flops else 0.0
+        arithmetic_ms = flops / self.flops_per_ms(dtype, op_kind) if flops else 0.0
         return max(arithmetic_ms, moved_bytes / self.bytes_per_ms) + self.launch_us / 1000
 
     def as_device(self, software: dict[str, str]) -> Device:
-        """The device as a profile names it, marked as modelled."""
+        """The device of a profile, marked as modelled."""
         return Device(self.kind, self.title, self.memory_bytes, True, software)
 
     def as_link(self) -> Link:
-        """The link as a profile names it."""
+        """The link of a profile."""
         out, back = (rate * self.efficiency.link * 1e6 for rate in (self.link.out_gb_per_s, self.link.in_gb_per_s))
         latency_ms = self.link.latency_us / 1000
         tier = f"{'host memory over ' if self.kind != 'cpu' else ''}{self.link.name}, modelled"

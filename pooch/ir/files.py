@@ -65,7 +65,9 @@ def load_any(path: str | Path) -> Profile | Plan:
         FileFormatError: as `load_document`.
     """
     content = _read_object(path)
-    return _validated(Plan if _format_of(content, path) is Plan else Profile, content, path)
+    if _format_of(content, path) is Plan:
+        return _validated(Plan, content, path)
+    return _validated(Profile, content, path)
 
 
 def replace_file(path: str | Path, content: bytes) -> None:

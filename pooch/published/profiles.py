@@ -10,7 +10,7 @@ from pooch.devices import find_device
 from pooch.ir import Link, Profile
 from pooch.progress import Progress
 from pooch.published.rows import Row
-from pooch.workloads import WorkloadFactory, workload_factory
+from pooch.workloads import WorkloadFactory
 
 MOST_KEPT = 24  # profiles take some megabytes each
 
@@ -59,4 +59,4 @@ class Profiles:
             batch_size = size
         elif size is not None:
             settings[row.grow] = size
-        return workload_factory(row.workload, batch_size=batch_size, settings=settings)
+        return WorkloadFactory(row.workload, batch_size=batch_size, settings=settings)

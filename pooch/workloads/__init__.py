@@ -1,8 +1,8 @@
-"""Models to profile: built-in ones, and the loader for the user's own. Importing this does not import torch."""
+"""Workloads to profile: built-in ones, and those of the user's files. Importing this does not import torch."""
 
 from pooch.workloads.base import Workload
 from pooch.workloads.catalogue import built_in_workloads
-from pooch.workloads.loading import WorkloadFactory, built_in, load_workload, workload_factory, workload_growth
+from pooch.workloads.loading import WorkloadFactory, built_in, load_workload, workload_growth
 from pooch.workloads.registry import BuiltIn, Growth, Preset
 from pooch.workloads.settings import Setting, parse_settings
 
@@ -17,6 +17,5 @@ __all__ = [
     "built_in_workloads",
     "load_workload",
     "parse_settings",
-    "workload_factory",
     "workload_growth",
 ]

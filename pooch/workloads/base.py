@@ -1,4 +1,4 @@
-"""What there is to train: a model, a function that gives its loss, and perhaps an optimizer."""
+"""A workload: a model, a function that returns its loss, and an optimizer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """One training step's ingredients.
+    """What a training step consists of.
 
     Attributes:
         model: the network; its `forward` is what a plan of region "model" covers.
-        forward: takes nothing, runs the model on the workload's own data, returns the scalar loss.
-        optimizer: its state counts as persistent bytes; also what steps in `pooch run`. None: no step is taken.
-        name: for people and for file names.
-        batch_size: items per step, 0 where unknown.
+        forward: () -> scalar loss of the model on the workload's data.
+        optimizer: its state counts as persistent bytes. None: training takes no optimizer steps.
+        name: for the reader.
+        batch_size: items per step (0: unknown).
     """
 
     model: torch.nn.Module

@@ -1,4 +1,4 @@
-"""From what was typed (`resnet50`, `train.py:make`, `model.onnx`) to a checked `Workload`."""
+"""From the name of a workload (`resnet50`, `train.py:make`, `model.onnx`) to a checked `Workload`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pooch.errors import PoochError, WorkloadError
+from pooch.errors import PoochError, UsageError, WorkloadError, first_line
 from pooch.plugins import provided
 from pooch.workloads.base import Workload
 from pooch.workloads.catalogue import built_in_workloads
 from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth
-from pooch.workloads.settings import Setting, call_arguments, check_batch_size
-from pooch.workloads.user_file import first_line, load_function
+from pooch.workloads.settings import Setting, call_arguments
+from pooch.workloads.user_file import load_function
 
-SEED = 1234  # of every build and every training, so that two of them can be compared
+SEED = 1234  # of every build and every training, so that they can be compared
 
 
 def load_workload(
@@ -25,41 +25,40 @@ def load_workload(
     device: str | None = None,
     settings: Mapping[str, Setting] | None = None,
 ) -> Workload:
-    """Build a workload, from the same random numbers each time; the caller's random states stay as they are.
+    """Build a workload from the same random numbers each time, without changing the caller's random states.
 
     Args:
         name: a built-in name, one with a size (`resnet50@pooch`), `file.py:function` or `model.onnx`.
-        batch_size, device: handed to the function; None leaves them to its defaults.
-        settings: further keyword arguments; they and the two above win against those of a size.
+        batch_size: passed to the function. None: its default.
+        device: passed to the function. None: its default.
+        settings: further keyword arguments. These three take precedence over those of a size.
 
     Raises:
-        UsageError: the batch size is not positive, or the function does not take what was asked for.
-        WorkloadError: the workload is unknown, cannot be loaded, or does not return what it must.
+        UsageError: the batch size is not positive, or the function does not take an argument.
+        WorkloadError: the workload is unknown, cannot be loaded, or does not return a valid `Workload`.
     """
     from pooch.torchtools.training_state import seeded
 
-    check_batch_size(batch_size)
-    with seeded(SEED):  # the user's file too may draw numbers when it is imported
-        return _load(name, batch_size, device, settings or {})
-
-
-def _load(name: str, batch_size: int | None, device: str | None, settings: Mapping[str, Setting]) -> Workload:
-    function, fixed = find_function(name)
-    given = dict(settings)
-    if batch_size is None and "batch_size" not in given:
-        batch_size = fixed.pop("batch_size", None)  # type: ignore[assignment]
-    fixed.pop("batch_size", None)
-    arguments = call_arguments(function, name, batch_size=batch_size, device=device, settings=fixed | given)
-    return _complete(_call(function, name, arguments), name, arguments)
+    if batch_size is not None and batch_size <= 0:
+        raise UsageError(f"the batch size {batch_size} is not positive: give --batch-size 1 or more")
+    with seeded(SEED):  # importing the user's file may draw random numbers too
+        function, defaults = find_function(name)
+        given = {**defaults, **(settings or {})}
+        if batch_size is not None:
+            given["batch_size"] = batch_size
+        arguments = call_arguments(function, name, device=device, settings=given)
+        return _complete(_call(function, name, arguments), name, arguments)
 
 
 @dataclass(frozen=True)
 class WorkloadFactory:
-    """Builds the same workload afresh at each call: same weights, same data. Plain data, so another process can
-    have it.
+    """Builds the same workload at each call, with the same weights and data. It can be passed to another process.
 
     Attributes:
-        name, batch_size, device, settings: as `load_workload` takes them.
+        name: as `load_workload` takes it.
+        batch_size: as `load_workload` takes it.
+        device: as `load_workload` takes it.
+        settings: as `load_workload` takes them.
     """
 
     name: str
@@ -68,23 +67,12 @@ class WorkloadFactory:
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def __call__(self) -> Workload:
-        """Build it."""
+        """Build the workload."""
         return load_workload(self.name, batch_size=self.batch_size, device=self.device, settings=self.settings)
 
 
-def workload_factory(
-    name: str,
-    *,
-    batch_size: int | None = None,
-    device: str | None = None,
-    settings: Mapping[str, Setting] | None = None,
-) -> WorkloadFactory:
-    """What builds a workload, as it was typed."""
-    return WorkloadFactory(name, batch_size, device, settings or {})
-
-
 def find_function(name: str) -> tuple[Callable[..., Any], dict[str, Setting]]:
-    """The function behind a workload's name, and the settings that the name stands for.
+    """The function that builds a workload, and the settings that belong to the name.
 
     Raises:
         UsageError: the built-in workload has no such size.
@@ -105,17 +93,17 @@ def find_function(name: str) -> tuple[Callable[..., Any], dict[str, Setting]]:
 
 
 def built_in(name: str) -> BuiltIn | None:
-    """The built-in workload that a typed name means, with or without a size; None where it means something else."""
+    """The built-in workload of a name with or without a size; None if there is none."""
     return built_in_workloads().get(name.partition("@")[0])
 
 
 def workload_growth(name: str, setting: str = "batch_size") -> Growth:
-    """How a setting makes the workload's step bigger: its smallest value and the distance between legal ones.
+    """How a setting makes the step of a workload larger: its smallest value and the distance between legal values.
 
-    Of a user's own function, any setting is taken to grow in steps of one.
+    Any setting of a user's function is taken to grow in steps of 1.
 
     Raises:
-        UsageError: the setting does not make that built-in workload bigger.
+        UsageError: the setting does not make that built-in workload larger.
     """
     entry = built_in(name)
     if entry is not None:
@@ -136,7 +124,7 @@ def _call(function: Callable[..., Any], name: str, arguments: Mapping[str, Any])
         return function(**arguments)
     except PoochError:
         raise
-    except (Exception, SystemExit) as error:  # a user's mistake, or a setting that it cannot take
+    except (Exception, SystemExit) as error:  # an error in the user's function, or an invalid setting
         raise WorkloadError(
             f"building workload {name!r} raised {type(error).__name__}: {first_line(error)}: "
             "check its function and the settings given to it"
@@ -144,11 +132,11 @@ def _call(function: Callable[..., Any], name: str, arguments: Mapping[str, Any])
 
 
 def _complete(built: object, name: str, arguments: Mapping[str, Any]) -> Workload:
-    """Check what a builder returned; fill in the name and the batch size where it left them out."""
+    """Check what a builder returned, and add the name and the batch size if they are missing."""
     if not isinstance(built, Workload):
+        kind = type(built).__name__
         raise WorkloadError(
-            f"workload {name!r} returned {type(built).__name__}: "
-            "it must return pooch.Workload(model, forward, optimizer)"
+            f"workload {name!r} returned {kind}: it must return pooch.Workload(model, forward, optimizer)"
         )
     _check_parts(built, name)
     batch_size = built.batch_size or int(arguments.get("batch_size", 0))
@@ -158,7 +146,7 @@ def _complete(built: object, name: str, arguments: Mapping[str, Any]) -> Workloa
 def _check_parts(built: Workload, name: str) -> None:
     import torch
 
-    model: object = built.model  # what the annotation promises is what is checked here
+    model: object = built.model  # the annotation may be wrong
     optimizer: object = built.optimizer
     if not isinstance(model, torch.nn.Module):
         raise WorkloadError(f"the model of workload {name!r} is {type(model).__name__}: give a torch.nn.Module")

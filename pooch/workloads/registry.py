@@ -1,11 +1,10 @@
-"""What a built-in workload is: its builder, its published sizes, and which settings make it bigger. Loads no model."""
+"""Built-in workloads: their builders, their published sizes, and which settings make them larger."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 
 from pooch.errors import UsageError, WorkloadError
 from pooch.workloads.base import Workload
@@ -17,12 +16,12 @@ SMALL = "small"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Settings under a name, `batch_size` among them; typed as `workload@name`.
+    """Settings with a name, selected as `workload@name`.
 
     Attributes:
-        name: as typed; "small" is the version for tests, which every built-in workload has.
-        settings: keyword arguments of the builder.
-        note: where the size stands, or what it is for.
+        name: of the size; every built-in workload has the size "small" for tests.
+        settings: keyword arguments of the builder, `batch_size` among them.
+        note: where the size was published, or what it is for.
     """
 
     name: str
@@ -32,7 +31,13 @@ class Preset:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A setting that makes a step bigger. `step`: legal values are its multiples; `smallest`: the first of them."""
+    """A setting that makes a step larger.
+
+    Attributes:
+        setting: its name.
+        step: distance between legal values.
+        smallest: the smallest legal value.
+    """
 
     setting: str
     step: int = 1
@@ -44,16 +49,16 @@ BATCH_SIZE = Growth("batch_size")
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """One built-in workload.
+    """A built-in workload.
 
     Attributes:
-        name: as typed on the command line.
-        summary: one line for people.
-        module: where its `build` function is.
-        package: package of the `models` extra that it needs, or "".
+        name: on the command line.
+        summary: one line.
+        module: the module with its `build` function.
+        package: the package of the `models` extra that it needs, or "".
         source: where the network was published.
-        defaults: settings in which it differs from the builder's own defaults (several names may share a builder).
-        growths: settings that make its step bigger; `batch_size` comes first.
+        defaults: settings that differ from the defaults of the builder, which several workloads may share.
+        growths: settings that make its step larger, `batch_size` first.
         presets: named sizes.
     """
 
@@ -67,17 +72,25 @@ class BuiltIn:
     presets: tuple[Preset, ...] = ()
 
     def function(self) -> Callable[..., Workload]:
-        """Its builder; imports torch and the packages that it needs.
+        """Import the builder with torch and the packages that it needs.
 
         Raises:
             WorkloadError: the extra package is not installed.
         """
-        module = self._import()
+        try:
+            module = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            root = (error.name or "").partition(".")[0]
+            if not self.package or root == __package__.partition(".")[0]:
+                raise
+            raise WorkloadError(
+                f"workload {self.name!r} needs the package {root!r}, which is not installed: {EXTRA}"
+            ) from error
         builder: Callable[..., Workload] = module.build
         return builder
 
     def preset(self, name: str) -> Preset:
-        """The preset of that name.
+        """The preset with a name.
 
         Raises:
             UsageError: there is none.
@@ -89,24 +102,13 @@ class BuiltIn:
         raise UsageError(f"workload {self.name!r} has no size {name!r}: there are {known}")
 
     def growth(self, setting: str) -> Growth:
-        """How that setting grows.
+        """How a setting grows.
 
         Raises:
-            UsageError: it is none that makes the step bigger.
+            UsageError: the setting does not make the step larger.
         """
         for growth in self.growths:
             if growth.setting == setting:
                 return growth
         known = ", ".join(growth.setting for growth in self.growths)
         raise UsageError(f"workload {self.name!r} does not grow by {setting!r}: choose {known}")
-
-    def _import(self) -> ModuleType:
-        try:
-            return importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            root = (error.name or "").partition(".")[0]
-            if not self.package or root == "pooch":
-                raise
-            raise WorkloadError(
-                f"workload {self.name!r} needs the package {root!r}, which is not installed: {EXTRA}"
-            ) from error

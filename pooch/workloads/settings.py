@@ -1,4 +1,4 @@
-"""`--set key=value` for workloads: parsing, and telling which keys a workload knows."""
+"""`--set key=value` for workloads: parsing, and checking which keys a workload takes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 from pooch.errors import UsageError
 
 Setting = int | float | bool | str
-Settings = Mapping[str, Setting]
 
 _WORDS: dict[str, bool] = {"true": True, "false": False}
 
 
 def parse_setting_value(text: str) -> Setting:
-    """Read a value as int, float or bool where it looks like one; else it stays text."""
+    """Read a value as an int, float or bool if it looks like one."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     for kind in (int, float):
@@ -27,47 +26,43 @@ def parse_setting_value(text: str) -> Setting:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
-    """Turn `["image_size=64"]` into `{"image_size": 64}`.
+    """Convert `["image_size=64"]` to `{"image_size": 64}`.
 
     Raises:
-        UsageError: a text is no `key=value`, or a key is given twice.
+        UsageError: a text is not of the form `key=value`, or a key is given twice.
     """
     settings: dict[str, Setting] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key.isidentifier():
-            raise UsageError(f"the setting {text!r} is not of the form key=value: write, say, --set image_size=64")
+            raise UsageError(
+                f"the setting {text!r} is not of the form key=value: write --set image_size=64, for example"
+            )
         if key in settings:
             raise UsageError(f"the setting {key!r} is given twice: give it once")
         settings[key] = parse_setting_value(value.strip())
     return settings
 
 
-def check_batch_size(batch_size: int | None) -> None:
-    """Refuse a batch of no items (`None` means the workload's default).
-
-    Raises:
-        UsageError: the batch size is zero or negative.
-    """
-    if batch_size is not None and batch_size <= 0:
-        raise UsageError(f"the batch size {batch_size} is not positive: give --batch-size 1 or more")
-
-
 def call_arguments(
-    function: Callable[..., Any], name: str, *, batch_size: int | None, device: str | None, settings: Settings
+    function: Callable[..., Any], name: str, *, device: str | None, settings: Mapping[str, Setting]
 ) -> dict[str, Any]:
     """Keyword arguments for a workload function, after checking that it takes them.
 
-    What was not asked for is left to the function's own defaults; a function that has no parameter for
-    something that nobody asked for is simply called without it.
+    The device is optional; other arguments keep the defaults of the function unless they are given.
+
+    Args:
+        function: builds the workload.
+        name: of the workload in an error.
+        device: None: not given.
+        settings: all other arguments.
 
     Raises:
-        UsageError: something was asked for that the function does not take, or the other way round.
+        UsageError: the function does not take an argument, or needs another one.
     """
     known, takes_any = _keywords(function)
-    given: dict[str, Any] = {"batch_size": batch_size, "device": device, **settings}
-    arguments = {key: value for key, value in given.items() if value is not None}
+    arguments: dict[str, Any] = {**settings} if device is None else {"device": device, **settings}
     unknown = [] if takes_any else [key for key in arguments if key not in known]
     if unknown:
         accepted = ", ".join(known) or "nothing"
@@ -80,7 +75,7 @@ def call_arguments(
 
 
 def _keywords(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
-    """Names of the parameters, each with whether it is required; and whether any other is taken as well."""
+    """Names of the parameters, whether each is required, and whether the function takes any others."""
     known: dict[str, bool] = {}
     takes_any = False
     for parameter in inspect.signature(function).parameters.values():

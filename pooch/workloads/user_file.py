@@ -1,4 +1,4 @@
-"""`file.py:function`: a workload out of the user's own file."""
+"""`file.py:function`: workloads of the user's files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pooch.errors import WorkloadError
+from pooch.errors import WorkloadError, first_line
 
 
 def load_function(path_text: str, function_name: str) -> Callable[..., Any]:
@@ -29,7 +29,9 @@ def load_function(path_text: str, function_name: str) -> Callable[..., Any]:
         has = ", ".join(names[:8]) or "no functions"
         raise WorkloadError(f"{path_text} has no function {function_name!r}: it has {has}")
     if not callable(function):
-        raise WorkloadError(f"{function_name!r} in {path_text} is no function: name one that returns a pooch.Workload")
+        raise WorkloadError(
+            f"{function_name!r} in {path_text} is not a function: name one that returns a pooch.Workload"
+        )
     found: Callable[..., Any] = function
     return found
 
@@ -38,32 +40,25 @@ def _import_file(path: Path) -> ModuleType:
     name = f"pooch_workload_{path.stem}"
     specification = importlib.util.spec_from_file_location(name, path)
     if specification is None or specification.loader is None:
-        raise WorkloadError(f"the workload file {str(path)!r} is no Python file: give file.py:function")
+        raise WorkloadError(f"the workload file {str(path)!r} is not a Python file: give file.py:function")
     module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # dataclasses and pickling look their module up by name
+    sys.modules[name] = module  # dataclasses and pickle look modules up by name
     try:
         with _directory_on_path(path.resolve().parent):
             specification.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # whatever the user's file raises
+    except (Exception, SystemExit) as error:  # the user's file may raise anything
         del sys.modules[name]
-        raise WorkloadError(
-            f"importing {path} raised {type(error).__name__}: {first_line(error)}: fix the file"
-        ) from error
+        raised = f"{type(error).__name__}: {first_line(error)}"
+        raise WorkloadError(f"importing {path} raised {raised}: fix the file") from error
     return module
 
 
 @contextmanager
 def _directory_on_path(directory: Path) -> Iterator[None]:
-    """So that the file can import its neighbours, as it can when it is run."""
+    """Let the file import modules beside it, as it can when it is run."""
     sys.path.insert(0, str(directory))
     try:
         yield
     finally:
         if str(directory) in sys.path:
             sys.path.remove(str(directory))
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, so that messages stay on one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "(no message)"

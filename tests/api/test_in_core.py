@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,7 +192,7 @@ def test_the_limit_leaves_what_the_allocator_was_seen_to_reserve_beside_tensors(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = {**vars_of(job_of(factory, slack_bytes=given_bytes))}
+    job = asdict(job_of(factory, slack_bytes=given_bytes))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(read=lambda: json.dumps(job)))
     limited_child.main()
     slack_bytes = SLACK_BYTES + 30 * MIB if given_bytes is None else given_bytes
@@ -199,10 +200,6 @@ def test_the_limit_leaves_what_the_allocator_was_seen_to_reserve_beside_tensors(
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert events[0] == {"limit_bytes": MIB + slack_bytes, "slack_bytes": slack_bytes}
     assert events[-1] == {"done": True}
-
-
-def vars_of(job: LimitedJob) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in LimitedJob.__dataclass_fields__}
 
 
 def test_plain_training_gets_the_limit_of_planned_training_and_the_report_tells_it(

@@ -15,7 +15,7 @@ from pooch.api.profiling import profile_workload
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link
 from pooch.torchtools.memory_trace import live_bytes
-from pooch.workloads import workload_factory
+from pooch.workloads import WorkloadFactory
 from tests.cli.conftest import Command
 
 NETWORK = """
@@ -45,7 +45,7 @@ def _known_link(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fits(network: str, size: int) -> bool:
-    built = workload_factory(network, batch_size=size)
+    built = WorkloadFactory(network, batch_size=size)
     try:
         plan(profile_workload(built, mode="fake"), BUDGET, region="step")
     except InfeasibleBudget:

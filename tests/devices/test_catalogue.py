@@ -62,7 +62,7 @@ def test_the_users_own_devices_are_found_and_go_before(own_catalogue: Path, tmp_
     write_device(PLAIN, tmp_path / "one.toml")
     assert find_device(str(tmp_path / "one.toml")) == PLAIN
     assert find_device(f"{own_catalogue}:plain") == PLAIN
-    with pytest.raises(UsageError, match="holds several devices"):
+    with pytest.raises(UsageError, match="has several devices"):
         find_device(str(own_catalogue))
 
 
@@ -74,9 +74,9 @@ def test_an_unknown_device_is_told_with_what_is_near() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[x\n", "is no TOML"),
-        ("", "holds no device"),
-        ("x = 1\n", "x is no table"),
+        ("[x\n", "is not TOML"),
+        ("", "has no device"),
+        ("x = 1\n", "x is not a table"),
         ("[x]\ntitle = 'x'\n", r"\[x\] kind: field required"),
         ("{valid}memory_gb_per_s = -3\n", "memory_gb_per_s is -3.0: give a positive number"),
         ("{valid}memory_gb_per_s = nan\n", "memory_gb_per_s is nan"),

@@ -11,7 +11,7 @@ from onnx import helper
 
 from pooch.api.profiling import profile_workload
 from pooch.ir import Profile
-from pooch.workloads import load_workload, workload_factory
+from pooch.workloads import WorkloadFactory, load_workload
 from tests.executor.support import LINK, quick_profile
 from tests.onnx.support import Arrays, save_graph
 from tests.profiler.conftest import decide_on_everything, frozen_heap, one_thread
@@ -72,7 +72,7 @@ def test_both_ways_of_profiling_find_the_same_activations(tmp_path: Path, reader
     path = saved(tmp_path / "m.onnx", reader)
     workload = load_workload(str(path))
     run = quick_profile(workload.forward, workload.model, workload.optimizer)
-    fake = profile_workload(workload_factory(str(path)), mode="fake", link=LINK)
+    fake = profile_workload(WorkloadFactory(str(path)), mode="fake", link=LINK)
     assert facts(run)
     assert facts(fake) == facts(run)
     assert [op.fingerprint for op in fake.ops[: fake.forward_ops]] == [

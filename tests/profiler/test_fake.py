@@ -16,7 +16,7 @@ from pooch.ir.consistency import check_profile
 from pooch.profiler import ProfileOptions
 from pooch.profiler.fake import FakeSetting, FakeWorld, MeasuredCosts, profile_fake_step
 from pooch.profiler.hardware import describe_device
-from pooch.workloads import Workload, workload_factory
+from pooch.workloads import Workload, WorkloadFactory
 from tests.executor.nets import KINDS, Job, make_job
 from tests.executor.support import (
     LINK,
@@ -55,7 +55,7 @@ def fake_job_profile(job: Job) -> Profile:
 def small_workload(name: str) -> Callable[[], Workload]:
     pytest.importorskip({"gpt2": "transformers", "unet3d": "monai"}.get(name, "torch"))
     settings = dict(SMALL[name])
-    return workload_factory(name, batch_size=settings.pop("batch_size"), settings=settings)
+    return WorkloadFactory(name, batch_size=settings.pop("batch_size"), settings=settings)
 
 
 def assert_same_step(fake: Profile, run: Profile) -> None:

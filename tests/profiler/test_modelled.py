@@ -23,7 +23,7 @@ from pooch.profiler.fake.kernels import sized_workspaces
 from pooch.report.curves import profile_title
 from pooch.report.summaries import comparison_records, plan_record, profile_record
 from pooch.report.tables import comparison_table, plan_table, profile_table
-from pooch.workloads import Workload, workload_factory
+from pooch.workloads import Workload, WorkloadFactory
 
 aten = torch.ops.aten
 DEVICE = DeviceModel("plain", "a plain card", "cuda", 2**34, {"float32": 10.0}, 100.0, LinkModel("wire", 10.0, 5.0))
@@ -90,7 +90,7 @@ def test_a_device_model_runs_nothing() -> None:
 
 
 def test_faster_devices_take_less_time_and_the_same_bytes() -> None:
-    factory = workload_factory("resnet50", batch_size=128, settings={"image_size": 64})
+    factory = WorkloadFactory("resnet50", batch_size=128, settings={"image_size": 64})
     slow, fast = (profile_workload(factory, device_model=find_device(name)) for name in ("M40", "H100"))
     assert slow.step_ms > 3 * fast.step_ms
     assert [op.peak_bytes for op in slow.ops] == [op.peak_bytes for op in fast.ops]
@@ -100,7 +100,7 @@ def test_faster_devices_take_less_time_and_the_same_bytes() -> None:
 def test_a_gpu_that_is_not_here_gets_the_ops_of_the_processor() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here, so its own ops are taken")
-    factory = replace(workload_factory("lstm", batch_size=2, settings={"width": 32}), device="cuda")
+    factory = replace(WorkloadFactory("lstm", batch_size=2, settings={"width": 32}), device="cuda")
     profile = profile_workload(factory, device_model=DEVICE)
     assert profile.device.kind == "cuda"
     assert profile.notes[0].startswith("ops are those of the CPU")

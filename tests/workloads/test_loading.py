@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pooch.errors import UsageError, WorkloadError
-from pooch.workloads import BuiltIn, load_workload, parse_settings, workload_factory
+from pooch.workloads import BuiltIn, WorkloadFactory, load_workload, parse_settings
 
 GOOD = """
 import torch
@@ -65,7 +65,7 @@ def test_what_is_not_asked_for_is_left_to_the_function(file: Path) -> None:
 
 def test_a_factory_builds_afresh_each_time(file: Path) -> None:
     settings = {"sequence_length": 4, "vocabulary": 9, "width": 4, "dropout": 0}
-    factory = workload_factory("lstm", batch_size=1, settings=settings)
+    factory = WorkloadFactory("lstm", batch_size=1, settings=settings)
     first, second = factory(), factory()
     assert first.model is not second.model
     assert first.forward().item() == second.forward().item()
@@ -75,7 +75,7 @@ def test_a_factory_builds_afresh_each_time(file: Path) -> None:
     ("function", "told"),
     [
         ("missing", "has no function 'missing': it has"),
-        ("number", "is no function"),
+        ("number", "is not a function"),
         ("raises", "raised ValueError: first line"),
         ("exits", "raised SystemExit"),
         ("returns_model", "returned Linear: it must return pooch.Workload"),
@@ -186,14 +186,14 @@ def test_a_build_draws_the_same_random_numbers_each_time_and_none_of_the_callers
     from pooch.profiler.fake import FakeWorld
 
     (tmp_path / "drawing.py").write_text(DRAWING)
-    factory = workload_factory(f"{tmp_path / 'drawing.py'}:make")
+    factory = WorkloadFactory(f"{tmp_path / 'drawing.py'}:make")
 
     def drawn_around_a_build() -> tuple[float, ...]:
         random.seed(3)
         numpy.random.seed(3)  # noqa: NPY002
         torch.manual_seed(3)
         if is_fake:
-            FakeWorld().build(workload_factory("lstm@small"))
+            FakeWorld().build(WorkloadFactory("lstm@small"))
         else:
             factory()
         return random.random(), float(numpy.random.rand()), float(torch.rand(()))  # noqa: NPY002

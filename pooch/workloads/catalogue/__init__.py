@@ -1,4 +1,4 @@
-"""The built-in workloads by name, with their published sizes. Data alone: this loads no model and no torch."""
+"""The built-in workloads with their published sizes. Importing this imports no model and no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from pooch.workloads.registry import BuiltIn
 
 @cache
 def built_in_workloads() -> dict[str, BuiltIn]:
-    """Pooch's own workloads and those of optional rooms, by name."""
+    """Pooch's own workloads and those of optional packages, by name."""
     added = (entry for each in provided("workloads").values() for entry in each.load())
     return {entry.name: entry for entry in (*IMAGES, *VOLUMES, *SEQUENCES, *added)}
-
-
-__all__ = ["built_in_workloads"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset
 
-_MODELS = "pooch.workloads.models"
+_MODELS = __package__.replace("catalogue", "models")
 _RESNET = f"{_MODELS}.resnet"
 _HE = "He et al. 2016"
 _PIXELS = Growth("image_size", step=32, smallest=32)

@@ -1,7 +1,7 @@
 """Language and sequence models: sizes of Meng et al. 2017 and of the TensorFlow while-loop comparison.
 
 Meng et al. give layers, lengths and largest batches. Widths, and the language model's length and vocabulary, are not in
-the text at hand: a width of 1500, 35 steps and 10,000 words are those of the large PTB model (Zaremba et al. 2014),
+the available text: a width of 1500, 35 steps and 10,000 words are those of the large PTB model (Zaremba et al. 2014),
 which agree with the bytes per layer that their largest batches suggest; for the translator, a width of 1024 does.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset
 from pooch.workloads.settings import Setting
 
-_MODELS = "pooch.workloads.models"
+_MODELS = __package__.replace("catalogue", "models")
 _LENGTH = Growth("sequence_length")
 _LAYERS = Growth("layers")
 _PTB: dict[str, Setting] = {"sequence_length": 35, "width": 1500, "vocabulary": 10000, "dropout": 0.0, "unrolled": True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset
 from pooch.workloads.settings import Setting
 
-_MODELS = "pooch.workloads.models"
+_MODELS = __package__.replace("catalogue", "models")
 _BRAIN: dict[str, Setting] = {"network": "original", "first_channels": 32, "input_channels": 4, "classes": 3}
 
 VOLUMES = (

@@ -1,5 +1,5 @@
-"""The networks behind the built-in workloads, one file per family; each has one or more builders of a `Workload`.
+"""The networks of the built-in workloads, one file per family.
 
-A builder must also work inside `torch._subclasses.FakeTensorMode`: it reads no tensor's contents and makes its data
-with torch alone.
+A builder also has to work in `torch._subclasses.FakeTensorMode`: it does not read the contents of tensors, and makes
+its data with torch only.
 """

@@ -1,4 +1,4 @@
-"""What the image and video classifiers share: random inputs and labels, cross entropy, SGD with momentum."""
+"""What image and video classifiers share: random inputs and labels, cross entropy, SGD with momentum."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ def classification(
     seed: int,
     loss: Loss = _cross_entropy,
 ) -> Workload:
-    """A classifier's training step.
+    """The training step of a classifier on random inputs.
 
     Args:
+        name: of the workload.
         model: on the device.
         input_shape: (N, channels, extents...).
+        classes: number of classes.
+        device: of the inputs.
+        seed: of the inputs and labels.
         loss: (model, inputs, labels) -> scalar.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
@@ -51,11 +55,15 @@ def initialize_convolutions(model: nn.Module) -> None:
 
 
 class ConvNormRelu(nn.Module):
-    """A convolution without bias, batch norm, ReLU: the unit that the Inception networks are made of.
+    """A convolution without bias, batch norm, ReLU: the building block of Inception networks.
 
     Args:
-        kernel: extents of the filter.
-        padded: with half the filter's extents on each side, so that the image keeps its size at stride 1.
+        channels_in: channels of the input.
+        channels_out: channels of the output.
+        kernel: height and width of the filter.
+        stride: of the convolution.
+        padded: whether to pad so that the image keeps its size at stride 1.
+        eps: of the batch norm.
     """
 
     def __init__(

@@ -13,6 +13,10 @@ class LstmLanguageModel(nn.Module):
     """Predicts the next token at every position.
 
     Args:
+        vocabulary: number of tokens.
+        width: of embedding and hidden states.
+        layers: number of recurrent layers.
+        dropout: between layers.
         unrolled: one op per arithmetic step instead of one per layer.
     """
 

@@ -1,8 +1,7 @@
-"""Recurrent layers written out op by op, so that a plan can decide on what each time step keeps.
+"""Recurrent layers op by op, so that a plan can decide on the activations of each time step.
 
-`nn.LSTM` is one op per layer (or one for all layers on a GPU): nothing inside it can be decided on.
-`UnrolledLstm` takes the same weights' shapes and computes the same function with one op per arithmetic step. Nothing
-in it saves memory by hand.
+`nn.LSTM` is one op per layer (or one for all layers on a GPU), and a plan cannot decide on anything inside it.
+`UnrolledLstm` has weights of the same shapes and computes the same function with one op per arithmetic step.
 """
 
 from __future__ import annotations

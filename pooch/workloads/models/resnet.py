@@ -1,7 +1,7 @@
 """ResNets of any depth in plain PyTorch: bottleneck blocks of "version 1.5" (the stride sits in the 3x3 convolution).
 
-Written out here, so that the most usual convolutional network needs no extra package. In-place ReLUs as in the
-widely used definition: they are what a planner of single activations has to get right.
+Defined here so that the most common convolutional network needs no extra package. ReLUs are in-place, as in
+torchvision.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Bottleneck(nn.Module):
 
 
 def blocks_of(depth: int) -> tuple[int, int, int, int]:
-    """Bottleneck blocks per stage of the ResNet of that depth (three convolutions a block, the stem, the classifier).
+    """Bottleneck blocks per stage of a ResNet (three convolutions per block, the stem, the classifier).
 
-    Up to 200 as published for ImageNet. No publication gives the stages of ImageNet ResNets with 1001 or 2000 layers
-    (He et al.'s ResNet-1001 is for images of 32 pixels, in three stages). Both depths are 3 n + 2, so they are made the
-    way ResNet-200 was made of ResNet-152: only the two middle stages grow, here in ResNet-200's proportion of 2 to 3,
-    which gives 3/131/196/3 and 3/264/396/3.
+    Depths up to 200 are as published for ImageNet. No publication gives the stages of ImageNet ResNets with 1001 or
+    2000 layers (ResNet-1001 of He et al. is for images of 32 pixels and has three stages). Both depths are 3 n + 2, so
+    their stages follow from ResNet-200 as those of ResNet-200 from ResNet-152: only the two middle stages grow, in the
+    proportion 2 to 3 of ResNet-200, which gives 3/131/196/3 and 3/264/396/3.
 
     Raises:
         UsageError: no bottleneck ResNet has that depth.
@@ -62,7 +62,7 @@ def blocks_of(depth: int) -> tuple[int, int, int, int]:
         return _PUBLISHED_BLOCKS[depth]
     if depth < _SMALLEST_DEPTH or depth % 3 != 2:
         near = max(_SMALLEST_DEPTH, depth - (depth - 2) % 3)
-        raise UsageError(f"there is no ResNet of depth {depth}: it must be 3 n + 2, {near} say")
+        raise UsageError(f"there is no ResNet of depth {depth}: it must be 3 n + 2, such as {near}")
     middle = (depth - 2) // 3 - 6
     second = round(middle * 2 / 5)
     return 3, second, middle - second, 3
@@ -73,7 +73,8 @@ class ResNet(nn.Module):
 
     Args:
         blocks: bottlenecks per stage.
-        width: channels of the stem; 64 in all published ones.
+        classes: number of classes.
+        width: channels of the stem; 64 as published.
     """
 
     def __init__(self, blocks: tuple[int, int, int, int], classes: int = 1000, width: int = 64) -> None:

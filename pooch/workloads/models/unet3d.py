@@ -1,9 +1,9 @@
-"""3D U-Nets, the usual networks for the segmentation of medical volumes.
+"""3D U-Nets for the segmentation of medical volumes.
 
-Two kinds: the residual U-Net of the MONAI package, which halves the extents in its first layer, and the original one
-(Cicek et al. 2016) in the form that the swapping papers train: full resolution at the top, pooling,
-nearest-neighbour upsampling. Their long skip connections are the largest activations, and the program itself holds
-them through the forward pass.
+There are two: the residual U-Net of the MONAI package, which halves the resolution in its first layer, and the original
+one (Cicek et al. 2016) as the swapping papers train it: full resolution at the top, pooling, nearest-neighbor
+upsampling. The activations of their long skip connections are the largest, and the program holds them during the
+forward pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class OriginalUNet3d(nn.Module):
     """Four levels of two convolutions; channels double on the way down, skips are concatenated on the way up.
 
     Args:
-        first_channels: of the first convolution, 32 as published.
+        channels_in: channels of the volumes.
+        channels_out: channels of the logits.
+        first_channels: channels of the first convolution; 32 as published.
     """
 
     def __init__(self, channels_in: int, channels_out: int, first_channels: int) -> None:
@@ -80,8 +82,12 @@ def build(
     """A 3D U-Net with random weights on random volumes; Adam.
 
     Args:
-        network: "residual" (MONAI's; classes exclude one another: softmax, Dice plus cross entropy) or "original"
-            (classes are regions that may overlap, as in brain tumours: sigmoid, Dice).
+        batch_size: number of volumes. device: of model and data. volume_size: extent of the cubic volumes.
+        input_channels: channels of the volumes. classes: number of classes. first_channels: channels of the first
+        convolution. residual_units: of each level of the residual network. dropout: of the residual network. network:
+        "residual" (MONAI's, with exclusive classes: softmax, Dice and cross entropy) or "original" (with classes
+            that may overlap, as in brain tumors: sigmoid, Dice).
+        seed: of weights and data.
 
     Raises:
         UsageError: there is no such network.

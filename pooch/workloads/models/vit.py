@@ -15,10 +15,9 @@ except ImportError:  # transformers 4
 
 
 def _initialize(model: nn.Module, deviation: float) -> None:
-    """Weights from the plain normal distribution.
+    """Initialize weights from a normal distribution.
 
-    The package's truncated one draws again until everything lies inside, which looks at contents: impossible for fake
-    tensors.
+    The package truncates it by drawing again, which depends on the contents and so does not work with fake tensors.
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
