@@ -105,7 +105,7 @@ class Guard:
         Rounding by the allocator, a step off the path and a peak that tighter plans did not lower lead to no new plan.
         """
         if not self._watch_peak:
-            return True  # whoever made this guard measures the peak
+            return True  # the caller measures the peak
         if overrun.is_rounding or overrun.is_off_path or self._tightened == MOST_TIGHTENED:
             return False
         self._overrun = overrun

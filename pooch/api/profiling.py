@@ -102,19 +102,10 @@ def profile_workload(
     link: Link | None = None,
     progress: Progress = silent,
 ) -> Profile:
-    """`profile` for a workload, under its own name.
+    """`profile` for a workload, or for what builds one (a `WorkloadFactory`), with the same arguments.
 
-    Args:
-        workload: a workload, or what builds one (a `WorkloadFactory`). In mode "fake", a factory builds it from fake
-            tensors, so that a model larger than this machine needs no memory.
-        accumulate: as `profile` takes it.
-        warmup: as `profile` takes it.
-        repeats: as `profile` takes it.
-        mode: as `profile` takes it.
-        memory_limit: as `profile` takes it.
-        device_model: as `profile` takes it.
-        link: of this device, if it was measured before; only for a factory in mode "fake".
-        progress: as `profile` takes it.
+    In mode "fake", a factory builds the workload from fake tensors, so that a model larger than this machine needs no
+    memory. Only then, `link` can be the link of this device, if it was measured before.
 
     Raises:
         ProfileError: as `profile`.

@@ -59,10 +59,10 @@ class SizedWorkload:
         """The legal sizes.
 
         Raises:
-            UsageError: the setting does not make this workload bigger, or is given a value besides.
+            UsageError: the setting does not make this workload larger, or also has a fixed value.
         """
         if self.grow in (self.settings or {}) or (self.grow == "batch_size" and self.batch_size is not None):
-            raise UsageError(f"{self.grow} is what grows: leave out its own value, or grow another setting")
+            raise UsageError(f"{self.grow} is the setting that grows: leave out its value, or grow another setting")
         if not isinstance(self.workload, str):
             return Sizes(self.grow, most=most)
         growth = workload_growth(self.workload, self.grow)

@@ -64,7 +64,7 @@ def _text_and_code(error: BaseException) -> tuple[str, int]:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    if "torch" not in sys.modules:  # only PyTorch has errors of its own for this, and importing it takes long
+    if "torch" not in sys.modules:  # other errors of this kind are PyTorch's, and importing it takes long
         return isinstance(error, MemoryError)
     from pooch.torchtools.out_of_memory import is_out_of_memory
 

@@ -1,4 +1,4 @@
-"""The commands by name. Each is in a file of its own, which is imported when the command is used."""
+"""The commands by name. Each has its own file, which is imported when the command is used."""
 
 from __future__ import annotations
 

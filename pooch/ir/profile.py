@@ -102,16 +102,20 @@ class Op:
     """One executed operator that computes (not a mere view).
 
     Attributes:
-        index: position in the step = its slot. name: "aten.convolution.default" in the forward pass,
-        "aten::convolution_backward" in the backward pass. phase: "forward" or "backward". module: path of the module
-        that called it ("" outside any module; in the backward pass, the autograd node). time_ms: duration, scaled so
-        that all ops sum up to the time of the step without profiling. entry_bytes: live device bytes just before it
-        starts, in-core. peak_bytes: highest live device bytes in its slot, in-core. reads: ids of the values that it
-        reads (forward only). writes: ids of the values that it makes (forward only). fingerprint: name, shapes and
-        dtypes of its outputs, to recognize it at run time (forward only). refusal: why it cannot be replayed, or None
-        if it can (backward ops are never replayed). random: whether it draws random numbers. host_ms: host time to
-        issue it to a device with streams, if known; 0 on a CPU, where it is compute time. In-core,
-            the host is never late: up to each op it has taken no longer than the device.
+        index: position in the step = its slot.
+        name: "aten.convolution.default" in the forward pass, "aten::convolution_backward" in the backward pass.
+        phase: "forward" or "backward".
+        module: path of the module that called it ("" outside any module; in the backward pass, the autograd node).
+        time_ms: duration, scaled so that all ops sum up to the time of the step without profiling.
+        entry_bytes: live device bytes just before it starts, in-core.
+        peak_bytes: highest live device bytes in its slot, in-core.
+        reads: ids of the values that it reads (forward only).
+        writes: ids of the values that it makes (forward only).
+        fingerprint: name, shapes and dtypes of its outputs, to recognize it at run time (forward only).
+        refusal: why it cannot be replayed, or None if it can (backward ops are never replayed).
+        random: whether it draws random numbers.
+        host_ms: host time to issue it to a device with streams, if known; 0 on a CPU, where it is compute time.
+            In-core, the host is never late: up to each op it has taken no longer than the device.
     """
 
     index: int
@@ -197,13 +201,15 @@ class Profile:
             everything else that lived before the step; counted in every `entry_bytes` and `peak_bytes`.
         step_ms: in-core time of the forward and backward pass without profiling (median of the repeats). In mode
             "offload" it is the sum of op times, since the step could not run plainly.
-        peak_bytes: in-core peak of live device bytes. reserved_bytes: peak that the allocator reserved (0: unknown).
-        time_factor: factor by which measured op times were scaled to sum up to `step_ms`. model_signature: digest of
-        the names, shapes and dtypes of the model's parameters and buffers. batch_size: items per step (0: unknown).
-        notes: for the reader ("times modelled", "2 ops could not be attributed"). sizes: what bytes of the profile
-        count. "requested": what the program requested, as on a CPU; "allocated": blocks
-            of the caching allocator, rounded up to 512 bytes and not split if little would be left; "rounded": only
-            rounded up to 512 bytes (mode "fake" for such a device).
+        peak_bytes: in-core peak of live device bytes.
+        reserved_bytes: peak that the allocator reserved (0: unknown).
+        time_factor: factor by which measured op times were scaled to sum up to `step_ms`.
+        model_signature: digest of the names, shapes and dtypes of the model's parameters and buffers.
+        batch_size: items per step (0: unknown).
+        notes: for the reader ("times modelled", "2 ops could not be attributed").
+        sizes: what bytes of the profile count. "requested": what the program requested, as on a CPU; "allocated":
+            blocks of the caching allocator, rounded up to 512 bytes and not split if little would be left; "rounded":
+            only rounded up to 512 bytes (mode "fake" for such a device).
         hooks: host time that a plan costs; all 0 if it was not measured (modelled devices).
     """
 

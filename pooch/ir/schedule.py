@@ -16,10 +16,10 @@ class Action:
     Attributes:
         slot: at whose entry it happens; in the backward pass, only anchors of the profile.
         kind: what happens:
-            "copy_out": start copying value `target` to the tier (its contents are complete). "free": wait until the
-            copy of `target` is complete, then release it and its device bytes. "empty": (forward pass) free the device
-            bytes of value `target`, which the program still holds; for a swapped
-                value, once its copy is complete.
+            "copy_out": start copying value `target` to the tier (its contents are complete).
+            "free": wait until the copy of `target` is complete, then release it and its device bytes.
+            "empty": (forward pass) free the device bytes of value `target`, which the program still holds; for a
+                swapped value, once its copy is complete.
             "refill": (forward pass) allocate the emptied storage of `target` again and start copying back.
             "copy_in": allocate device bytes for `target` and start copying it back.
             "wait": wait until `target` is back.

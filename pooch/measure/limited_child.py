@@ -16,8 +16,8 @@ from pooch.workloads.loading import WorkloadFactory
 
 def main() -> None:
     """Build the workload, run a step, set the limit, train."""
-    told = json.loads(sys.stdin.read())
-    job = LimitedJob(**{**told, "factory": WorkloadFactory(**told["factory"])})
+    given = json.loads(sys.stdin.read())
+    job = LimitedJob(**{**given, "factory": WorkloadFactory(**given["factory"])})
     return_large_blocks()  # so that address space means live memory
     training = _Training(job)
     try:

@@ -29,6 +29,11 @@ class Preset:
     note: str
 
 
+def small(**settings: Setting) -> Preset:
+    """The size "small" of a workload."""
+    return Preset(SMALL, settings, "for tests")
+
+
 @dataclass(frozen=True, slots=True)
 class Growth:
     """A setting that makes a step larger.

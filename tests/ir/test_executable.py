@@ -112,8 +112,8 @@ def test_two_values_in_one_room(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("rooms", "fault"),
     [
-        (lambda r: (r[0], (r[1][0], r[1][1] + 8)), "outside of the tier"),
-        (lambda r: ((r[0][0], -PAGE), r[1]), "outside of the tier"),
+        (lambda r: (r[0], (r[1][0], r[1][1] + 8)), "outside the tier"),
+        (lambda r: ((r[0][0], -PAGE), r[1]), "outside the tier"),
         (lambda r: (r[0], r[0]), "layout"),
         (lambda r: r[:1], "layout"),
     ],
@@ -125,7 +125,7 @@ def test_rooms_that_are_none(
 
 
 def test_a_tier_larger_than_what_is_swapped(plan: Plan) -> None:
-    assert "more than what is swapped" in told(with_schedule(plan, host_bytes=1 << 50))
+    assert "more than the swapped values take" in told(with_schedule(plan, host_bytes=1 << 50))
 
 
 def test_a_room_off_the_grid(plan: Plan) -> None:
@@ -147,7 +147,7 @@ def test_what_an_op_makes_exchanged_with_what_a_replayed_one_makes(plan: Plan) -
         replace(expected[-1], writes=expected[replayed].writes),
         replace(expected[replayed], writes=expected[-1].writes),
     )
-    assert "keep what it does not write" in told(replace(plan, expected=tuple(expected)))
+    assert "keeps what it does not write" in told(replace(plan, expected=tuple(expected)))
 
 
 def test_decisions_that_say_otherwise(plan: Plan) -> None:
@@ -166,7 +166,7 @@ def test_a_replay_over_what_is_still_needed(plan: Plan) -> None:
         where = next(number for number, action in enumerate(actions) if action.in_place)
         actions[where] = replace(actions[where], in_place=(plan.schedule.sources[0],))
 
-    assert "may not write over" in told(with_actions(plan, overwrite))
+    assert "must not overwrite" in told(with_actions(plan, overwrite))
 
 
 @pytest.mark.parametrize("by", [1, -1, 100])
@@ -178,7 +178,7 @@ def test_anchors_that_come_before_the_way_back(plan: Plan) -> None:
     slots = [slot for slot, _ in plan.anchors]
     values = [ids for _, ids in plan.anchors]
     turned = tuple(zip(slots, reversed(values), strict=True))
-    assert "unpacked and not there" in told(replace(plan, anchors=turned))
+    assert "unpacked but not present" in told(replace(plan, anchors=turned))
     assert "none of its ops makes" in told(replace(plan, anchors=(*plan.anchors[:-1], (slots[-1], (999,)))))
     assert "two anchors" in told(replace(plan, anchors=(*plan.anchors[:-1], (slots[-1], values[0]))))
 

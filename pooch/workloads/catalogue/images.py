@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset
+from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset, small
 
 _MODELS = __package__.replace("catalogue", "models")
 _RESNET = f"{_MODELS}.resnet"
 _HE = "He et al. 2016"
 _PIXELS = Growth("image_size", step=32, smallest=32)
-_SMALL_RESNET = Preset(SMALL, {"batch_size": 16, "image_size": 64, "classes": 10, "width": 8}, "for tests")
+_SMALL_RESNET = small(batch_size=16, image_size=64, classes=10, width=8)
 
 
 def _meng(batch_size: int, note: str) -> Preset:
@@ -66,20 +66,7 @@ IMAGES = (
         source="Dosovitskiy et al. 2021",
         growths=(BATCH_SIZE, Growth("image_size", step=16, smallest=16), Growth("layers")),
         presets=(
-            Preset(
-                SMALL,
-                {
-                    "batch_size": 4,
-                    "image_size": 64,
-                    "patch_size": 8,
-                    "layers": 3,
-                    "width": 64,
-                    "inner_width": 256,
-                    "heads": 4,
-                    "classes": 10,
-                },
-                "for tests",
-            ),
+            small(batch_size=4, image_size=64, patch_size=8, layers=3, width=64, inner_width=256, heads=4, classes=10),
             Preset(
                 "large",
                 {"batch_size": 32, "layers": 24, "width": 1024, "inner_width": 4096, "heads": 16},

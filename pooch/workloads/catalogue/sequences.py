@@ -7,7 +7,7 @@ which agree with the bytes per layer that their largest batches suggest; for the
 
 from __future__ import annotations
 
-from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset
+from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth, Preset, small
 from pooch.workloads.settings import Setting
 
 _MODELS = __package__.replace("catalogue", "models")
@@ -30,11 +30,7 @@ SEQUENCES = (
         source="Radford et al. 2019",
         growths=(BATCH_SIZE, _LENGTH, _LAYERS),
         presets=(
-            Preset(
-                SMALL,
-                {"batch_size": 2, "sequence_length": 64, "layers": 3, "width": 64, "heads": 4, "vocabulary": 500},
-                "for tests",
-            ),
+            small(batch_size=2, sequence_length=64, layers=3, width=64, heads=4, vocabulary=500),
             Preset(
                 "medium", {"batch_size": 8, "layers": 24, "width": 1024, "heads": 16}, "Radford et al. 2019: medium"
             ),
@@ -49,19 +45,15 @@ SEQUENCES = (
         source="Touvron et al. 2023",
         growths=(BATCH_SIZE, _LENGTH, _LAYERS),
         presets=(
-            Preset(
-                SMALL,
-                {
-                    "batch_size": 4,
-                    "sequence_length": 64,
-                    "layers": 3,
-                    "width": 64,
-                    "inner_width": 192,
-                    "heads": 4,
-                    "key_value_heads": 2,
-                    "vocabulary": 500,
-                },
-                "for tests",
+            small(
+                batch_size=4,
+                sequence_length=64,
+                layers=3,
+                width=64,
+                inner_width=192,
+                heads=4,
+                key_value_heads=2,
+                vocabulary=500,
             ),
             Preset(
                 "7b",
@@ -85,18 +77,7 @@ SEQUENCES = (
         source="Zaremba et al. 2014",
         growths=(BATCH_SIZE, _LENGTH, _LAYERS),
         presets=(
-            Preset(
-                SMALL,
-                {
-                    "batch_size": 128,
-                    "sequence_length": 8,
-                    "vocabulary": 50,
-                    "width": 32,
-                    "layers": 2,
-                    "unrolled": True,
-                },
-                "for tests",
-            ),
+            small(batch_size=128, sequence_length=8, vocabulary=50, width=32, layers=2, unrolled=True),
             Preset(
                 "small-fused",
                 {"batch_size": 8, "sequence_length": 32, "vocabulary": 100, "width": 64, "layers": 3},

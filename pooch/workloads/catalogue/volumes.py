@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset
+from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth, Preset, small
 from pooch.workloads.settings import Setting
 
 _MODELS = __package__.replace("catalogue", "models")
@@ -17,7 +17,7 @@ VOLUMES = (
         source="residual: MONAI; network=original: Cicek et al. 2016",
         growths=(BATCH_SIZE, Growth("volume_size", step=16, smallest=32)),
         presets=(
-            Preset(SMALL, {"batch_size": 4, "volume_size": 32, "first_channels": 4, "residual_units": 1}, "for tests"),
+            small(batch_size=4, volume_size=32, first_channels=4, residual_units=1),
             Preset(
                 "small-original",
                 {"batch_size": 1, "volume_size": 32, "network": "original", "first_channels": 8},

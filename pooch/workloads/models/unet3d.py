@@ -82,11 +82,16 @@ def build(
     """A 3D U-Net with random weights on random volumes; Adam.
 
     Args:
-        batch_size: number of volumes. device: of model and data. volume_size: extent of the cubic volumes.
-        input_channels: channels of the volumes. classes: number of classes. first_channels: channels of the first
-        convolution. residual_units: of each level of the residual network. dropout: of the residual network. network:
-        "residual" (MONAI's, with exclusive classes: softmax, Dice and cross entropy) or "original" (with classes
-            that may overlap, as in brain tumors: sigmoid, Dice).
+        batch_size: number of volumes.
+        device: of model and data.
+        volume_size: extent of the cubic volumes.
+        input_channels: channels of the volumes.
+        classes: number of classes.
+        first_channels: channels of the first convolution.
+        residual_units: of each level of the residual network.
+        dropout: of the residual network.
+        network: "residual" (MONAI's, with exclusive classes: softmax, Dice and cross entropy) or "original" (with
+            classes that may overlap, as in brain tumors: sigmoid, Dice).
         seed: of weights and data.
 
     Raises:
