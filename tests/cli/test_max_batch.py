@@ -92,7 +92,7 @@ def test_any_setting_can_grow(pooch_command: Command, network: str) -> None:
     [
         (("--budget", "60%"), 2, "nothing is known yet of what"),
         (("--budget", "1KB", "--most", "1", "--device-model", "M40"), 3, "no plan of policy 'ilp' fits into 1000 B"),
-        (("--budget", "1MB", "--batch-size", "3"), 2, "batch_size is what grows"),
+        (("--budget", "1MB", "--batch-size", "3"), 2, "batch_size is the setting that grows"),
         (("--budget", "1MB", "--device-model", "V100-PCIe", "--measure"), 2, "only modelled cannot be measured"),
         (("--budget", "1MB", "--device-model", "V101"), 2, "there is no device 'V101'"),
         (("--budget", "1MB", "--grow", "depth"), 2, "takes no 'depth'"),
