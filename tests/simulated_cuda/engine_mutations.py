@@ -20,6 +20,13 @@ IN_PLACE = tuple(
     f"tests/executor/test_in_place.py::{name}"
     for name in ("test_it_raises_as_plain_training_does", "test_a_parameter_changed_before_the_replay_raises")
 )
+REPLAYED_IN_PLACE = tuple(
+    f"tests/executor/test_in_place.py::test_{name}"
+    for name in (
+        "a_replay_writes_into_nothing_that_a_later_one_reads",
+        "what_is_made_again_late_is_made_of_contents_before_and_after_a_write",
+    )
+)
 LEFT = ("tests/executor/test_path.py::test_another_branch_or_shape[long-swap]",)
 WRITTEN_OVER = ("tests/executor/test_path.py::test_a_replay_does_not_read_what_was_written_over",)
 TOO_LARGE = ("tests/executor/test_path.py::test_a_value_larger_than_its_room_in_the_tier_is_not_copied_there",)
@@ -551,7 +558,15 @@ ACTIONS = (
         "            storage = self.ensure(record)\n        return storage.clone() if written else storage\n",
         "            storage = self.ensure(record)\n        return storage\n",
         "whoever reads it next reads another value",
-        ("tests/executor/test_ways_of_training.py::test_views_and_in_place_ops",),
+        REPLAYED_IN_PLACE,
+    ),
+    Mutation(
+        "a replay off the path writes into what others still read",
+        "actions.py",
+        "                return self._resolve(read, written, ())\n            return storage.clone() if written else storage\n",
+        "                return self._resolve(read, written, ())\n            return storage\n",
+        "values are computed again from others",
+        REPLAYED_IN_PLACE,
     ),
     Mutation(
         "what autograd lets go of counts as not copied out",
