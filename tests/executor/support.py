@@ -14,6 +14,7 @@ from pooch.ir import Choice, Decisions, Link, Plan, Profile, Region
 from pooch.ir.dataflow import Dataflow
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.session.evaluation import StageEvaluator, verified_timeline
+from pooch.session.hooked import dataflow_of
 from pooch.session.packing import PlanOutcome, pack_plan
 from pooch.session.planning import manual_rows
 from tests.executor.nets import Job
@@ -50,7 +51,7 @@ def mixed(profile: Profile, region: Region = "step") -> dict[int, Choice]:
 
 def tight_plan(profile: Profile, decisions: Decisions, region: Region = "step") -> Plan:
     """A plan under which everything leaves as early and returns as late as it can, so that every mechanism fires."""
-    dataflow = Dataflow(profile, region)
+    dataflow = dataflow_of(profile, region, hooked=True)
     evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
     timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
     rows = manual_rows(dataflow, decisions)

@@ -137,7 +137,7 @@ class _FakeProfiling:
             mode="fake",
             device=self.setting.device,
             link=self.setting.link,
-            ops=assemble_ops(assembly, points.tolist(), times),
+            ops=assemble_ops(assembly, points.tolist(), times, facts.hooked_bytes),
             values=facts.values,
             anchors=facts.anchors,
             forward_ops=assembly.forward_ops,
