@@ -1,7 +1,8 @@
 """All tests that a CUDA device is needed for, on the simulated one: `python -m tests.simulated_cuda.suite`.
 
 In numbers mode: tests marked `gpu`, and tests that are not about one kind of device, with their tensors on this one. In
-memory mode, with `--peaks`: the peaks of all built-in workloads, under both settings of the caching allocator.
+memory mode, under both settings of the caching allocator: the peaks of the main built-in workloads, with `--peaks` of
+all of them.
 """
 
 from __future__ import annotations
@@ -54,15 +55,21 @@ PARTS = (
     Part("tests for either device", (*EITHER_DEVICE, *NEITHER), True, {"POOCH_TEST_DEVICE": "cuda"}),
     Part("tests of two devices", (*TWO_DEVICES, "-k", "two_devices or second_device or another_device"), devices=2),
 )
-PEAKS = (
-    Part("peaks of workloads", ("tests/simulated_cuda/test_workloads.py",), False),
-    Part(
-        "peaks of workloads, expandable segments",
-        ("tests/simulated_cuda/test_workloads.py",),
-        False,
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    ),
-)
+PEAKS = ("tests/simulated_cuda/test_workloads.py", "--dist", "loadgroup")
+MAIN_WORKLOADS = ("-k", "allocator or resnet50 or unet3d or gpt2 or llama or lstm")
+ALLOCATORS = {"": {}, ", expandable segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
+AT_ONCE = {"SIMULATED_CUDA_KERNEL_US": "0", "SIMULATED_CUDA_COPY_GB_PER_S": "1000"}  # times mean nothing there
+
+
+def peaks(of: str, selection: tuple[str, ...] = ()) -> list[Part]:
+    """The peaks of workloads, under each setting of the allocator.
+
+    Args:
+        of: which, for people.
+        selection: further arguments of pytest that choose them; none: all.
+    """
+    arguments = (*PEAKS, *selection)
+    return [Part(f"peaks of {of}{told}", arguments, False, AT_ONCE | more) for told, more in ALLOCATORS.items()]
 
 
 def run(part: Part) -> int:
@@ -80,11 +87,11 @@ def run(part: Part) -> int:
 def main() -> int:
     """Exit code 0: nothing failed, or the device cannot be set up here, which is said."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulated_cuda.suite", description=__doc__)
-    parser.add_argument("--peaks", action="store_true", help="the peaks of all workloads too, in some 16 minutes more")
-    parts = PARTS + PEAKS if parser.parse_args().peaks else PARTS
+    parser.add_argument("--peaks", action="store_true", help="the peaks of all workloads, not only of the main ones")
+    of_peaks = peaks("all workloads") if parser.parse_args().peaks else peaks("the main workloads", MAIN_WORKLOADS)
     if not set_up_or_tell():
         return 0
-    return max(run(part) for part in parts)
+    return max(run(part) for part in (*PARTS, *of_peaks))
 
 
 if __name__ == "__main__":
