@@ -169,12 +169,17 @@ def _without_numbers(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def fresh(name: str) -> Iterator[Workload]:
-    """The workload newly built, in a cache that is empty."""
+def fresh(name: str, batch_size: int | None = None) -> Iterator[Workload]:
+    """The workload newly built, in a cache that is empty.
+
+    Args:
+        batch_size: None: that of `BATCH_SIZES`.
+    """
     gc.collect()
     torch.cuda.empty_cache()
     with _without_numbers(name):
-        yield load_workload(name, batch_size=BATCH_SIZES[name], device="cuda", settings=SETTINGS.get(name))
+        items = batch_size or BATCH_SIZES[name]
+        yield load_workload(name, batch_size=items, device="cuda", settings=SETTINGS.get(name))
 
 
 def rows_of(name: str) -> list[Row]:
