@@ -132,7 +132,7 @@ def train(workload: Workload, run: Any = None) -> Trained:
         workload.model.zero_grad(set_to_none=True)
         with MemoryMeter(torch.device("cuda", 0)) as meter:
             _step(workload, run)
-        peaks.append(Peak(meter.peak_bytes, meter.requested_bytes))
+        peaks.append(Peak(meter.peak_bytes, meter.peak_bytes - meter.rounding_bytes))
         stats.append(replace(run.stats) if run is not None else RunStats())
         assert workload.optimizer is not None
         workload.optimizer.step()
