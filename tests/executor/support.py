@@ -33,6 +33,14 @@ def profile_job(job: Job, mode: Any = "run") -> Profile:
     return quick_profile(job.forward, job.model, job.optimizer, mode)
 
 
+def budget_at(profile: Profile, share: float) -> int:
+    """A budget with room for a share of the bytes that come and go in the step, and for all that stays.
+
+    On CUDA what stays includes cuBLAS's workspaces, which can be several times the rest of a small step.
+    """
+    return profile.persistent_bytes + int(share * (profile.peak_bytes - profile.persistent_bytes))
+
+
 def all_of(profile: Profile, choice: Choice, region: Region = "step") -> dict[int, Choice]:
     """The decision for every activation; keeps what cannot be recomputed."""
     dataflow = Dataflow(profile, region)
