@@ -38,6 +38,7 @@ from pooch.ir.files import replace_file
 from pooch.torchtools import accelerators
 
 REPEATS = 300  # of plain training, before a difference is taken for a failure of the plan
+NO_DETERMINISTIC_KERNEL = "does not have a deterministic implementation"  # PyTorch's words
 CHOICES: tuple[Choice, ...] = ("keep", "swap", "recompute")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -201,9 +202,10 @@ def _repeatable_plain(step: _Step) -> list[Tensor]:
 
 
 def _told(error: Exception) -> str:
-    """Its kind; of what a device or a build lacks, also which operator that is."""
-    kind = type(error).__name__
-    return f"{kind}: {(str(error).splitlines() or [''])[0][:150]}" if isinstance(error, NotImplementedError) else kind
+    """Its kind; of what a device or a build lacks (a deterministic kernel, too), also which operator that is."""
+    kind, text = type(error).__name__, (str(error).splitlines() or [""])[0]
+    is_lack = isinstance(error, NotImplementedError) or NO_DETERMINISTIC_KERNEL in text
+    return f"{kind}: {text[:150]}" if is_lack else kind
 
 
 def _profiled(step: _Step) -> Profile:

@@ -37,7 +37,9 @@ def test_operators_are_bitwise_equal_under_every_choice() -> None:
     assert len({outcome.name for outcome in outcomes}) >= len(NAMES)
     assert [f"{o.name}: {o.reason}" for o in outcomes if o.status == "fail"] == []
     passed = [outcome for outcome in outcomes if outcome.status == "pass"]
-    assert len(passed) > 0.9 * len(outcomes)
+    lacking = [o for o in outcomes if any(operators.NO_DETERMINISTIC_KERNEL in reason for reason in o.incomparable)]
+    assert not (lacking and torch.get_default_device().type == "cpu")
+    assert len(passed) > 0.9 * (len(outcomes) - len(lacking)) > 0.75 * len(outcomes)
     assert all(outcome.compared > 0 for outcome in passed)
     assert sum(outcome.swapped_bytes > 0 for outcome in passed) > 0.5 * len(passed)
     assert sum(outcome.replayed_ops > 0 for outcome in passed) > 0.5 * len(passed)
