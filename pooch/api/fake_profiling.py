@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pooch.ir import Device, Link, Profile
+from pooch.ir import Link, Profile
 from pooch.progress import Progress
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pooch.devices import DeviceModel
     from pooch.profiler import ProfileOptions
-    from pooch.profiler.fake import OpCosts
+    from pooch.profiler.fake import FakeSetting
     from pooch.workloads import Workload
 
 
@@ -27,11 +27,11 @@ def fake_profile(
     progress: Progress,
 ) -> Profile:
     """Profile live objects; see `pooch.profile`."""
-    from pooch.profiler.fake import FakeSetting, profile_fake_step
+    from pooch.profiler.fake import profile_fake_step
     from pooch.torchtools.training_state import model_device
 
-    device, link, costs = _priced(model_device(model), device_model, progress)
-    return profile_fake_step(forward, model, optimizer, FakeSetting(device, link, costs), options, progress)
+    setting = _priced(model_device(model), device_model, progress)
+    return profile_fake_step(forward, model, optimizer, setting, options, progress)
 
 
 def fake_profile_of(
@@ -44,7 +44,7 @@ def fake_profile_of(
     """Build a workload without memory, and profile it; see `profile_workload`."""
     import torch
 
-    from pooch.profiler.fake import FakeSetting, FakeWorld, profile_fake_step
+    from pooch.profiler.fake import FakeWorld, profile_fake_step
     from pooch.torchtools.training_state import model_device
 
     builder, instead = _runnable(builder)
@@ -52,8 +52,7 @@ def fake_profile_of(
     world = FakeWorld()
     with torch.device("cpu"):
         workload = world.build(builder)
-    device, link, costs = _priced(model_device(workload.model), device_model, progress, link)
-    setting = FakeSetting(device, link, costs, world)
+    setting = replace(_priced(model_device(workload.model), device_model, progress, link), world=world)
     named = replace(options, workload=workload.name, batch_size=workload.batch_size)
     profile = profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, named, progress)
     return replace(profile, notes=(*instead, *profile.notes))
@@ -74,17 +73,21 @@ def _runnable(builder: Any) -> tuple[Any, tuple[str, ...]]:
 
 def _priced(
     device: torch.device, device_model: DeviceModel | None, progress: Progress, link: Link | None = None
-) -> tuple[Device, Link, OpCosts]:
+) -> FakeSetting:
     """What the profile is taken for: this device, measured, or one that is modelled."""
     from pooch.api.profiling import measure_device_link
-    from pooch.profiler.fake import MeasuredCosts, ModelledCosts
+    from pooch.profiler.fake import FakeSetting, MeasuredCosts, ModelledCosts
+    from pooch.profiler.fake.workspaces import configured_bytes
     from pooch.profiler.hardware import describe_device
+    from pooch.torchtools.cuda_only import blas_workspace_bytes
 
     here = describe_device(device)
     if device_model is not None:
         software = here.software | {"ops of": here.kind}
-        return device_model.as_device(software), device_model.as_link(), ModelledCosts(device_model)
+        workspace_bytes = device_model.blas_workspace_bytes and configured_bytes(device_model.blas_workspace_bytes)
+        modelled, costs = device_model.as_device(software), ModelledCosts(device_model)
+        return FakeSetting(modelled, device_model.as_link(), costs, blas_workspace_bytes=workspace_bytes)
     if link is None:
         progress("measuring the link to the swap tier")
         link = measure_device_link(device)
-    return here, link, MeasuredCosts(device)
+    return FakeSetting(here, link, MeasuredCosts(device), blas_workspace_bytes=blas_workspace_bytes(device))

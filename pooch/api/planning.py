@@ -15,9 +15,10 @@ from pooch.api.planning_aside import plan_in_child
 from pooch.api.simulation import simulate
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
-from pooch.planner import Evaluation, PolicyOutcome, described, make_plan
+from pooch.planner import Evaluation, PlannedDecisions, PolicyOutcome, described, make_plan
 from pooch.planner import smallest_budget as planned_smallest
 from pooch.process_limits import is_limited
+from pooch.simulator import simulate as simulate_schedule
 from pooch.units import is_smallest, parse_budget
 
 PlanningProgress = Callable[[str, float], None]
@@ -94,22 +95,28 @@ def plan_here(
     progress: PlanningProgress | None,
 ) -> Plan:
     """`plan` in this process, with arguments that were checked and budgets in bytes."""
+
+    def planned_on(dataflow: Dataflow) -> PlannedDecisions:
+        return make_plan(
+            dataflow,
+            budget_bytes,
+            StageEvaluator(dataflow),
+            known=[_known_outcome(profile, plan) for plan in known if plan.region == region],
+            policy_options=policy_options,
+            explain=explain,
+            policy=policy,
+            host_budget_bytes=host_bytes,
+            time_limit_s=time_limit_s,
+            progress=progress,
+        )
+
     fits = budget_bytes >= profile.peak_bytes
     dataflow = dataflow_of(profile, region, hooked=not fits)
-    planned = make_plan(
-        dataflow,
-        budget_bytes,
-        StageEvaluator(dataflow),
-        known=[_known_outcome(profile, plan) for plan in known if plan.region == region],
-        policy_options=policy_options,
-        explain=explain,
-        policy=policy,
-        host_budget_bytes=host_bytes,
-        time_limit_s=time_limit_s,
-        progress=progress,
-    )
+    planned = planned_on(dataflow)
     if fits and planned.schedule.actions:  # a policy that moves things all the same
         dataflow = dataflow_of(profile, region, hooked=True)
+        if simulate_schedule(dataflow, planned.schedule, detail=False).peak_bytes > budget_bytes:
+            planned = planned_on(dataflow)
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
     outcome = PlanOutcome(
         described(policy, policy_options),

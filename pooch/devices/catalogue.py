@@ -34,6 +34,7 @@ class _Entry:
     tensor_cores: bool = True
     launch_us: float = 5.0
     copy_share: float = 0.0
+    blas_workspace_mib: float = 8.125
     source: str = ""
     recalled: tuple[str, ...] = ()
 

@@ -52,6 +52,8 @@ class DeviceModel:
         tensor_cores: whether half precision runs on tensor cores.
         launch_us: time that every op takes at least.
         copy_share: compute work that one ms of copying displaces (0: copy engines do it alone).
+        blas_workspace_mib: of a GPU, what cuBLAS takes in each thread that calls it, as PyTorch has it by default:
+            8.125, and 32 from Hopper on.
         source: where the figures are from. recalled: those that were not checked when entered.
 
     Raises:
@@ -69,6 +71,7 @@ class DeviceModel:
     tensor_cores: bool = True
     launch_us: float = 5.0
     copy_share: float = 0.0
+    blas_workspace_mib: float = 8.125
     source: str = ""
     recalled: tuple[str, ...] = ()
 
@@ -85,7 +88,12 @@ class DeviceModel:
             **{f"tflops.{name}": rate for name, rate in self.tflops.items()},
         }
         shares = asdict(self.efficiency)
-        other = {"launch_us": self.launch_us, "copy_share": self.copy_share, "link.latency_us": self.link.latency_us}
+        other = {
+            "launch_us": self.launch_us,
+            "copy_share": self.copy_share,
+            "link.latency_us": self.link.latency_us,
+            "blas_workspace_mib": self.blas_workspace_mib,
+        }
         for name, number in {**positive, **shares, **other}.items():
             least_is_zero = name in other
             if not math.isfinite(number) or number < 0 or (number == 0 and not least_is_zero):
@@ -125,6 +133,11 @@ class DeviceModel:
         """
         arithmetic_ms = flops / self.flops_per_ms(dtype, op_class) if flops else 0.0
         return max(arithmetic_ms, moved_bytes / self.bytes_per_ms) + self.launch_us / 1000
+
+    @property
+    def blas_workspace_bytes(self) -> int:
+        """What each thread takes that multiplies matrices; nothing on a CPU."""
+        return round(self.blas_workspace_mib * 2**20) if self.kind == "cuda" else 0
 
     def as_device(self, software: dict[str, str]) -> Device:
         """The device as a profile names it, marked as modelled."""

@@ -114,6 +114,8 @@ class Op:
         random: draws from the random generator.
         host_ms: time of the host to issue it to a device with streams, where that is known; 0 on a CPU, whose time of
             compute it is. In-core the host is never late: up to each op it has taken no longer than the device.
+        hooked_bytes: bytes that its peak rises by while hooks are attached: under a dispatch mode `aten::linear` adds
+            its bias out of place where it otherwise adds in place.
     """
 
     index: int
@@ -129,6 +131,7 @@ class Op:
     refusal: str | None = None
     random: bool = False
     host_ms: float = 0.0
+    hooked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = l
     from pooch.profiler.hardware import describe_device
     from pooch.profiler.rates import measure_rates
     from pooch.torchtools.accelerators import has_streams
+    from pooch.torchtools.cuda_only import blas_workspace_bytes
 
     rates = measure_rates(device, progress)
     progress("measuring the link to the swap tier")
@@ -42,6 +43,7 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = l
         efficiency=efficiency,
         tensor_cores=has_streams(device),
         launch_us=rates.launch_us,
+        blas_workspace_mib=blas_workspace_bytes(device) / 2**20,
         copy_share=max(link.out_compute_share, link.in_compute_share),
         source=f"measured here ({versions})",
     )
