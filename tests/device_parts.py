@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 NEEDS_A_GPU = (
     *("tests/executor", "tests/workloads", "tests/measure/test_gpu_limits.py", "tests/simulated_cuda"),
+    "tests/profiler/test_workspaces.py",
     *(
         f"tests/torchtools/test_{name}.py"
         for name in ("accelerators", "memory_on_a_gpu", "requested_sizes", "rounding")
