@@ -25,7 +25,7 @@ from pooch.ir import Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.memory_trace import earlier_objects_exempt
-from pooch.workloads import BUILT_IN, Workload, load_workload
+from pooch.workloads import built_in_workloads, Workload, load_workload
 from pooch.workloads.settings import Setting
 
 LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)
@@ -163,7 +163,7 @@ def _without_numbers(name: str) -> Iterator[None]:
     several texts lie behind one another.
     """
     with ExitStack() as patches:
-        if BUILT_IN[name.partition("@")[0]].package == "transformers":
+        if built_in_workloads()[name.partition("@")[0]].package == "transformers":
             asked = "transformers.masking_utils.find_packed_sequence_indices"
             patches.enter_context(mock.patch(asked, return_value=None))
         yield
