@@ -14,7 +14,7 @@ GPU_PYTHON ?= $(if $(wildcard $(STAMP)),$(BIN)/python,python3)
 DEMO := demo
 PYTEST_ARGS ?= -n 2
 
-.PHONY: help setup demo test simulated-cuda simulated-cuda-tests gpu gpu-wheels lint format check clean
+.PHONY: help setup demo test docs simulated-cuda simulated-cuda-tests gpu gpu-wheels lint format check clean
 
 help:
 	@echo "make demo    profile ResNet-50, plan it at 60% of its memory, train it under the plan, draw the result"
@@ -25,6 +25,7 @@ help:
 	@echo "make gpu     all that needs an NVIDIA GPU, in 8 minutes, into build/gpu (GPU_ARGS='--output DIR'; exit code 3:"
 	@echo "             nothing failed, but not everything was run). Sets nothing up: GPU_PYTHON=python3, .whl/ if it is there"
 	@echo "make gpu-wheels  fill .whl/ with the packages that a machine without a network lacks"
+	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make lint    ruff: lint and format check"
 	@echo "make check   mypy and the import rules"
 	@echo "make format  let ruff rewrite what it can"
@@ -53,6 +54,10 @@ lint: $(STAMP)
 check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "The site is build/site/index.html."
 
 simulated-cuda: $(STAMP)
 	$(BIN)/python -m tests.simulated_cuda.main_job

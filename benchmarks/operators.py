@@ -1,6 +1,7 @@
 """Every differentiable operator of PyTorch's own database, trained plainly and under keep, swap and recompute.
 
-    python -m benchmarks.operators [--names matmul,fft] [--dtypes float64] [--samples N] [--output benchmarks/results]
+    python -m benchmarks.operators [--names matmul,fft] [--dtypes float64] [--samples N] [--device cuda]
+                                   [--output benchmarks/results]
 
 Around each operator stands a small step: inputs pass through `x * 1` and results through `sin`, so that something is
 saved before and after it. Loss and gradients have to be bitwise those of plain training. Samples for which plain
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import sys
 import time
@@ -33,8 +35,10 @@ from pooch.errors import PoochError
 from pooch.executor import apply_plan
 from pooch.ir import Choice, Plan, Profile
 from pooch.ir.files import replace_file
+from pooch.torchtools import accelerators
 
 REPEATS = 300  # of plain training, before a difference is taken for a failure of the plan
+NO_DETERMINISTIC_KERNEL = "does not have a deterministic implementation"  # PyTorch's words
 CHOICES: tuple[Choice, ...] = ("keep", "swap", "recompute")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -124,17 +128,15 @@ def _replaced(nested: Any, swap: dict[int, Tensor]) -> Any:
     return nested
 
 
-def sweep_entry(op: Any, dtype_name: str, most_samples: int) -> Outcome:
-    """Try the samples of one entry."""
+def sweep_entry(op: Any, dtype_name: str, most_samples: int, device: str = "cpu") -> Outcome:
+    """Try the samples of one entry on a device ("cpu", "cuda")."""
     outcome = Outcome(op.formatted_name, dtype_name)
     dtype = DTYPES[dtype_name]
-    if dtype not in op.supported_backward_dtypes("cpu"):
+    if dtype not in op.supported_backward_dtypes(device):
         outcome.status, outcome.reason = "refused", f"PyTorch has no backward for {dtype_name}"
         return outcome
     torch.manual_seed(0)
-    for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=True)):
-        if number >= most_samples:
-            break
+    for number, sample in enumerate(_samples(op, dtype, most_samples, device, outcome)):
         _try_sample(op, sample, outcome)
         if outcome.status == "fail":
             outcome.reason = f"sample {number}: {outcome.reason}"
@@ -143,6 +145,14 @@ def sweep_entry(op: Any, dtype_name: str, most_samples: int) -> Outcome:
         outcome.status = "incomparable"
         outcome.reason = "; ".join(outcome.incomparable) or "it has no samples"
     return outcome
+
+
+def _samples(op: Any, dtype: torch.dtype, most: int, device: str, outcome: Outcome) -> Iterator[Any]:
+    """So many samples of the entry at most; where a device lacks what makes them, that is counted as one."""
+    try:
+        yield from itertools.islice(op.sample_inputs(device, dtype, requires_grad=True), most)
+    except NotImplementedError as error:
+        outcome.incomparable[f"its samples cannot be made: {_told(error)}"] += 1
 
 
 def _try_sample(op: Any, sample: Any, outcome: Outcome) -> None:
@@ -185,10 +195,17 @@ def _repeatable_plain(step: _Step) -> list[Tensor]:
     except _NothingToTrain as error:
         raise _Incomparable("nothing to train") from error
     except Exception as error:  # plain training itself may raise anything
-        raise _Incomparable(f"plain training raises {type(error).__name__}") from error
+        raise _Incomparable(f"plain training raises {_told(error)}") from error
     if _different(plain, again):
         raise _Incomparable("plain training is not repeatable")
     return plain
+
+
+def _told(error: Exception) -> str:
+    """Its kind; of what a device or a build lacks (a deterministic kernel, too), also which operator that is."""
+    kind, text = type(error).__name__, (str(error).splitlines() or [""])[0]
+    is_lack = isinstance(error, NotImplementedError) or NO_DETERMINISTIC_KERNEL in text
+    return f"{kind}: {text[:150]}" if is_lack else kind
 
 
 def _profiled(step: _Step) -> Profile:
@@ -233,7 +250,7 @@ def _is_repeatable(step: _Step, plain: list[Tensor]) -> bool:
     """Whether plain training gives the same again and again, with other memory in between."""
     kept: list[Tensor] = []
     for number in range(REPEATS):
-        kept.append(torch.full((1 + 37 * number % 97,), 1.0))
+        kept.append(torch.full((1 + 37 * number % 97,), 1.0, device=step.leaves[0].device))
         if _different(plain, _train(step, None)):
             return False
     return True
@@ -254,17 +271,20 @@ def _train(step: _Step, plan: Plan | None, outcome: Outcome | None = None) -> li
             outcome.swapped_bytes += run.stats.swapped_in_bytes
             outcome.replayed_ops += run.stats.recomputed_ops
     gradients = [p.grad.clone() if p.grad is not None else torch.zeros(0) for p in step.parameters()]
-    return [loss.detach().clone(), *gradients, torch.get_rng_state()]
+    drawn = b"".join(accelerators.random_state(device) for device in {torch.device("cpu"), loss.device})
+    return [loss.detach().clone(), *gradients, torch.frombuffer(bytearray(drawn), dtype=torch.uint8)]
 
 
 def _different(plain: list[Tensor], planned: list[Tensor]) -> str:
     for number, (one, other) in enumerate(zip(plain, planned, strict=True)):
         if not _is_same(one, other):
-            return "the loss differs" if number == 0 else f"gradient {number - 1} differs"
+            last = "the random state differs" if number == len(plain) - 1 else f"gradient {number - 1} differs"
+            return last if number else "the loss differs"
     return ""
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
+    one, other = one.cpu(), other.cpu()
     if one.layout is not torch.strided:
         one, other = one.to_dense(), other.to_dense()
     if one.shape != other.shape or one.dtype != other.dtype:
@@ -310,25 +330,31 @@ def _reasons(outcome: Outcome) -> str:
     return "; ".join([outcome.reason, *told] if outcome.status in ("fail", "refused") else told or [outcome.reason])
 
 
-def write(outcomes: list[Outcome], text: str, told: str, folder: Path) -> None:
-    """The table for people, and every outcome for programs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    head = (
+def page(text: str, told: str) -> str:
+    """The table with its head. `told`: what was swept, without a full stop."""
+    return (
         "# Every differentiable operator of PyTorch's database under keep, swap and recompute\n\n"
-        f"{told}. Loss, gradients and random state are compared bitwise with plain training.\n\n"
+        f"{told}. Loss, gradients and random state are compared bitwise with plain training.\n\n{text}"
     )
-    replace_file(folder / "operators-cpu.md", (head + text).encode())
+
+
+def write(outcomes: list[Outcome], text: str, told: str, folder: Path, device: str = "cpu") -> None:
+    """The table for people, and every outcome for programs: `operators-DEVICE.md` and `.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / f"operators-{device}.md", page(text, told).encode())
     document = {"about": told, "outcomes": [vars(outcome) for outcome in outcomes]}
-    replace_file(folder / "operators-cpu.json", json.dumps(document, indent=1).encode())
+    replace_file(folder / f"operators-{device}.json", json.dumps(document, indent=1).encode())
 
 
-def sweep(names: list[str], dtypes: list[str], most_samples: int, progress: bool = False) -> list[Outcome]:
+def sweep(
+    names: list[str], dtypes: list[str], most_samples: int, progress: bool = False, device: str = "cpu"
+) -> list[Outcome]:
     """All entries whose name is among `names` (all of them if it is empty)."""
     chosen = [op for op in entries() if not names or op.name in names]
     outcomes: list[Outcome] = []
     for number, op in enumerate(chosen):
         for dtype in dtypes:
-            outcomes.append(sweep_entry(op, dtype, most_samples))
+            outcomes.append(sweep_entry(op, dtype, most_samples, device))
             if progress and outcomes[-1].status == "fail":
                 print(f"{number}/{len(chosen)} {outcomes[-1].name} {dtype}: {outcomes[-1].reason}", flush=True)
     return outcomes
@@ -339,20 +365,23 @@ def main() -> int:
     parser.add_argument("--names", default="", help="entries, separated by commas (default: all)")
     parser.add_argument("--dtypes", default="float64,float32")
     parser.add_argument("--samples", type=int, default=1000, help="most samples of an entry")
-    parser.add_argument("--output", type=Path, help="folder for operators-cpu.md and .json (default: printed alone)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--output", type=Path, help="folder for operators-DEVICE.md and .json (default: printed alone)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.device != "cpu":
+        torch.use_deterministic_algorithms(True)  # what has no such kernel raises, and cannot be compared
     start = time.monotonic()
     entries()
     gc.collect()
     gc.freeze()  # what was imported is nobody's garbage; looking through it again and again takes most of the time
     names = [name for name in arguments.names.split(",") if name]
-    outcomes = sweep(names, arguments.dtypes.split(","), arguments.samples, progress=True)
+    outcomes = sweep(names, arguments.dtypes.split(","), arguments.samples, progress=True, device=arguments.device)
     told = f"{len(outcomes)} entries in {time.monotonic() - start:.0f} s, torch {torch.__version__}"
     text = table(outcomes)
     print(f"{text}\n{told}\n")
     if arguments.output:
-        write(outcomes, text, told, arguments.output)
+        write(outcomes, text, told, arguments.output, arguments.device)
     return int(any(outcome.status == "fail" for outcome in outcomes))
 
 

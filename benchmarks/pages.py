@@ -39,6 +39,16 @@ def table(results: str, *left_out: str) -> Part:
     return made
 
 
+def table_at(results: str, budget: str, *columns: str) -> Part:
+    """The rows of a table at one budget, such as "60%", with some of its columns."""
+
+    def made(stored: Stored) -> str:
+        rows = [row for row in stored(results)["rows"] if row["budget"].startswith(budget)]
+        return f"\n{markdown_table([{column: row[column] for column in columns} for row in rows])}\n"
+
+    return made
+
+
 def paragraph(sentence: Part) -> Part:
     """A sentence or several on lines of their own."""
 
@@ -50,10 +60,25 @@ def paragraph(sentence: Part) -> Part:
 
 PAGES: Mapping[str, Mapping[str, Part]] = {
     "README.md": {
+        "main job at 60%": table_at(
+            "main-job-cpu",
+            "60%",
+            "workload",
+            "in-core peak",
+            "budget",
+            "measured peak",
+            "same bits",
+            "slowdown",
+            "predicted",
+        ),
+    },
+    "docs/measurements.md": {
         "main job times": paragraph(sentences.main_job_times),
         "main job": table("main-job-cpu", "within", "peak error", "keep/swap/recompute"),
         "checkpoint peaks": paragraph(sentences.checkpoint_peaks),
         "checkpoint": table("against-checkpoint-cpu"),
+    },
+    "docs/limits.md": {
         "hook costs": sentences.hook_costs,
         "character RNN": sentences.character_rnn,
     },

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.chosen_device import chosen_device
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
 
 SLOW_LIMIT_S = 1200
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,12 +31,25 @@ def no_mistakes_on_the_device() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def on_the_chosen_device(request: pytest.FixtureRequest) -> Iterator[None]:
     """With POOCH_TEST_DEVICE=cuda, tests that are not about one kind of device make their tensors there."""
-    chosen = os.environ.get("POOCH_TEST_DEVICE", "cpu")
-    if chosen == "cpu" or request.node.get_closest_marker("gpu"):
+    chosen = chosen_device()
+    if chosen.type == "cpu" or request.node.get_closest_marker("gpu"):
         yield
         return
     if request.node.get_closest_marker("cpu"):
-        pytest.skip("about the CPU's tier")
+        pytest.skip("about the CPU's own tier, or how it is measured")
     torch.set_default_device(chosen)
     yield
     torch.set_default_device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def deterministic_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What runs on a GPU runs on kernels that give the same bits each time."""
+    is_about_a_gpu = request.node.get_closest_marker("gpu") is not None or chosen_device().type == "cuda"
+    if not is_about_a_gpu or not torch.cuda.is_available():
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from tests.simulated_cuda.suite import EITHER_DEVICE
+from tests.device_parts import EITHER_DEVICE
 
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "docs" / "cases.md").read_text()

@@ -16,11 +16,11 @@ README = (ROOT / "README.md").read_text()
 
 @pytest.mark.slow
 def test_the_python_example_runs_when_pasted_and_moves_activations(tmp_path: Path) -> None:
-    first, guarded = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len([line for line in first.splitlines() if line.strip()]) <= 11
+    (pasted,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in pasted.splitlines() if line.strip()]) <= 11
     script = tmp_path / "pasted.py"
     moved = '\nassert set(plan.decisions.values()) != {"keep"}\nassert run.stats.mismatches == 0\n'
-    script.write_text(first + moved + guarded)
+    script.write_text(pasted + moved)
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr
     assert "RunStats" in finished.stdout
@@ -42,6 +42,12 @@ def test_every_command_line_parses() -> None:
 def test_the_two_make_targets_exist(target: str) -> None:
     assert f"$ make {target}" in README
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_it_is_short_and_says_at_once_that_there_is_no_gpu_figure() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    assert "no GPU figure exists" in " ".join(lines[:20])
 
 
 def test_every_link_leads_somewhere() -> None:

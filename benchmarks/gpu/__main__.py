@@ -29,7 +29,7 @@ from benchmarks.gpu.surroundings import EVERY_PART
 from benchmarks.gpu.wheels import FOLDER, ROOT
 
 PARTS = (
-    Part("tests", 30, 150, ("pytest",)),
+    Part("tests:gpu", 30, 150, ("pytest",)),
     Part("race", 20, 60),
     Part("links", 10, 30),
     Part("hooks", 10, 30),
@@ -37,6 +37,10 @@ PARTS = (
     Part("workload:gpt2", 45, 110, ("transformers",)),
     Part("workload:unet3d", 45, 110, ("monai",)),
     Part("workload:lstm", 45, 110),
+    # Tests of either device, with their tensors on this one. They may take longer than what is left by now: then
+    # `--part tests:either-device` runs them alone.
+    Part("tests:two-devices", 15, 30, ("pytest",)),
+    Part("tests:either-device", 60, 400, ("pytest", "expecttest")),
 )
 LOG_TAIL = 3000
 

@@ -1,7 +1,9 @@
-"""The tests that are marked as needing a GPU, by pytest, counted from its own report."""
+"""One part of the tests that run on a CUDA device (`tests.device_parts`), counted from pytest's own report."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,44 +12,35 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.gpu.part import Job, Verdict
+from tests.device_parts import PARTS, DevicePart
 
-FOLDERS = (
-    *("tests/executor", "tests/workloads", "tests/measure/test_gpu_limits.py"),
-    *(
-        f"tests/torchtools/test_{name}.py"
-        for name in ("accelerators", "memory_on_a_gpu", "requested_sizes", "rounding")
-    ),
-)
-REHEARSED = ("tests/executor/test_gpu.py",)
+PREFIX = "tests:"
+PROCESSES = 4  # beside one another, where pytest-xdist is there
 
 
 def run(job: Job) -> Verdict:
     """Run them; passed only if some passed and none failed. Skipped ones are told, with their reasons."""
+    part = next(part for part in PARTS if PREFIX + part.name == job.name)
     report = job.out.with_name("tests.xml")
     report.unlink(missing_ok=True)
-    where = REHEARSED if job.small else FOLDERS
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "addopts=",  # pyproject.toml has settings of plugins that are not on that machine; the limit is ours here
-        f"--junitxml={report}",
-        *where,
-    ]
+    command = command_of(part, report, job.small)
     job.tell(" ".join(command))
+    variables = part.variables if job.device == "cuda" else {}
     try:
-        subprocess.run(command, timeout=max(1.0, job.left_s), check=False)
+        subprocess.run(command, timeout=max(1.0, job.left_s), check=False, env={**os.environ, **variables})
     except subprocess.TimeoutExpired:
         return Verdict("failed", "the tests did not end in time")
     if not report.exists():
         return Verdict("failed", "pytest wrote no report")
     return judge(job, report)
+
+
+def command_of(part: DevicePart, report: Path, small: bool) -> list[str]:
+    """Of pytest. What pyproject.toml sets for plugins that may not be there is left out; the limit of time is ours."""
+    beside = ["-n", str(PROCESSES)] if importlib.util.find_spec("xdist") and not small else []
+    fixed = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}"]
+    paths = [part.rehearsed] if small else part.paths
+    return [sys.executable, "-m", "pytest", *fixed, *beside, *part.options, *paths]
 
 
 def judge(job: Job, report: Path) -> Verdict:

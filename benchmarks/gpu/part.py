@@ -66,7 +66,7 @@ class Verdict:
 
 def find(name: str) -> Callable[[Job], Verdict]:
     """The function of a part; imports only what that part needs."""
-    if name == "tests":
+    if name.startswith("tests:"):
         from benchmarks.gpu.marked_tests import run
     elif name == "race":
         from benchmarks.gpu.race import run

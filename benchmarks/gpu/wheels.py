@@ -31,6 +31,8 @@ PACKAGES = (
     "expecttest",
     "tomli_w",
     "xxhash",
+    "pytest-xdist",
+    "execnet",
 )
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pooch.api.device_links import measure_device_link
-from pooch.ir import Device, Link, Profile
+from pooch.ir import Link, Profile
 from pooch.progress import Progress
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pooch.devices import DeviceModel
     from pooch.profiler import ProfileOptions
-    from pooch.profiler.fake import OpCosts
+    from pooch.profiler.fake import FakeSetting
     from pooch.workloads import Workload
 
 
@@ -23,11 +23,10 @@ def fake_profile(
     workload: Workload, options: ProfileOptions, device_model: DeviceModel | None, progress: Progress
 ) -> Profile:
     """Profile a workload that exists; see `pooch.profile`."""
-    from pooch.profiler.fake import FakeSetting, profile_fake_step
+    from pooch.profiler.fake import profile_fake_step
     from pooch.torchtools.training_state import model_device
 
-    device, link, costs = _priced(model_device(workload.model), device_model, None, progress)
-    setting = FakeSetting(device, link, costs)
+    setting = _setting(model_device(workload.model), device_model, None, progress)
     return profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, options, progress)
 
 
@@ -41,7 +40,7 @@ def fake_profile_of(
     """Build a workload from fake tensors and profile it; see `profile_workload`."""
     import torch
 
-    from pooch.profiler.fake import FakeSetting, FakeWorld, profile_fake_step
+    from pooch.profiler.fake import FakeWorld, profile_fake_step
     from pooch.torchtools.training_state import model_device
 
     builder, notes = _runnable(builder)
@@ -49,8 +48,7 @@ def fake_profile_of(
     world = FakeWorld()
     with torch.device("cpu"):
         workload = world.build(builder)
-    device, link, costs = _priced(model_device(workload.model), device_model, link, progress)
-    setting = FakeSetting(device, link, costs, world)
+    setting = replace(_setting(model_device(workload.model), device_model, link, progress), world=world)
     named = replace(options, workload=workload.name, batch_size=workload.batch_size)
     profile = profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, named, progress)
     return replace(profile, notes=(*notes, *profile.notes))
@@ -72,18 +70,22 @@ def _runnable(builder: Any) -> tuple[Any, tuple[str, ...]]:
     return replace(builder, device="cpu"), (note,)
 
 
-def _priced(
+def _setting(
     device: torch.device, device_model: DeviceModel | None, link: Link | None, progress: Progress
-) -> tuple[Device, Link, OpCosts]:
-    """Device, link and op costs of the profile: those of the device model, or else measured here."""
-    from pooch.profiler.fake import MeasuredCosts, ModelledCosts
+) -> FakeSetting:
+    """Device, link and costs of the profile: those of the device model, or else measured here."""
+    from pooch.profiler.fake import FakeSetting, MeasuredCosts, ModelledCosts
+    from pooch.profiler.fake.workspaces import configured_bytes
     from pooch.profiler.hardware import describe_device
+    from pooch.torchtools.cuda_only import blas_workspace_bytes
 
     here = describe_device(device)
     if device_model is not None:
         software = here.software | {"ops of": here.kind}
-        return device_model.as_device(software), device_model.as_link(), ModelledCosts(device_model)
+        workspace_bytes = device_model.blas_workspace_bytes and configured_bytes(device_model.blas_workspace_bytes)
+        modelled, costs = device_model.as_device(software), ModelledCosts(device_model)
+        return FakeSetting(modelled, device_model.as_link(), costs, blas_workspace_bytes=workspace_bytes)
     if link is None:
         progress("measuring the link to the swap tier")
         link = measure_device_link(device)
-    return here, link, MeasuredCosts(device)
+    return FakeSetting(here, link, MeasuredCosts(device), blas_workspace_bytes=blas_workspace_bytes(device))

@@ -1,4 +1,4 @@
-"""A profile as its step runs with hooks attached, which cost the host time for each forward op of the region."""
+"""A profile as its step runs with hooks attached, which cost host time, and for some ops memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ def dataflow_of(profile: Profile, region: Region, *, hooked: bool) -> Dataflow:
         hooked: whether hooks are attached; a plan that keeps everything attaches none.
     """
     plain = Dataflow(profile, region)
-    if not hooked or profile.hooks.op_ms == 0:
+    under_hooks = set(plain.forward_slots) if hooked else set()
+    if profile.hooks.op_ms == 0 and not any(profile.ops[slot].hooked_bytes for slot in under_hooks):
         return plain
-    under_hooks = set(plain.forward_slots)
     ops = tuple(_hooked(op, profile) if op.index in under_hooks else op for op in profile.ops)
     return Dataflow(replace(profile, ops=ops), region)
 
 
 def _hooked(op: Op, profile: Profile) -> Op:
     """Hooks take host time before each op, which is compute time if the host computes."""
+    op = replace(op, peak_bytes=op.peak_bytes + op.hooked_bytes)
     if profile.device.has_streams:
         return replace(op, host_ms=op.host_ms + profile.hooks.op_ms)
     return replace(op, time_ms=op.time_ms + profile.hooks.op_ms)

@@ -15,10 +15,11 @@ from pooch.api.planning_aside import plan_in_child
 from pooch.api.simulation import simulate
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
-from pooch.planner import Evaluation, PolicyOutcome, described, make_plan
+from pooch.planner import Evaluation, PlannedDecisions, PolicyOutcome, described, make_plan
 from pooch.planner import smallest_budget as planned_smallest
 from pooch.process_limits import is_limited
 from pooch.progress import PlanningProgress
+from pooch.simulator import simulate as simulate_schedule
 
 
 def plan(
@@ -88,22 +89,28 @@ def plan_here(
     progress: PlanningProgress | None,
 ) -> Plan:
     """`plan_with` in this process, with arguments that were checked."""
+
+    def planned_on(dataflow: Dataflow) -> PlannedDecisions:
+        return make_plan(
+            dataflow,
+            budget_bytes,
+            StageEvaluator(dataflow),
+            known=[_known_outcome(profile, plan) for plan in known if plan.region == options.region],
+            policy_options=options.policy_options,
+            explain=options.explain,
+            policy=options.policy,
+            host_budget_bytes=options.host_bytes(profile),
+            time_limit_s=options.time_limit_s,
+            progress=progress,
+        )
+
     fits = budget_bytes >= profile.peak_bytes
     dataflow = dataflow_of(profile, options.region, hooked=not fits)
-    planned = make_plan(
-        dataflow,
-        budget_bytes,
-        StageEvaluator(dataflow),
-        known=[_known_outcome(profile, plan) for plan in known if plan.region == options.region],
-        policy_options=options.policy_options,
-        explain=options.explain,
-        policy=options.policy,
-        host_budget_bytes=options.host_bytes(profile),
-        time_limit_s=options.time_limit_s,
-        progress=progress,
-    )
+    planned = planned_on(dataflow)
     if fits and planned.schedule.actions:  # a policy that moves things all the same
         dataflow = dataflow_of(profile, options.region, hooked=True)
+        if simulate_schedule(dataflow, planned.schedule, detail=False).peak_bytes > budget_bytes:
+            planned = planned_on(dataflow)
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
     outcome = PlanOutcome(
         described(options.policy, options.policy_options),

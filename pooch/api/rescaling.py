@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy
 
-from pooch.analysis.dataflow import Dataflow
+from pooch.api.hooked import dataflow_of
 from pooch.ir import HookCosts, Link, Profile, Value
 from pooch.units import format_bytes
 
@@ -31,13 +31,15 @@ def rescale(
     """
     time_factor = batch_factor / compute_factor
     points = _scaled_points(profile, batch_factor)
+    hooked_bytes = [round(op.hooked_bytes * batch_factor) for op in profile.ops]
     ops = tuple(
         replace(
             op,
             time_ms=op.time_ms * time_factor,
             host_ms=0.0,
             entry_bytes=points[2 * slot],
-            peak_bytes=points[2 * slot + 1],
+            peak_bytes=max(points[2 * slot], points[2 * slot + 1] - hooked_bytes[slot]),
+            hooked_bytes=hooked_bytes[slot],
         )
         for slot, op in enumerate(profile.ops)
     )
@@ -61,11 +63,11 @@ def rescale(
 
 
 def _scaled_points(profile: Profile, batch_factor: float) -> list[int]:
-    """Live bytes at each point, where parameters and their gradients do not change.
+    """Live bytes at each point under hooks, where parameters and their gradients do not change.
 
     Gradients are taken to be what is live besides activations and at no later point less.
     """
-    dataflow = Dataflow(profile)
+    dataflow = dataflow_of(profile, "step", hooked=True)
     others = dataflow.base_points
     staying = numpy.minimum.accumulate(others[::-1])[::-1].clip(min=profile.persistent_bytes)
     return [int(n) for n in numpy.rint(staying + (dataflow.in_core_points - staying) * batch_factor)]

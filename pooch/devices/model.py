@@ -67,6 +67,8 @@ class DeviceModel:
         tensor_cores: whether half precision runs on tensor cores.
         launch_us: minimum time of an op.
         copy_share: compute time in ms that 1 ms of copying displaces (0: free overlap).
+        blas_workspace_mib: memory that cuBLAS takes in each thread that uses it, with PyTorch's defaults: 8.125, and 32
+            from Hopper on.
         source: of the figures.
         recalled: figures that were not checked against a source.
 
@@ -85,6 +87,7 @@ class DeviceModel:
     tensor_cores: bool = True
     launch_us: float = 5.0
     copy_share: float = 0.0
+    blas_workspace_mib: float = 8.125
     source: str = ""
     recalled: tuple[str, ...] = ()
 
@@ -101,7 +104,12 @@ class DeviceModel:
             **{f"tflops.{name}": rate for name, rate in self.tflops.items()},
         }
         shares = asdict(self.efficiency)
-        other = {"launch_us": self.launch_us, "copy_share": self.copy_share, "link.latency_us": self.link.latency_us}
+        other = {
+            "launch_us": self.launch_us,
+            "copy_share": self.copy_share,
+            "link.latency_us": self.link.latency_us,
+            "blas_workspace_mib": self.blas_workspace_mib,
+        }
         for name, number in {**positive, **shares, **other}.items():
             least_is_zero = name in other
             if not math.isfinite(number) or number < 0 or (number == 0 and not least_is_zero):
@@ -144,6 +152,11 @@ class DeviceModel:
         """
         arithmetic_ms = flops / self.flops_per_ms(dtype, op_kind) if flops else 0.0
         return max(arithmetic_ms, moved_bytes / self.bytes_per_ms) + self.launch_us / 1000
+
+    @property
+    def blas_workspace_bytes(self) -> int:
+        """Bytes that cuBLAS takes in each thread that multiplies matrices; 0 on a CPU."""
+        return round(self.blas_workspace_mib * 2**20) if self.kind == "cuda" else 0
 
     def as_device(self, software: dict[str, str]) -> Device:
         """The device of a profile, marked as modelled."""

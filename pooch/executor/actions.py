@@ -256,8 +256,8 @@ class StepActions:
             record.storage = storage
 
     def _resolve(self, value: int, written: bool, in_place: tuple[int, ...]) -> torch.UntypedStorage:
-        """The storage of a made value for a replay: a fresh copy where the op writes into a value that is still
-        needed.
+        """The storage of a made value for a replay: a fresh copy where the op writes into a value that may still be
+        needed, since a step with the same ops may write over another value than the one that was profiled.
         """
         if written and value in in_place and value in self.held:
             return self.held.pop(value)

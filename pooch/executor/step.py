@@ -90,14 +90,14 @@ class PlannedStep:
         """
         tensors = [tensor for tensor in find_tensors((args, kwargs)) if has_plain_storage(tensor)]
         planned = [tensor.untyped_storage() for tensor in tensors if self._is_planned(tensor)]
-        if planned:
-            with self.actions.lock:
-                self.arena.join(planned)
-            if self.on_path:
-                actual = f"{facts.name} on another stream, which works on a value of the plan"
-                self._leave_path("an op on the stream that the region began on", actual)
+        if planned and self.on_path:
+            actual = f"{facts.name} on another stream, which works on a value of the plan"
+            self._leave_path("an op on the stream that the region began on", actual)
         if self.emptied.away:
             self.bring_back((args, kwargs))
+        if planned:
+            with self.actions.lock:  # last, since what was away has memory only now, and the allocator is told of that
+                self.arena.join(planned)
         for key, tensor in written_tensors(facts, args, kwargs).items():
             self.actions.protect(self.values.get(key))
             self.values.bind(tensor.untyped_storage(), -1)

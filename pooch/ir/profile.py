@@ -116,6 +116,8 @@ class Op:
         random: whether it draws random numbers.
         host_ms: host time to issue it to a device with streams, if known; 0 on a CPU, where it is compute time.
             In-core, the host is never late: up to each op it has taken no longer than the device.
+        hooked_bytes: bytes by which its peak rises while hooks are attached: under a dispatch mode, `aten::linear` adds
+            its bias out of place where it otherwise adds in place.
     """
 
     index: int
@@ -131,6 +133,7 @@ class Op:
     refusal: str | None = None
     random: bool = False
     host_ms: float = 0.0
+    hooked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

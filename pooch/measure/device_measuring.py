@@ -26,6 +26,7 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = s
     from pooch.profiler.hardware import describe_device
     from pooch.profiler.rates import measure_rates
     from pooch.torchtools.accelerators import has_streams
+    from pooch.torchtools.cuda_only import blas_workspace_bytes
 
     rates = measure_rates(device, progress)
     progress("measuring the link to the swap tier")
@@ -44,6 +45,7 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = s
         efficiency=efficiency,
         tensor_cores=has_streams(device),
         launch_us=rates.launch_us,
+        blas_workspace_mib=blas_workspace_bytes(device) / 2**20,
         copy_share=max(link.out_compute_share, link.in_compute_share),
         source=f"measured here ({versions})",
     )

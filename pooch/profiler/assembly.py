@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy
 
 from pooch.ir import Op, Value
 from pooch.profiler.recorder import ForwardRecorder, ValueRecord
 from pooch.profiler.step import StepRecord
-from pooch.torchtools.memory_trace import Span
+from pooch.torchtools.memory_trace import LINEAR, Span
 from pooch.torchtools.operators import is_view_name
+from pooch.torchtools.reported_memory import MemoryEvent
 
 # Deciding on smaller values costs more (hooks, solver) than their bytes are worth.
 SMALLEST_ACTIVATION_BYTES = 16 * 1024
+SUM = "aten.add.Tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,11 @@ class Life:
     start_ns: int
     end_ns: int | None
     size_bytes: int
+
+
+def _highest(events: Iterable[MemoryEvent]) -> int:
+    """Highest live bytes above the start."""
+    return max(accumulate((event.size_bytes for event in events), initial=0))
 
 
 def _start_of(life: Life) -> int:
@@ -101,6 +109,31 @@ class StepAssembly:
             points[2 * later] = points[2 * later + 1] = live
         return points
 
+    @cached_property
+    def bias_sums(self) -> list[int]:
+        """Forward ops that add a linear layer's bias out of place, as PyTorch does under a dispatch mode (or a tensor
+        subclass) alone: plain training adds it in place.
+        """
+        forward = zip(self.recorder.ops, self.spans, strict=False)
+        return [slot for slot, (op, span) in enumerate(forward) if op.name == SUM and span.within == LINEAR]
+
+    def raised_bytes(self, slot: int) -> int:
+        """How much lower the slot's body would be, had its op written its result over what it reads first."""
+        op, values = self.recorder.ops[slot], self.recorder.values
+        made, read = values[op.writes[0]].pointer, values[op.reads[0]].pointer
+        begin, end = (bisect_left(self._event_times, self.starts[n]) for n in (slot, slot + 1))
+        events = self.record.trace.events[begin:end]
+        taken = next((e.size_bytes for e in events if e.pointer == made and e.size_bytes > 0), 0)
+        given = next((e.size_bytes for e in events if e.pointer == read and e.size_bytes < 0), 0)
+        if taken == 0 or taken != -given:
+            return 0
+        in_place = [e for e in events if (e.pointer, e.size_bytes) not in ((made, taken), (read, given))]
+        return _highest(events) - _highest(in_place)
+
+    @cached_property
+    def _event_times(self) -> list[int]:
+        return [event.time_ns for event in self.record.trace.events]
+
     def _settled_ns(self, time_ns: int) -> int:
         """The time, or the start of the op that reads it for what is allocated while a value is brought back."""
         number = bisect_right(self._unpack_starts, time_ns) - 1
@@ -142,11 +175,14 @@ class StepAssembly:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What assembly hands on: values, ops without times, anchors, and the in-core curve above the start."""
+    """What assembly hands on: values, ops without times, anchors, the in-core curve above the start, and how far hooks
+    raise it in the body of some slots.
+    """
 
     values: tuple[Value, ...]
     anchors: tuple[tuple[int, tuple[int, ...]], ...]
     in_core_points: numpy.ndarray
+    hooked_bytes: dict[int, int]
 
 
 def assemble_values(assembly: StepAssembly) -> StepFacts:
@@ -159,7 +195,10 @@ def assemble_values(assembly: StepAssembly) -> StepFacts:
         if values[value_id].role == "made":  # the runtime recognises only values that it saw being made
             anchors.setdefault(assembly.unpack_slots[number], []).append(value_id)
     ordered = tuple((slot, tuple(anchors[slot])) for slot in sorted(anchors))
-    return StepFacts(tuple(values), ordered, points)
+    hooked_bytes = {slot: raised for slot in assembly.bias_sums if (raised := assembly.raised_bytes(slot))}
+    for slot, raised in hooked_bytes.items():
+        points[2 * slot + 1] -= raised
+    return StepFacts(tuple(values), ordered, points, hooked_bytes)
 
 
 def _make_value(
@@ -255,9 +294,11 @@ def _held_by_earlier_contents(values: Sequence[ValueRecord], record: ValueRecord
     return None
 
 
-def assemble_ops(assembly: StepAssembly, points: Sequence[int], times_ms: Sequence[float]) -> tuple[Op, ...]:
+def assemble_ops(
+    assembly: StepAssembly, points: Sequence[int], times_ms: Sequence[float], hooked_bytes: Mapping[int, int]
+) -> tuple[Op, ...]:
     """Ops of the whole step, without the host's times. `points`: in-core live bytes, persistent ones included;
-    `times_ms`: one per slot.
+    `times_ms`: one per slot; `hooked_bytes`: by slot, where there are any.
     """
     ops: list[Op] = []
     for index, span in enumerate(assembly.spans):
@@ -268,6 +309,7 @@ def assemble_ops(assembly: StepAssembly, points: Sequence[int], times_ms: Sequen
                 Op(
                     index, record.name, "forward", record.module, times_ms[index], entry, peak,
                     record.reads, record.writes, record.fingerprint, record.refusal, record.random,
+                    hooked_bytes=hooked_bytes.get(index, 0),
                 )
             )  # fmt: skip
         else:

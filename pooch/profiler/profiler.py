@@ -309,13 +309,14 @@ class _Profiling:
         facts = assemble_values(assembly)
         points = facts.in_core_points + persistent.total_bytes
         factor = step_ms / sum(recorded.times_ms)
+        times_ms = [time_ms * factor for time_ms in recorded.times_ms]
         begin, end = assembly.recorder.model_extent()
         return Profile(
             workload=self.options.workload or type(self.model).__name__,
             mode=mode,
             device=describe_device(self.device),
             link=self.link,
-            ops=assemble_ops(assembly, points.tolist(), [time_ms * factor for time_ms in recorded.times_ms]),
+            ops=assemble_ops(assembly, points.tolist(), times_ms, facts.hooked_bytes),
             values=facts.values,
             anchors=facts.anchors,
             forward_ops=assembly.forward_ops,

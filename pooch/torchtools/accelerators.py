@@ -118,16 +118,6 @@ def peak_allocated_bytes(device: torch.device) -> int:
     return int(torch.accelerator.max_memory_allocated(device))
 
 
-def peak_requested_bytes(device: torch.device) -> int:
-    """The most that tensors and operators had asked for since `reset_peaks`.
-
-    Allocated bytes count whole blocks: multiples of 512, and a block of which no more than 1 MiB is left over is not
-    split. What was asked for depends on the program alone, and not on what the cache holds.
-    """
-    statistics = torch.accelerator.memory_stats(device)
-    return int(statistics.get("requested_bytes.all.peak", peak_allocated_bytes(device)))
-
-
 def peak_reserved_bytes(device: torch.device) -> int:
     """The most that the caching allocator had taken from the device since `reset_peaks`."""
     return int(torch.accelerator.max_memory_reserved(device))

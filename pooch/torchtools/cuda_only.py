@@ -83,6 +83,26 @@ def has_tf32(device: torch.device) -> bool:
     return _is_cuda(device) and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def blas_workspace_bytes(device: torch.device) -> int:
+    """What cuBLAS takes in each thread that first calls it, found by a small product; nothing elsewhere."""
+    if not _is_cuda(device):
+        return 0
+    forget_blas_workspaces()
+    operand = torch.zeros(16, 16, device=device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    product = operand @ operand
+    taken_bytes = torch.cuda.memory_allocated(device) - before_bytes
+    own_bytes = product.untyped_storage().nbytes()
+    forget_blas_workspaces()
+    return max(0, taken_bytes - own_bytes)
+
+
+def forget_blas_workspaces() -> None:
+    """Give cuBLAS's workspaces back to the caching allocator; who calls it next takes a new one."""
+    if torch.cuda.is_initialized():
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 def begin_history(device: torch.device) -> bool:
     """Have the caching allocator write down what it is asked for; False where it does not, or does so already."""
     if not _is_cuda(device) or not torch.cuda.is_initialized() or torch._C._cuda_isHistoryEnabled():

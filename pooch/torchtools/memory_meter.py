@@ -13,14 +13,12 @@ class MemoryMeter:
     """A context; `peak_bytes` afterwards is the highest number of bytes of all the process's tensors on the device.
 
     On a GPU the caching allocator's own counter. On the CPU, whose allocator keeps none, the allocations that it
-    reports to torch's profiler, above the tensors that lived at the start; what lived at the start and is freed
-    inside counts
-    as if it stayed, so the figure is never too low.
-    `requested_bytes` is the same peak as it was asked for: on the CPU the same figure, on a GPU without what the
-    caching allocator adds when it rounds up or leaves a block whole. Where `peak_bytes` alone passes a budget, it is
-    by that.
+    reports to torch's profiler, above the tensors that lived at the start; what lived at the start and is freed inside
+    counts as if it stayed, so the figure is never too low.
+    `rounding_bytes` is the part of the peak that a caching allocator handed out beyond what tensors asked for, when it
+    rounded up or left a block whole; 0 on the CPU. A peak that passes a budget by no more does so for that reason.
     `reserved_bytes` is the most that the caching allocator took from the GPU, what it keeps for later included; None
-    on the CPU. `rounding_bytes` is the part of the peak that the allocator handed out beyond what tensors asked for.
+    on the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,9 +26,8 @@ class MemoryMeter:
         self._quiet = quiet_collector()
         self._tracer: MemoryTracer | None = None
         self._start_bytes = 0
-        self.peak_bytes = self.requested_bytes = 0
+        self.peak_bytes = self.rounding_bytes = 0
         self.reserved_bytes: int | None = None
-        self.rounding_bytes = 0
 
     def __enter__(self) -> MemoryMeter:
         self._quiet.__enter__()
@@ -45,9 +42,8 @@ class MemoryMeter:
     def __exit__(self, *exception: object) -> None:
         if self._tracer is None:
             self.peak_bytes = accelerators.peak_allocated_bytes(self._device)
-            self.requested_bytes = accelerators.peak_requested_bytes(self._device)
             self.reserved_bytes = accelerators.peak_reserved_bytes(self._device)
             self.rounding_bytes = rounding_bytes(self._device)
         else:
-            self.peak_bytes = self.requested_bytes = self._start_bytes + self._tracer.stop().peak_bytes
+            self.peak_bytes = self._start_bytes + self._tracer.stop().peak_bytes
         self._quiet.__exit__(None, None, None)

@@ -27,13 +27,15 @@ from pooch.torchtools.tensors import storage_bytes
 
 MARKER = "pooch:"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # what torch names the event around each node
+LINEAR = "aten::linear"
 _GRADIENT_SUMS = ("aten::add", "aten::add_")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """A named stretch of time: a marker of ours, or an operator. `node`: the autograd node around it ("" in the
-    forward pass), `node_end_ns`: when autograd lets go of what the node saved.
+    forward pass), `node_end_ns`: when autograd lets go of what the node saved. `within`: of a marker around
+    the kernel of an operator, the operator that called this one.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Span:
     end_ns: int
     node: str = ""
     node_end_ns: int = 0
+    within: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +152,10 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
     events: list[MemoryEvent] = []
     markers: list[Span] = []
     operators: list[Span] = []
-    stack: list[tuple[Any, str, int, bool]] = [(root, "", 0, False) for root in reversed(roots)]
+    stack: list[tuple[Any, str, int, bool, tuple[str, str]]]
+    stack = [(root, "", 0, False, ("", "")) for root in reversed(roots)]
     while stack:
-        event, node, node_end_ns, inside_operator = stack.pop()
+        event, node, node_end_ns, inside_operator, around = stack.pop()
         name = event.name
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
@@ -161,7 +165,7 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
         elif event.tag == _EventType.TorchOp:
             span = Span(name, event.start_time_ns, event.end_time_ns, node, node_end_ns)
             if name.startswith(MARKER):
-                markers.append(replace(span, name=name[len(MARKER) :]))
+                markers.append(replace(span, name=name[len(MARKER) :], within=around[0]))
                 inside_operator = inside_operator or bool(node)  # what we do within the backward pass is no op of it
             elif name.startswith(AUTOGRAD_NODE):
                 node = name[len(AUTOGRAD_NODE) :]
@@ -169,7 +173,9 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
             elif node and not inside_operator and "::" in name and not name.startswith("torch::autograd"):
                 operators.append(span)
                 inside_operator = True
-        stack.extend((child, node, node_end_ns, inside_operator) for child in reversed(event.children))
+            if "::" in name:  # else what PyTorch names the call of a dispatch mode
+                around = (around[1], name)
+        stack.extend((child, node, node_end_ns, inside_operator, around) for child in reversed(event.children))
     by_time = _start_of
     return MemoryTrace(
         tuple(events),

@@ -44,6 +44,8 @@ _CUDNN_RNN = "aten::_cudnn_rnn"
 _CONVOLUTIONS = {"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"}
 # Other views check their extent against the storage, which is empty while its bytes are elsewhere.
 _READ_NOTHING = {"aten::detach", "aten::alias"}
+# Tells the allocator who uses the memory; the schema says that it writes there, and it reads and writes no contents.
+_RECORD_STREAM = "aten::record_stream"
 _REFUSED_NAMESPACES = {
     "c10d": "collectives must run once on every rank",
     "_c10d_functional": "collectives must run once on every rank",
@@ -57,7 +59,7 @@ class OperatorFacts:
 
     Attributes:
         name: such as "aten.relu_.default".
-        is_view: every output aliases an input and nothing is written: it computes nothing.
+        is_view: every output aliases an input, or there is none, and nothing is written: it computes nothing.
         written: positions of arguments that it writes in place; written_names: the same for keyword arguments.
         statistics: positions of running statistics that it updates without saying so.
         random: draws from the random generator.
@@ -85,14 +87,14 @@ def operator_facts(func: Any) -> OperatorFacts:
     schema = func._schema
     arguments = schema.arguments
     written = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+    if schema.name == _RECORD_STREAM:
+        written = []
     is_batch_norm = schema.name in _BATCH_NORMS
     statistics = [i for i, a in enumerate(arguments) if is_batch_norm and a.name in _RUNNING_STATISTICS]
     written = [i for i in written if i not in statistics]
-    returns = schema.returns
-    is_view = not written and bool(returns) and all(r.alias_info is not None for r in returns)
     return OperatorFacts(
         name=str(func),
-        is_view=is_view,
+        is_view=_is_view_schema(schema),
         written=tuple(i for i in written if not arguments[i].kwarg_only),
         written_names=tuple(arguments[i].name for i in written),
         statistics=tuple(statistics),
@@ -157,6 +159,8 @@ def is_view_name(name: str) -> bool:
 
 
 def _is_view_schema(schema: Any) -> bool:
+    if schema.name == _RECORD_STREAM:
+        return True
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False
     returns = schema.returns

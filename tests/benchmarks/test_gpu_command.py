@@ -8,13 +8,14 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import pooch.profiler.assembly
-from benchmarks.gpu import race, workload
+from benchmarks.gpu import marked_tests, race, workload
 from benchmarks.gpu.__main__ import PARTS, child_environment, obstacle, run_part, unpack_wheels
 from benchmarks.gpu.account import RESERVE_S, Account, Part, Result, exit_code
 from benchmarks.gpu.marked_tests import judge
@@ -24,6 +25,7 @@ from benchmarks.gpu.surroundings import look_around
 from benchmarks.gpu.wheels import PACKAGES, ROOT, download_command, pinned
 from pooch.executor.engines import measurement
 from pooch.ir import Profile
+from tests import device_parts
 
 AROUND = {
     "gpu": True, "device": "a card", "device memory": 2**36, "driver": "580", "cuda": "13.0", "cudnn": 91900,
@@ -63,8 +65,31 @@ def test_a_part_that_does_not_fit_any_more_is_not_begun() -> None:
 
 def test_the_whole_run_fits_into_its_time() -> None:
     """The parts that show that it works come first and cannot use up the time of the workloads."""
-    assert sum(part.most_s for part in PARTS if not part.name.startswith("workload:")) < 0.6 * 480
-    assert PARTS[0].name == "tests"
+    workloads = [number for number, part in enumerate(PARTS) if part.name.startswith("workload:")]
+    assert sum(part.most_s for part in PARTS[: workloads[0]]) < 0.6 * 480
+    assert PARTS[0].name == "tests:gpu"
+
+
+def test_all_parts_of_the_tests_that_run_on_a_cuda_device_are_run() -> None:
+    names = [part.name for part in PARTS if part.name.startswith(marked_tests.PREFIX)]
+    assert sorted(names) == sorted(marked_tests.PREFIX + part.name for part in device_parts.PARTS)
+
+
+def test_tests_of_either_device_are_told_to_use_it(
+    job: Callable[[str], Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """GIVEN a part of the tests WHEN it runs on CUDA THEN pytest gets its paths and variables"""
+    calls: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, env, **_: calls.append((command, env.get("POOCH_TEST_DEVICE", "")))
+    )
+    for name, device in (("tests:either-device", "cuda"), ("tests:gpu", "cuda"), ("tests:either-device", "cpu")):
+        given = replace(job(name), device=device, small=False)
+        assert marked_tests.run(given).why == "pytest wrote no report"
+    paths, variables = zip(*calls, strict=True)
+    assert variables == ("cuda", "", "")
+    assert set(device_parts.EITHER_DEVICE) <= set(paths[0])
+    assert set(device_parts.NEEDS_A_GPU) <= set(paths[1])
 
 
 def test_a_part_that_hangs_is_stopped(tmp_path: Path) -> None:
@@ -225,7 +250,7 @@ def test_marked_tests_are_judged(
     report = tmp_path / "tests.xml"
     inner = "".join(CASE.format(f"test_{i}", case) for i, case in enumerate(cases))
     report.write_text(f"<testsuites><testsuite>{inner}</testsuite></testsuites>")
-    given = job("tests")
+    given = job("tests:gpu")
     assert judge(given, report) == Verdict(status, told)  # type: ignore[arg-type]
     assert all("more" not in note for note in given.data.get("notes", ()))
 
@@ -239,7 +264,8 @@ def test_every_part_is_rehearsed_by_one_command(tmp_path: Path) -> None:
     statuses = {part["name"]: part["status"] for part in json.loads((tmp_path / "gpu.json").read_text())["parts"]}
     assert list(statuses) == [part.name for part in PARTS]
     assert statuses["race"] == statuses["links"] == statuses["hooks"] == "passed", done.stderr
-    assert statuses["tests"] == ("passed" if torch.cuda.is_available() else "not run")
+    assert statuses["tests:gpu"] == ("passed" if torch.cuda.is_available() else "not run")
+    assert statuses["tests:either-device"] == "passed", done.stderr
     assert "Rehearsal on the CPU" in (tmp_path / "gpu.md").read_text()
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.evaluation import StageEvaluator, verified_timeline
+from pooch.api.hooked import dataflow_of
 from pooch.api.plan_building import PlanOutcome, pack_plan
 from pooch.api.planning import manual_rows
 from pooch.executor import Run, RunStats, apply_plan
@@ -32,6 +33,14 @@ def profile_job(job: Job, mode: Any = "run") -> Profile:
     return quick_profile(job.forward, job.model, job.optimizer, mode)
 
 
+def budget_at(profile: Profile, share: float) -> int:
+    """A budget with room for a share of the bytes that come and go in the step, and for all that stays.
+
+    On CUDA what stays includes cuBLAS's workspaces, which can be several times the rest of a small step.
+    """
+    return profile.persistent_bytes + int(share * (profile.peak_bytes - profile.persistent_bytes))
+
+
 def all_of(profile: Profile, choice: Choice, region: Region = "step") -> dict[int, Choice]:
     """The decision for every activation; keeps what cannot be recomputed."""
     dataflow = Dataflow(profile, region)
@@ -50,7 +59,7 @@ def mixed(profile: Profile, region: Region = "step") -> dict[int, Choice]:
 
 def tight_plan(profile: Profile, decisions: Decisions, region: Region = "step") -> Plan:
     """A plan under which everything leaves as early and returns as late as it can, so that every mechanism fires."""
-    dataflow = Dataflow(profile, region)
+    dataflow = dataflow_of(profile, region, hooked=True)
     evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
     timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
     rows = manual_rows(dataflow, decisions)

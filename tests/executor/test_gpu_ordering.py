@@ -281,9 +281,16 @@ def test_a_block_stays_locked_while_a_step_has_it(engine: StreamEngine) -> None:
 # Other streams --------------------------------------------------------------------------------------------------------
 
 
-def test_copies_wait_for_every_stream_that_works_on_the_plans_values(engine: StreamEngine) -> None:
+@pytest.mark.parametrize("after_copies_aside", [False, True])
+def test_copies_wait_for_every_stream_that_works_on_the_plans_values(
+    engine: StreamEngine, after_copies_aside: bool
+) -> None:
+    """Also where the thread has copied aside before."""
     arena, side, value, back = engine.open_arena(SIZE), torch.cuda.Stream(), full_of(1), room_for()
     side.wait_stream(torch.cuda.current_stream())
+    if after_copies_aside:
+        with engine.aside():
+            pass
     with torch.cuda.stream(side):
         arena.join([value.untyped_storage()])
         keep_busy(side)
@@ -379,21 +386,6 @@ def test_who_copies_aside_is_told_when_the_copies_are_complete(engine: StreamEng
     thread.start()
     thread.join()
     assert complete == [True]
-    arena.close()
-
-
-def test_after_copies_aside_the_thread_is_again_one_that_computes(engine: StreamEngine) -> None:
-    arena, side, value, back = engine.open_arena(SIZE), torch.cuda.Stream(), full_of(1), room_for()
-    side.wait_stream(torch.cuda.current_stream())
-    with engine.aside():
-        pass
-    with torch.cuda.stream(side):
-        arena.join([value.untyped_storage()])
-        keep_busy(side)
-        value.add_(5)
-    arena.copy_out(value.untyped_storage(), 0).wait()
-    arena.copy_in(back, 0).wait()
-    assert_full_of(6, back)
     arena.close()
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pooch.executor import apply_plan
+from pooch.ir import Choice
 from tests.executor.nets import Job
 from tests.executor.support import all_of, assert_same, is_same, mixed, profile_job, quick_profile, tight_plan, train
 from tests.executor.test_beside import Beneath
@@ -80,6 +81,140 @@ def test_a_side_stream_that_works_on_a_planned_value_ends_the_plan_and_keeps_the
     assert stats is not None
     assert stats.mismatches == 1
     assert_same(plain, planned)
+
+
+class Forked(nn.Module):
+    """Does some of its work on another stream where it has one, and waits as PyTorch asks for it.
+
+    Attributes:
+        side: that stream. work: what the model does. seen: what was computed there without autograd.
+    """
+
+    def __init__(self, work: Callable[[Forked, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(ROWS, 64, device="cuda"))
+        self.nothing = torch.zeros((), device="cuda")
+        self.work, self.side, self.seen = work, cast("torch.cuda.Stream | None", None), self.nothing
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.work(self, rows)
+
+    def aside(self, func: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+        """What a function makes of a value on the other stream."""
+        if self.side is None:
+            return func(value)
+        here = torch.cuda.current_stream()
+        with InOrder(self.side):
+            torch.cuda._sleep(10**6)
+            made = func(value)
+        value.record_stream(self.side)
+        made.record_stream(here)
+        return made
+
+    def look_aside(self, value: Tensor) -> None:
+        """Like `aside`, but nobody waits for it until `meet`: autograd holds the value until the backward pass."""
+        if self.side is not None:
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side), torch.no_grad():
+                torch.cuda._sleep(10**6)
+                self.seen = value.sin()
+
+    def meet(self) -> None:
+        """Take memory and write over it, then wait for the other stream."""
+        for _ in range(4):
+            torch.ones_like(self.weight)
+        if self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+
+
+def looked_at(model: Forked, rows: Tensor) -> Tensor:
+    value = (model.weight * rows).exp()
+    model.look_aside(value)
+    result = value * 2
+    del value
+    model.meet()
+    return result.sum()
+
+
+def looked_at_while_away(model: Forked, rows: Tensor) -> Tensor:
+    value = (model.weight * rows).exp()
+    result = value * 2
+    meanwhile = model.weight.sin().cos().sin().cos()
+    model.look_aside(value)
+    del value
+    model.meet()
+    return result.sum() + meanwhile.sum()
+
+
+def read_by_two_streams(model: Forked, rows: Tensor) -> Tensor:
+    value = (model.weight * rows).cos()
+    here = value.sin()
+    return here.sum() + model.aside(torch.sin, value).sum()
+
+
+def read_while_others_take_memory(model: Forked, rows: Tensor) -> Tensor:
+    """The node on the other stream is the last reader of its value, and the next node does not depend on it."""
+    value = (model.weight * rows).cos()
+    here = (model.weight * 3).sin()
+    return here.sum() + model.aside(torch.sin, value).sum()
+
+
+def kept_and_made_again(model: Forked, rows: Tensor) -> Tensor:
+    """The first read of the kept value, which may be on the other stream, has the other one made again."""
+    kept = (model.weight * rows).cos()
+    made_again = (model.weight * 3).sin()
+    product = kept * made_again
+    there = model.nothing if model.side is None else model.aside(lambda value: value.sin().sum(), kept)
+    return product.sum() + there
+
+
+FORKS = (looked_at, looked_at_while_away, read_by_two_streams, read_while_others_take_memory, kept_and_made_again)
+
+
+@pytest.mark.filterwarnings("ignore:the step left the planned path")
+@pytest.mark.parametrize("choice", ["swap", "recompute"])
+@pytest.mark.parametrize("work", FORKS)
+def test_a_program_that_forks_a_stream_computes_what_it_does_without_a_plan(
+    work: Callable[[Forked, Tensor], Tensor], choice: Choice
+) -> None:
+    """Planned without the fork, so that the other stream works on values of the plan."""
+    torch.manual_seed(0)
+    model, rows = Forked(work), torch.rand(ROWS, 64, device="cuda")
+    profile = quick_profile(lambda: model(rows), model)
+    decisions = all_of(profile, choice, "model")
+    is_tied = work is kept_and_made_again
+    if is_tied:
+        (kept,) = [value.id for value in profile.values if value.label.endswith("cos")]
+        decisions[kept] = "keep"
+    plan = tight_plan(profile, decisions, "model")
+    emptied = {action.target for action in plan.schedule.actions if action.kind == "empty"}
+    assert emptied or work is not looked_at_while_away
+    model.side = torch.cuda.Stream()
+    plain = gradients(model, rows, torch.cuda.current_stream())
+    seen = model.seen
+    with apply_plan(plan, model) as run:
+        planned = gradients(model, rows, torch.cuda.current_stream())
+        assert run.stats.mismatches == (not is_tied)
+    assert is_same(plain["weight"], planned["weight"])
+    assert is_same(seen, model.seen)
+
+
+def test_memory_that_another_stream_is_told_to_use_may_be_planned() -> None:
+    """`record_stream` has a schema as if it wrote over the tensor."""
+    torch.manual_seed(0)
+    model, rows = Forked(lambda model, rows: recorded((model.weight * rows).exp()) * 2), torch.rand(ROWS, 64).cuda()
+    profile = quick_profile(lambda: model(rows).sum(), model)
+    assert not any("record_stream" in op.name for op in profile.ops)
+    assert all(value.overwritten_at < 0 for value in profile.values)
+    plan = tight_plan(profile, all_of(profile, "recompute", "model"), "model")
+    with apply_plan(plan, model, on_mismatch="error") as run:
+        model(rows).sum().backward()
+        assert run.stats.recomputed_ops > 0
+
+
+def recorded(tensor: Tensor) -> Tensor:
+    tensor.record_stream(torch.cuda.Stream())
+    return tensor
 
 
 class WithAHead(nn.Module):

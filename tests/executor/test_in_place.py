@@ -1,4 +1,6 @@
-"""A saved tensor that is changed in place raises what plain training raises, whatever the plan does with it."""
+"""Ops in place: a saved tensor that one of them changes raises what plain training raises, whatever the plan does with
+it, and a replay of one changes nothing that somebody else reads.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pooch.executor import apply_plan
 from pooch.ir import Choice, Region
 from pooch.measure.training import first_difference, train_steps
 from pooch.workloads import Workload
-from tests.executor.support import all_of, quick_profile, region_of, tight_plan
+from tests.executor.support import all_of, is_same, quick_profile, region_of, tight_plan
 
 MESSAGE = "modified by an inplace operation"
 
@@ -114,6 +116,77 @@ def test_a_kept_value_that_is_changed_beside_moved_ones_raises_too(others: Choic
         model.inside = False
         model(rows)[0].backward()
         assert run.stats.swapped_in_bytes + run.stats.recomputed_ops > 0
+
+
+class WritesIntoEither(nn.Module):
+    """Writes into another tensor of the same shape when told to, which is then not saved: the ops stay the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8, 8))
+        self.other = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = (rows @ self.weight).sin()
+        spare, value = hidden * 2, hidden.cos()
+        read_before = (value * 2).exp()
+        saved = (value.detach() if self.other else value).sin()
+        written = (value if self.other else spare).mul_(3)
+        return read_before.sum() + saved.sum() + written.sin().sum()
+
+
+class ReadsBeforeItWrites(nn.Module):
+    """A value that is made again reads another one before and after it is written over; `longer`: off the path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8, 8))
+        self.longer = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        value = (rows @ self.weight).sin() * 2
+        read_before = value * 5
+        value.mul_(3)
+        loss = (value + read_before).sin().sum()
+        return loss * 1 if self.longer else loss
+
+
+def gradient(model: WritesIntoEither | ReadsBeforeItWrites, rows: Tensor) -> Tensor:
+    model.weight.grad = None
+    model(rows).backward()
+    assert model.weight.grad is not None
+    return model.weight.grad
+
+
+@pytest.mark.parametrize("of_value", ["swap", "recompute"])
+@pytest.mark.parametrize("other", [False, True])
+def test_a_replay_writes_into_nothing_that_a_later_one_reads(other: bool, of_value: Choice) -> None:
+    """The plan knows which value its own step writes over, but a step with the same ops may write over another one."""
+    torch.manual_seed(0)
+    model, rows = WritesIntoEither(), torch.rand(8, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    decisions = all_of(profile, "recompute", "model")
+    (value,) = [each.id for each in profile.values if each.label.endswith("cos")]
+    decisions[value] = of_value
+    model.other = other
+    plain = gradient(model, rows)
+    with apply_plan(tight_plan(profile, decisions, "model"), model, on_mismatch="error") as run:
+        assert is_same(plain, gradient(model, rows))
+        assert run.stats.recomputed_ops > 0
+
+
+@pytest.mark.filterwarnings("ignore:the step left the planned path")
+@pytest.mark.parametrize("longer", [False, True])
+def test_what_is_made_again_late_is_made_of_contents_before_and_after_a_write(longer: bool) -> None:
+    """Off the path replays run in the order in which their results are needed, not in that of the forward pass."""
+    torch.manual_seed(0)
+    model, rows = ReadsBeforeItWrites(), torch.rand(8, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    model.longer = longer
+    plain = gradient(model, rows)
+    with apply_plan(tight_plan(profile, all_of(profile, "recompute", "model"), "model"), model) as run:
+        assert is_same(plain, gradient(model, rows))
+        assert (run.stats.recomputed_ops > 0, run.stats.late_swaps > 0) == (True, longer)
 
 
 class GatesInPlace(nn.Module):

@@ -27,12 +27,19 @@ NAMES = [
 ]  # fmt: skip
 
 
+def swept(names: list[str], most_samples: int) -> list[operators.Outcome]:
+    device = torch.get_default_device().type
+    return operators.sweep(names, ["float64"], most_samples, device=device)
+
+
 def test_operators_are_bitwise_equal_under_every_choice() -> None:
-    outcomes = operators.sweep(NAMES, ["float64"], most_samples=1)
+    outcomes = swept(NAMES, most_samples=1)
     assert len({outcome.name for outcome in outcomes}) >= len(NAMES)
     assert [f"{o.name}: {o.reason}" for o in outcomes if o.status == "fail"] == []
     passed = [outcome for outcome in outcomes if outcome.status == "pass"]
-    assert len(passed) > 0.9 * len(outcomes)
+    lacking = [o for o in outcomes if any(operators.NO_DETERMINISTIC_KERNEL in reason for reason in o.incomparable)]
+    assert not (lacking and torch.get_default_device().type == "cpu")
+    assert len(passed) > 0.9 * (len(outcomes) - len(lacking)) > 0.75 * len(outcomes)
     assert all(outcome.compared > 0 for outcome in passed)
     assert sum(outcome.swapped_bytes > 0 for outcome in passed) > 0.5 * len(passed)
     assert sum(outcome.replayed_ops > 0 for outcome in passed) > 0.5 * len(passed)
@@ -40,8 +47,8 @@ def test_operators_are_bitwise_equal_under_every_choice() -> None:
 
 def test_a_sample_that_cannot_be_compared_is_no_pass() -> None:
     """GIVEN operators of which some samples, or all, cannot be trained plainly or give other bits each time"""
-    swept = operators.sweep(["as_strided"], ["float64"], most_samples=1000)
-    partial = next(outcome for outcome in swept if outcome.name == "as_strided_partial_views")
+    outcomes = swept(["as_strided"], most_samples=1000)
+    partial = next(outcome for outcome in outcomes if outcome.name == "as_strided_partial_views")
     assert partial.incomparable["plain training raises RuntimeError"] > 0
     assert partial.status == ("pass" if partial.compared else "incomparable")
 
@@ -59,7 +66,7 @@ def test_samples_are_counted_by_whether_they_could_be_compared(share: str, monke
         return [made[0] + step, *made[1:]] if is_noisy and given[1] is None else made
 
     monkeypatch.setattr(operators, "_train", noisy)
-    (outcome,) = operators.sweep(["exp"], ["float64"], most_samples=2)
+    (outcome,) = swept(["exp"], most_samples=2)
     incomparable = {"all": 2, "one": 1, "none": 0}[share]
     assert (outcome.compared, outcome.incomparable.total()) == (2 - incomparable, incomparable)
     assert outcome.status == ("incomparable" if share == "all" else "pass")

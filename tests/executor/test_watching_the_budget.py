@@ -29,10 +29,10 @@ from pooch.executor.causes import ParameterWatch
 from pooch.ir import Plan
 from pooch.units import format_bytes
 from tests.children import child_environment
-from tests.executor.support import assert_same, quick_profile
+from tests.executor.support import assert_same, budget_at, quick_profile
 
 STEPS = 12
-ROOM = 1.01  # predicted and measured peaks of so small a step differ by some tensors of a few bytes
+ROOM_BYTES = 2**17  # predicted and measured peaks of so small a step differ by some tensors of a few bytes
 
 
 class Deep(nn.Module):
@@ -81,10 +81,10 @@ class Training:
 def plan_of(training: Training, share: float = 0.7) -> Plan:
     """With hardly any room between the predicted peak and the budget."""
     profile = quick_profile(training.forward, training.model, training.optimizer)
-    plan = pooch.plan(profile, int(share * profile.peak_bytes), region="step", time_limit_s=3)
+    plan = pooch.plan(profile, budget_at(profile, share), region="step", time_limit_s=3)
     assert plan.schedule.actions or share >= 1
     assert plan.persistent_bytes == profile.persistent_bytes > 0
-    return replace(plan, budget_bytes=int(ROOM * plan.predicted_peak_bytes))
+    return replace(plan, budget_bytes=plan.predicted_peak_bytes + ROOM_BYTES)
 
 
 Loop = Callable[[Training, int], None]
@@ -135,11 +135,20 @@ def is_profiling() -> bool:
     return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
 
 
+def measured(on_a_cpu: int, steps: int) -> int:
+    """How many of so many steps are measured: all of them where the device's allocator counts."""
+    return on_a_cpu if is_cpu() else steps
+
+
+def is_cpu() -> bool:
+    return torch.get_default_device().type == "cpu"
+
+
 def test_a_run_that_keeps_its_promise_says_nothing() -> None:
     texts, run = told(ordinary)
     assert texts == []
     assert run.totals.steps == STEPS
-    assert run.totals.steps_measured == 3
+    assert run.totals.steps_measured == measured(3, STEPS)
     assert run.totals.steps_off_path == run.totals.steps_over_budget == 0
     assert run.totals.peak_bytes is not None
     assert run.plan.budget_bytes / 1.02 < run.totals.peak_bytes <= run.plan.budget_bytes
@@ -237,7 +246,8 @@ def test_a_budget_that_is_passed_is_told_once_with_figures_and_cause(case: str) 
     assert re.search(cause, text), text
     figures = re.match(r"step (\d+) took (.+?), (.+?) over the budget of (.+?): ", text)
     assert figures is not None, text
-    assert int(figures[1]) == step
+    is_read_later = case == "two forwards" and not is_cpu()  # a GPU's counters are read for the second one
+    assert int(figures[1]) == step + is_read_later
     assert figures[4] == format_bytes(run.plan.budget_bytes)
     totals = run.totals
     assert totals.steps_over_budget > 0
@@ -258,6 +268,7 @@ def rarely_second_order(training: Training, number: int) -> None:
     (second_order if number == 5 else ordinary)(training, number)
 
 
+@pytest.mark.cpu
 def test_what_does_not_come_again_is_told_without_a_measured_peak() -> None:
     texts, run = told(rarely_second_order)
     (text,) = texts
@@ -268,6 +279,7 @@ def test_what_does_not_come_again_is_told_without_a_measured_peak() -> None:
     assert run.totals.steps_measured == 4  # 1, 2, 6, 10
 
 
+@pytest.mark.cpu
 def test_what_comes_again_is_told_with_a_measured_peak() -> None:
     def from_the_fifth_on(training: Training, number: int) -> None:
         (second_order if number >= 5 else ordinary)(training, number)
@@ -276,6 +288,7 @@ def test_what_comes_again_is_told_with_a_measured_peak() -> None:
     assert text.startswith("step 6 took ")
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("never", [0, None])
 def test_without_measuring_it_is_told_at_once(never: int | None) -> None:
     texts, run = told(unfrozen, trainable_from=3, measure_every=never)
@@ -294,10 +307,11 @@ def test_within_the_budget_a_change_is_no_news() -> None:
         with watched(training, replace(plan, budget_bytes=10 * plan.budget_bytes)) as run:
             for number in range(1, 4):
                 read_twice(training, number)
-    assert run.totals.steps_measured == 2
+    assert run.totals.steps_measured == measured(2, 3)
     assert run.totals.steps_over_budget == 0
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("every", [1, 3])
 def test_how_often_is_measured_can_be_chosen(every: int) -> None:
     texts, run = told(ordinary, measure_every=every)
@@ -341,7 +355,7 @@ def test_a_profiler_of_the_users_own_around_the_training_keeps_its_events() -> N
     with profiler, watched(training, plan) as run:
         for number in range(1, STEPS + 1):
             ordinary(training, number)
-    assert run.totals.steps_measured == 0
+    assert run.totals.steps_measured == measured(0, STEPS)
     names = [event.name for event in profiler.events()]
     assert names.count("aten::addmm") >= 6 * STEPS
     assert not is_profiling()
@@ -371,7 +385,7 @@ def test_a_profiler_of_the_users_own_may_begin_in_a_measured_step(around: str) -
     assert texts == []
     assert events == [True] * len(events)
     assert len(events) >= 3
-    assert run.totals.steps_measured == (2 if around == "the optimizer" else 0)
+    assert run.totals.steps_measured == measured(2 if around == "the optimizer" else 0, 3)
 
 
 def test_twenty_steps_leave_no_profiler_and_no_function_of_torchs_replaced() -> None:
@@ -404,7 +418,7 @@ def test_what_the_user_measures_counts() -> None:
         with pytest.raises(ZeroDivisionError), run.measured():
             raise ZeroDivisionError
         ordinary(training, 5)
-        assert run.totals.steps_measured == 4
+        assert run.totals.steps_measured == measured(4, 5)
 
 
 def test_two_nets_with_plans_of_their_own_are_both_measured() -> None:
@@ -456,7 +470,7 @@ def test_a_forward_pass_without_a_backward_pass_leaves_no_profiler() -> None:
     training = Training()
     with watched(training, plan_of(training)) as run:
         loss = training.loss()
-        assert is_profiling()
+        assert is_profiling() == is_cpu()
         del loss
         assert not is_profiling()
         assert run.totals.steps_measured == 0
@@ -477,6 +491,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.cpu
 def test_an_interpreter_that_ends_in_the_middle_of_a_measured_step_ends_as_it_was_told_to() -> None:
     child = subprocess.run(
         [sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=120, env=child_environment()
@@ -490,7 +505,7 @@ def test_a_run_that_is_removed_in_the_middle_of_a_measured_step() -> None:
     training = Training()
     with watched(training, plan_of(training)) as run:
         loss = training.loss()
-        assert is_profiling()
+        assert is_profiling() == is_cpu()
         run.remove()
         assert not is_profiling()
         loss.backward()
@@ -524,7 +539,7 @@ def test_a_backward_pass_inside_of_the_forward_pass_does_not_end_the_measurement
     with watched(training, plan) as run, pytest.warns(UserWarning, match="left the planned path") as caught:
         assert_same(expected, train(training))
     assert "step 2 took" in str(caught[-1].message)
-    assert run.totals.steps_measured == 2
+    assert run.totals.steps_measured == measured(2, 3)
     assert run.totals.steps_off_path == run.totals.steps_over_budget == 1
     assert run.totals.peak_bytes is not None
     assert run.totals.peak_bytes > plan.budget_bytes  # of the whole step, not of the pass inside
@@ -551,6 +566,7 @@ def test_models_that_train_in_threads_of_their_own_are_measured_one_after_the_ot
     assert not is_profiling()
 
 
+@pytest.mark.cpu
 def test_where_measuring_fails_training_goes_on_and_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: Any) -> Any:
         raise RuntimeError("no memory for events")

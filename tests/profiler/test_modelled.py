@@ -61,7 +61,7 @@ def test_it_is_marked_as_modelled_in_files_tables_and_pictures(tmp_path: Path) -
     plan.save(tmp_path / "plan.json")
     assert plan_record(pooch.Plan.load(tmp_path / "plan.json"))["modelled"] is True
     assert "(modelled, not measured)" in shown(plan_table(plan))
-    rows = compare(profile, ["70%"], policies=["swap_all"])
+    rows = compare(profile, ["80%"], policies=["swap_all"])
     assert "times are modelled" in shown(comparison_table(rows))
     assert all(record["modelled"] is True for record in comparison_records(rows) if record["feasible"])
 

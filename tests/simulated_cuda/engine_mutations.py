@@ -20,6 +20,13 @@ IN_PLACE = tuple(
     f"tests/executor/test_in_place.py::{name}"
     for name in ("test_it_raises_as_plain_training_does", "test_a_parameter_changed_before_the_replay_raises")
 )
+REPLAYED_IN_PLACE = tuple(
+    f"tests/executor/test_in_place.py::test_{name}"
+    for name in (
+        "a_replay_writes_into_nothing_that_a_later_one_reads",
+        "what_is_made_again_late_is_made_of_contents_before_and_after_a_write",
+    )
+)
 LEFT = ("tests/executor/test_path.py::test_another_branch_or_shape[long-swap]",)
 WRITTEN_OVER = ("tests/executor/test_path.py::test_a_replay_does_not_read_what_was_written_over",)
 TOO_LARGE = ("tests/executor/test_path.py::test_a_value_larger_than_its_room_in_the_tier_is_not_copied_there",)
@@ -34,11 +41,26 @@ BESIDE = (
     "tests/executor/test_gpu_streams.py::"
     "test_a_side_stream_that_works_on_a_planned_value_ends_the_plan_and_keeps_the_numbers",
 )
-_TWO_DEVICES = "tests/executor/test_gpu_streams.py::test_a_model_on_two_devices"
-TWO_DEVICES = tuple(f"{_TWO_DEVICES}[cpu-{choice}-True]" for choice in ("swap", "recompute", "mixed"))
+_LEAVES = (
+    "        if planned and self.on_path:\n"
+    '            actual = f"{facts.name} on another stream, which works on a value of the plan"\n'
+    '            self._leave_path("an op on the stream that the region began on", actual)\n'
+    "        if self.emptied.away:\n            self.bring_back((args, kwargs))\n"
+)
+_JOINS = (
+    "        if planned:\n            with self.actions.lock:"
+    "  # last, since what was away has memory only now, and the allocator is told of that\n"
+    "                self.arena.join(planned)\n"
+)
 
 _STREAMS = "engines/streams.py"
 _PINNED = "engines/pinned.py"
+
+
+def _forked(work: str) -> str:
+    """The test of a program that does some of its work on another stream, in one way."""
+    name = "test_a_program_that_forks_a_stream_computes_what_it_does_without_a_plan"
+    return f"tests/executor/test_gpu_streams.py::{name}[{work}-recompute]"
 
 
 @dataclass(frozen=True)
@@ -551,7 +573,15 @@ ACTIONS = (
         "            storage = self.ensure(record)\n        return storage.clone() if written else storage\n",
         "            storage = self.ensure(record)\n        return storage\n",
         "whoever reads it next reads another value",
-        ("tests/executor/test_ways_of_training.py::test_views_and_in_place_ops",),
+        REPLAYED_IN_PLACE,
+    ),
+    Mutation(
+        "a replay off the path writes into what others still read",
+        "actions.py",
+        "                return self._resolve(read, written, ())\n            return storage.clone() if written else storage\n",
+        "                return self._resolve(read, written, ())\n            return storage\n",
+        "values are computed again from others",
+        REPLAYED_IN_PLACE,
     ),
     Mutation(
         "what autograd lets go of counts as not copied out",
@@ -569,8 +599,16 @@ STEPS = (
         "step.py",
         "                self.arena.join(planned)\n",
         "                pass\n",
-        "copies and that stream do not wait for one another",
-        BESIDE,
+        "memory goes to others while that stream still reads it",
+        (_forked("looked_at"),),
+    ),
+    Mutation(
+        "a stream joins for a planned value before its bytes are back",
+        "step.py",
+        _LEAVES + _JOINS,
+        _JOINS + _LEAVES,
+        "the memory that it reads goes to others",
+        (_forked("looked_at_while_away"),),
     ),
     Mutation(
         "a read on another stream is answered there",
@@ -578,7 +616,7 @@ STEPS = (
         "self._read_beside(packed) if self.arena.is_beside() else self._read(packed)",
         "self._read(packed)",
         "replays and copies run beside the work that they depend on",
-        TWO_DEVICES,
+        (_forked("read_by_two_streams"),),
     ),
     Mutation(
         "a read on another stream is not answered at home",
@@ -586,7 +624,7 @@ STEPS = (
         "        with self.arena.at_home():\n            tensor = self._read(packed)\n",
         "        tensor = self._read(packed)\n",
         "replays and copies run beside the work that they depend on",
-        TWO_DEVICES,
+        (_forked("read_by_two_streams"),),
     ),
     Mutation(
         "who reads on another stream does not join",
@@ -594,7 +632,7 @@ STEPS = (
         "            self.arena.join([tensor.untyped_storage()])\n",
         "            pass\n",
         "memory goes to others while that stream still reads it",
-        TWO_DEVICES,
+        (_forked("read_while_others_take_memory"),),
     ),
     Mutation(
         "actions tied to a kept value run on the reader's stream",
@@ -603,7 +641,7 @@ STEPS = (
         "                self.actions.act(slot)",
         "            with torch._C._DisableTorchDispatch():\n                self.actions.act(slot)",
         "replays and copies run beside the work that they depend on",
-        TWO_DEVICES,
+        (_forked("kept_and_made_again"),),
     ),
     Mutation(
         "an op that writes over a value is not told of",

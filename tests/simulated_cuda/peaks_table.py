@@ -33,8 +33,7 @@ in which the optimizer makes its state.
   they count large blocks whole that the cache happened not to split.
 
 `tests/simulated_cuda/test_workloads.py` holds that no prediction is off by 0.5% or more, and that each plan keeps
-its budget. One is off, and marked so there: plain training of the fused LSTM, which without cuDNN takes 0.9% less
-than the same step under a dispatch mode. Profiles and planned steps run under one.
+its budget.
 """
 COLUMNS = (
     "workload", "profile", "budget", "predicted", "measured, expandable segments", "off by", "predicted, default",

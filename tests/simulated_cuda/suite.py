@@ -1,7 +1,7 @@
 """All tests that a CUDA device is needed for, on the simulated one: `python -m tests.simulated_cuda.suite`.
 
-In numbers mode: tests marked `gpu`, and tests that are not about one kind of device, with their tensors on this one. In
-memory mode, with `--peaks`: the peaks of all built-in workloads, under both settings of the caching allocator.
+In numbers mode: the parts that `make gpu` runs on a real device. In memory mode, under both settings of the caching
+allocator: the peaks of the main built-in workloads, with `--peaks` of all of them.
 """
 
 from __future__ import annotations
@@ -10,81 +10,55 @@ import argparse
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
 
+from tests.device_parts import PARTS, DevicePart
 from tests.simulated_cuda.environment import ROOT, set_up_or_tell, variables
 
-EITHER_DEVICE = (
-    *(f"tests/executor/test_{name}.py" for name in ("attachment", "bitwise", "in_place", "long_skips", "path")),
-    *(f"tests/executor/test_{name}.py" for name in ("recognition", "saved_again", "training_loops", "two_threads")),
-    "tests/executor/test_ways_of_training.py",
-)
-TWO_DEVICES = (
-    "tests/executor/test_gpu.py",
-    "tests/executor/test_gpu_streams.py",
-    "tests/torchtools/test_accelerators.py",
-)
-# Mode fake times each operator on the device, behind a stream that is kept busy: real seconds for simulated time.
-NEITHER = ("-m", "not slow and not gpu", "-k", "not fake")
+WORKLOADS = "tests/simulated_cuda/test_workloads.py"
+MAIN_WORKLOADS = ("-k", "allocator or resnet50 or unet3d or gpt2 or llama or lstm")
+ALLOCATORS = {"": {}, "-expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
+AT_ONCE = {"SIMULATED_CUDA_KERNEL_US": "0", "SIMULATED_CUDA_COPY_GB_PER_S": "1000"}  # times mean nothing there
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One run of pytest.
+def peaks(selection: tuple[str, ...] = ()) -> list[DevicePart]:
+    """The peaks of workloads, under each setting of the allocator.
 
-    Attributes:
-        name: for people.
-        arguments: pytest's.
-        numbers: whether kernels compute.
-        variables: further variables.
-        devices: how many devices there are.
+    Args:
+        selection: arguments of pytest that choose them; none: all.
     """
-
-    name: str
-    arguments: tuple[str, ...]
-    numbers: bool = True
-    variables: dict[str, str] = field(default_factory=dict)
-    devices: int = 1
-
-
-PARTS = (
-    Part(
-        "tests that need a GPU", ("tests", "-m", "gpu and not slow", "--ignore=tests/simulated_cuda/test_workloads.py")
-    ),
-    Part("tests for either device", (*EITHER_DEVICE, *NEITHER), True, {"POOCH_TEST_DEVICE": "cuda"}),
-    Part("tests of two devices", (*TWO_DEVICES, "-k", "two_devices or second_device or another_device"), devices=2),
-)
-PEAKS = (
-    Part("peaks of workloads", ("tests/simulated_cuda/test_workloads.py",), False),
-    Part(
-        "peaks of workloads, expandable segments",
-        ("tests/simulated_cuda/test_workloads.py",),
-        False,
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    ),
-)
+    options = ("--dist", "loadgroup", *selection)
+    return [
+        DevicePart(f"peaks{name}", (WORKLOADS,), options, WORKLOADS, AT_ONCE | more)
+        for name, more in ALLOCATORS.items()
+    ]
 
 
-def run(part: Part) -> int:
+def run(part: DevicePart, numbers: bool) -> int:
     """Run one part and return pytest's exit code.
 
     Args:
         part: what to run.
+        numbers: whether kernels compute.
     """
     sys.stdout.write(f"== simulated CUDA: {part.name}\n")
     sys.stdout.flush()
-    environment = variables(part.numbers, devices=part.devices, inherited={**os.environ, **part.variables})
-    return subprocess.run(["pytest", "-q", "-n", "2", *part.arguments], env=environment, cwd=ROOT).returncode
+    environment = variables(numbers, devices=part.devices, inherited={**os.environ, **part.variables})
+    command = ["pytest", "-q", "-n", "2", *part.options, *part.paths]
+    return subprocess.run(command, env=environment, cwd=ROOT).returncode
 
 
 def main() -> int:
     """Exit code 0: nothing failed, or the device cannot be set up here, which is said."""
+    names = [part.name for part in (*PARTS, *peaks())]
     parser = argparse.ArgumentParser(prog="python -m tests.simulated_cuda.suite", description=__doc__)
-    parser.add_argument("--peaks", action="store_true", help="the peaks of all workloads too, in some 16 minutes more")
-    parts = PARTS + PEAKS if parser.parse_args().peaks else PARTS
+    parser.add_argument("--peaks", action="store_true", help="the peaks of all workloads, not only of the main ones")
+    parser.add_argument("--part", action="append", choices=names, help="default: all")
+    arguments = parser.parse_args()
     if not set_up_or_tell():
         return 0
-    return max(run(part) for part in parts)
+    of_peaks = peaks() if arguments.peaks else peaks(MAIN_WORKLOADS)
+    chosen = [(part, True) for part in PARTS] + [(part, False) for part in of_peaks]
+    return max(run(part, numbers) for part, numbers in chosen if not arguments.part or part.name in arguments.part)
 
 
 if __name__ == "__main__":

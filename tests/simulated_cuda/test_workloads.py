@@ -21,11 +21,10 @@ MOST_ERROR = 0.005
 LEAST_BYTES = 20 * 2**20  # beside which the allocator's granularity is nothing
 EXPANDABLE = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 in_memory_mode = is_simulated() and os.environ.get("SIMULATED_CUDA_NUMBERS") == "0"
-KNOWN = {
-    "lstm@small-fused": pytest.mark.xfail(
-        strict=True, reason="without cuDNN, a plain step under hooks and mode takes 0.9% more than one without"
-    )
-}
+# One process for the tests of one workload: they look at the same rows (`--dist loadgroup`).
+each_workload = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in BATCH_SIZES]
+)
 on_the_device = pytest.mark.skipif(not in_memory_mode, reason="needs the simulated device in memory mode")
 
 
@@ -45,7 +44,7 @@ def test_the_allocator_is_set_as_the_variable_says() -> None:
 
 @pytest.mark.gpu
 @on_the_device
-@pytest.mark.parametrize("name", [pytest.param(name, marks=KNOWN.get(name, ())) for name in BATCH_SIZES])
+@each_workload
 def test_plain_training_takes_what_a_profile_predicts(name: str) -> None:
     rows = [row for row in measured(name) if row.share in (0, 1)]
     assert len(rows) == 3
@@ -56,7 +55,7 @@ def test_plain_training_takes_what_a_profile_predicts(name: str) -> None:
 
 @pytest.mark.gpu
 @on_the_device
-@pytest.mark.parametrize("name", BATCH_SIZES)
+@each_workload
 def test_training_under_a_plan_takes_what_was_predicted(name: str) -> None:
     rows = [row for row in measured(name) if row.share not in (0, 1)]
     assert len(rows) == 3

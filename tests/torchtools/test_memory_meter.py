@@ -1,4 +1,4 @@
-"""What a peak counts: allocated, requested and reserved bytes are told apart."""
+"""What a peak counts: allocated bytes, those of them that were asked for, and reserved bytes are told apart."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ def test_the_cpu_counts_what_was_asked_for() -> None:
     with MemoryMeter(torch.device("cpu")) as meter:
         one = torch.empty(1001, dtype=torch.uint8)
         del one
-    assert meter.peak_bytes == meter.requested_bytes >= 1001
+    assert meter.peak_bytes >= 1001
+    assert meter.rounding_bytes == 0
     assert meter.reserved_bytes is None
 
 
 def test_a_caching_allocator_counts_all_three(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {"requested": 11 * MIB + 5, "allocated": 12 * MIB, "reserved": 20 * MIB}
-    asked_for: list[str] = []
+    calls: list[str] = []
     monkeypatch.setattr(accelerators, "has_streams", lambda device: True)
-    monkeypatch.setattr(accelerators, "reset_peaks", lambda device: asked_for.append("reset"))
-    monkeypatch.setattr(
-        torch.accelerator, "memory_stats", lambda device: {f"{k}_bytes.all.peak": v for k, v in peaks.items()}
-    )
+    monkeypatch.setattr(accelerators, "reset_peaks", lambda device: calls.append("reset"))
+    counters = {f"{kind}_bytes.all.peak": peak for kind, peak in peaks.items()} | {"allocation.large_pool.peak": 1}
+    monkeypatch.setattr(torch.accelerator, "memory_stats", lambda device: counters)
     for name in ("allocated", "reserved"):
         monkeypatch.setattr(torch.accelerator, f"max_memory_{name}", lambda device, name=name: peaks[name])
     with MemoryMeter(torch.device("cuda", 0)) as meter:
-        asked_for.append("run")
-    assert (meter.requested_bytes, meter.peak_bytes, meter.reserved_bytes) == tuple(peaks.values())
-    assert asked_for == ["reset", "run"]
+        calls.append("run")
+    asked_for_bytes = meter.peak_bytes - meter.rounding_bytes
+    assert (asked_for_bytes, meter.peak_bytes, meter.reserved_bytes) == tuple(peaks.values())
+    assert calls == ["reset", "run"]

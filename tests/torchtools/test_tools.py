@@ -25,6 +25,13 @@ def test_views_writes_and_random_ops_follow_from_the_schema() -> None:
     assert not operator_facts(ATEN.sin.default).random
 
 
+def test_telling_the_allocator_of_a_stream_is_no_op_that_computes_though_its_schema_says_that_it_writes() -> None:
+    facts = operator_facts(ATEN.record_stream.default)
+    assert facts.is_view
+    assert (facts.written, facts.written_names) == ((), ())
+    assert is_view_name("aten::record_stream")
+
+
 def test_refusals_say_why() -> None:
     assert operator_facts(ATEN.sin.default).refusal is None
     assert "noise" in str(operator_facts(ATEN.rrelu_with_noise.default).refusal)

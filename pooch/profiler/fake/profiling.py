@@ -14,10 +14,12 @@ from pooch.ir import Device, Link, Profile
 from pooch.profiler.assembly import StepAssembly, assemble_ops, assemble_values
 from pooch.profiler.fake.costs import OpCosts
 from pooch.profiler.fake.step import FakeStep, record_fake_releases, record_fake_step
+from pooch.profiler.fake.workspaces import blas_workspaces, told
 from pooch.profiler.fake.world import FakeWorld, data_dependence
 from pooch.profiler.persistent import foreseen_state_bytes
 from pooch.profiler.profiler import ProfileOptions, check_same_forward, user_errors_named
 from pooch.progress import Progress
+from pooch.torchtools import cuda_only
 from pooch.torchtools.accelerators import granule_bytes
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.signature import model_signature
@@ -36,12 +38,14 @@ class FakeSetting:
         link: cost of transfers.
         costs: of operators.
         world: in which the model was built; None for a live model, which is exchanged for fakes meanwhile.
+        blas_workspace_bytes: what the library of matrix products takes for itself in each thread that calls it.
     """
 
     device: Device
     link: Link
     costs: OpCosts
     world: FakeWorld | None = None
+    blas_workspace_bytes: int = 0
 
 
 def profile_fake_step(
@@ -82,6 +86,7 @@ class _FakeProfiling:
         built, costs = self.setting.world, self.setting.costs
         world = built or FakeWorld()
         gc.collect()  # garbage is not persistent
+        cuda_only.forget_blas_workspaces()  # they are counted by what the step calls
         live = 0 if built else live_bytes(model_device(self.model)) - self._gradient_bytes()  # the step makes its own
         signature = model_signature(self.model)
         with world.inhabited_by(self.model):
@@ -94,7 +99,9 @@ class _FakeProfiling:
             assembly = StepAssembly(step.record, released)
             check_same_forward(released, [assembly])
             # Within the world still: what ends with it was not let go of by the step.
-            return self._make(assembly, step, live + state, signature, (*notes, *costs.notes()))
+            each_bytes, count = self.setting.blas_workspace_bytes, blas_workspaces(assembly)
+            notes = [*notes, *costs.notes(), *told(count, each_bytes)]
+            return self._make(assembly, step, live + state + count * each_bytes, signature, tuple(notes))
 
     @contextmanager
     def _pass(self, world: FakeWorld, text: str) -> Iterator[None]:
@@ -137,7 +144,7 @@ class _FakeProfiling:
             mode="fake",
             device=self.setting.device,
             link=self.setting.link,
-            ops=assemble_ops(assembly, points.tolist(), times),
+            ops=assemble_ops(assembly, points.tolist(), times, facts.hooked_bytes),
             values=facts.values,
             anchors=facts.anchors,
             forward_ops=assembly.forward_ops,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from pooch.profiler.fake.backward import BackwardRecorder
 from pooch.profiler.fake.costs import OpCosts
@@ -16,7 +17,7 @@ from pooch.profiler.fake.world import FakeWorld
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.profiler.release import record_releases
 from pooch.profiler.step import StepRecord, Unpack, check_loss
-from pooch.torchtools.memory_trace import quiet_collector
+from pooch.torchtools.memory_trace import LINEAR, quiet_collector
 from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.tensors import has_plain_storage, map_tensors
 
@@ -37,6 +38,7 @@ class FakeForwardRecorder(ForwardRecorder):
     def __init__(self, model: torch.nn.Module, world: FakeWorld, trace: FakeTrace, costs: OpCosts) -> None:
         super().__init__(model)
         self._world, self._trace, self._costs = world, trace, costs
+        self.within = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim":  # asks a fake tensor for its device: plain training needs no operator for it
@@ -48,7 +50,7 @@ class FakeForwardRecorder(ForwardRecorder):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
-        with self._trace.marked(f"op {call}"):
+        with self._trace.marked(f"op {call}", self.within):
             result = self._costs.corrected(func, args, kwargs, distinct_results(func(*args, **kwargs)))
             cost = self._costs.cost(func, args, kwargs, result)
             self._trace.results(args, kwargs, result)
@@ -61,6 +63,22 @@ class FakeForwardRecorder(ForwardRecorder):
     def note_saved(self, tensor: torch.Tensor) -> int | None:
         """As for real tensors; a real one counts as the fake that stands for it."""
         return super().note_saved(self._world.as_fake(tensor))
+
+
+class LinearCalls(TorchFunctionMode):
+    """Tells the recorder of calls of `F.linear`, as torch's profiler does of a real step."""
+
+    def __init__(self, recorder: FakeForwardRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self._recorder.within
+        self._recorder.within = LINEAR if func is torch.nn.functional.linear else ""
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._recorder.within = before
 
 
 def record_fake_releases(
@@ -101,7 +119,7 @@ def record_fake_step(
 
     with quiet_collector(), world.entered():
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-        with hooks, recorder.path.watched(), RawLooks(recorder.looked), recorder:
+        with hooks, recorder.path.watched(), RawLooks(recorder.looked), LinearCalls(recorder), recorder:
             loss = check_loss(forward())
         with backward.following(loss):
             loss.backward()

@@ -92,13 +92,13 @@ class FakeTrace:
             self._allocated(self._addresses, -size_bytes)
 
     @contextmanager
-    def marked(self, name: str) -> Iterator[None]:
-        """A named stretch."""
+    def marked(self, name: str, within: str = "") -> Iterator[None]:
+        """A named stretch. `within`: of the kernel of an operator, the one that called it."""
         start = self.now()
         try:
             yield
         finally:
-            self._markers.append(Span(name, start, self.now()))
+            self._markers.append(Span(name, start, self.now(), within=within))
 
     def operator(self, name: str, start: int, time_ms: float, node: str) -> None:
         """An operator of the backward pass, from `start` until now; `time_ms`: what it costs."""

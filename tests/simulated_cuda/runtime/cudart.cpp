@@ -20,6 +20,16 @@ cudaError_t fail(cudaError_t error) {
   return error;
 }
 
+// What is done with the stream or event of a handle; a handle that is none is refused.
+template <class Act> cudaError_t with_stream(cudaStream_t handle, Act act) {
+  Stream *stream = find_stream(handle);
+  return stream ? act(stream) : fail(cudaErrorInvalidResourceHandle);
+}
+template <class Act> cudaError_t with_event(cudaEvent_t handle, Act act) {
+  Event *event = find_event(handle);
+  return event ? act(event) : fail(cudaErrorInvalidResourceHandle);
+}
+
 bool is_device(int device) { return device >= 0 && device < settings().devices; }
 
 // What may not happen while a stream is captured: to wait for the device.
@@ -38,16 +48,16 @@ const char *name_of(const void *kernel) {
 }
 
 cudaError_t launch_kernel(const void *kernel, void **arguments, cudaStream_t handle) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  Work work;
-  work.name = name_of(kernel);
-  work.duration_us = settings().kernel_us;
-  // torch.cuda._sleep: the one kernel whose time is its meaning. A cycle is a nanosecond.
-  if (std::strstr(work.name, "spin_kernel") != nullptr)
-    work.duration_us = static_cast<double>(*static_cast<int64_t *>(arguments[0])) / 1e3;
-  enqueue(stream, std::move(work));
-  return cudaSuccess;
+  return with_stream(handle, [&](Stream *stream) {
+    Work work;
+    work.name = name_of(kernel);
+    work.duration_us = settings().kernel_us;
+    // torch.cuda._sleep: the one kernel whose time is its meaning. A cycle is a nanosecond.
+    if (std::strstr(work.name, "spin_kernel") != nullptr)
+      work.duration_us = static_cast<double>(*static_cast<int64_t *>(arguments[0])) / 1e3;
+    enqueue(stream, std::move(work));
+    return cudaSuccess;
+  });
 }
 
 } // namespace
@@ -263,10 +273,10 @@ bool may_copy(const void *to, const void *from, size_t bytes) {
 }
 } // namespace
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t handle) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  if (!may_copy(to, from, bytes)) return fail(cudaErrorNotSupported);
-  return copy(to, from, bytes, stream, false) ? cudaSuccess : fail(cudaErrorInvalidValue);
+  return with_stream(handle, [&](Stream *stream) {
+    if (!may_copy(to, from, bytes)) return fail(cudaErrorNotSupported);
+    return copy(to, from, bytes, stream, false) ? cudaSuccess : fail(cudaErrorInvalidValue);
+  });
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
   Stream *stream = find_stream(nullptr);
@@ -288,9 +298,9 @@ cudaError_t cudaGetSymbolAddress(void **pointer, const void *) {
   return found ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t handle) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  return fill(to, value, bytes, stream) ? cudaSuccess : fail(cudaErrorInvalidValue);
+  return with_stream(handle, [&](Stream *stream) {
+    return fill(to, value, bytes, stream) ? cudaSuccess : fail(cudaErrorInvalidValue);
+  });
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
 
@@ -308,54 +318,55 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return destroy_stream(stream) ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
 }
 cudaError_t cudaStreamGetPriority(cudaStream_t handle, int *priority) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  *priority = stream_priority(stream);
-  return cudaSuccess;
+  return with_stream(handle, [&](Stream *stream) {
+    *priority = stream_priority(stream);
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned *flags) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  *flags = stream_flags(stream);
-  return cudaSuccess;
+  return with_stream(handle, [&](Stream *stream) {
+    *flags = stream_flags(stream);
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  if (cudaError_t error = unless_captured(stream)) return error;
-  wait_for(stream);
-  return cudaSuccess;
+  return with_stream(handle, [&](Stream *stream) {
+    if (cudaError_t error = unless_captured(stream)) return error;
+    wait_for(stream);
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  if (cudaError_t error = unless_captured(stream)) return error;
-  return is_idle(stream) ? cudaSuccess : fail(cudaErrorNotReady);
+  return with_stream(handle, [&](Stream *stream) {
+    if (cudaError_t error = unless_captured(stream)) return error;
+    return is_idle(stream) ? cudaSuccess : fail(cudaErrorNotReady);
+  });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t event_handle, unsigned) {
-  Stream *stream = find_stream(stream_handle);
-  Event *event = find_event(event_handle);
-  if (stream == nullptr || event == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  return make_wait(stream, event) ? cudaSuccess : fail(cudaErrorStreamCaptureIsolation);
+  return with_stream(stream_handle, [&](Stream *stream) {
+    return with_event(event_handle, [&](Event *event) {
+      return make_wait(stream, event) ? cudaSuccess : fail(cudaErrorStreamCaptureIsolation);
+    });
+  });
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void *data) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  Work work;
-  work.name = "host function";
-  work.run = [function, data] { function(data); };
-  enqueue(stream, std::move(work));
-  return cudaSuccess;
+  return with_stream(handle, [&](Stream *stream) {
+    Work work;
+    work.name = "host function";
+    work.run = [function, data] { function(data); };
+    enqueue(stream, std::move(work));
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t function, void *data, unsigned) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  Work work;
-  work.name = "host function";
-  work.run = [function, data, handle] { function(handle, cudaSuccess, data); };
-  enqueue(stream, std::move(work));
-  return cudaSuccess;
+  return with_stream(handle, [&](Stream *stream) {
+    Work work;
+    work.name = "host function";
+    work.run = [function, data, handle] { function(handle, cudaSuccess, data); };
+    enqueue(stream, std::move(work));
+    return cudaSuccess;
+  });
 }
 
 // ---- events -----------------------------------------------------------------------------------------------------
@@ -369,23 +380,24 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return destroy_event(event) ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event_handle, cudaStream_t stream_handle, unsigned) {
-  Event *event = find_event(event_handle);
-  Stream *stream = find_stream(stream_handle);
-  if (stream == nullptr || event == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  record(event, stream);
-  return cudaSuccess;
+  return with_event(event_handle, [&](Event *event) {
+    return with_stream(stream_handle, [&](Stream *stream) {
+      record(event, stream);
+      return cudaSuccess;
+    });
+  });
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  Event *event = find_event(handle);
-  if (event == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  wait_for(event);
-  return cudaSuccess;
+  return with_event(handle, [&](Event *event) {
+    wait_for(event);
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  Event *event = find_event(handle);
-  if (event == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  return is_done(event) ? cudaSuccess : fail(cudaErrorNotReady);
+  return with_event(handle, [&](Event *event) {
+    return is_done(event) ? cudaSuccess : fail(cudaErrorNotReady);
+  });
 }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start_handle, cudaEvent_t end_handle) {
   Event *start = find_event(start_handle), *end = find_event(end_handle);
@@ -403,34 +415,34 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *status) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  *status = capture_id(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  return cudaSuccess;
+  return with_stream(handle, [&](Stream *stream) {
+    *status = capture_id(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
                                      const cudaGraphEdgeData **edges, size_t *count) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  *status = capture_id(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  if (id) *id = capture_id(stream);
-  if (graph) *graph = reinterpret_cast<cudaGraph_t>(capture_of(stream));
-  if (dependencies) *dependencies = nullptr;
-  if (edges) *edges = nullptr;
-  if (count) *count = 0;
-  return cudaSuccess;
+  return with_stream(handle, [&](Stream *stream) {
+    *status = capture_id(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    if (id) *id = capture_id(stream);
+    if (graph) *graph = reinterpret_cast<cudaGraph_t>(capture_of(stream));
+    if (dependencies) *dependencies = nullptr;
+    if (edges) *edges = nullptr;
+    if (count) *count = 0;
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  return begin_capture(stream) ? cudaSuccess : fail(cudaErrorStreamCaptureUnsupported);
+  return with_stream(handle, [&](Stream *stream) {
+    return begin_capture(stream) ? cudaSuccess : fail(cudaErrorStreamCaptureUnsupported);
+  });
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  *graph = reinterpret_cast<cudaGraph_t>(end_capture(stream));
-  return *graph ? cudaSuccess : fail(cudaErrorStreamCaptureUnmatched);
+  return with_stream(handle, [&](Stream *stream) {
+    *graph = reinterpret_cast<cudaGraph_t>(end_capture(stream));
+    return *graph ? cudaSuccess : fail(cudaErrorStreamCaptureUnmatched);
+  });
 }
 cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t *, const cudaGraphEdgeData *, size_t, unsigned) {
   return cudaSuccess; // captured work is kept in the order in which it came
@@ -440,10 +452,10 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t handle) {
-  Stream *stream = find_stream(handle);
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
-  launch(reinterpret_cast<Graph *>(graph), stream);
-  return cudaSuccess;
+  return with_stream(handle, [&](Stream *stream) {
+    launch(reinterpret_cast<Graph *>(graph), stream);
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
   if (nodes != nullptr) return fail(cudaErrorNotSupported);

@@ -1,0 +1,96 @@
+"""What cuBLAS takes for itself in each thread is in fake profiles of a GPU, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import pooch
+from pooch.devices import find_device
+from pooch.ir import Profile
+from pooch.torchtools.cuda_only import blas_workspace_bytes, forget_blas_workspaces
+from tests.executor.nets import Job
+from tests.executor.support import profile_job
+from tests.executor.test_peaks import measured_peak
+
+SETTING = "CUBLAS_WORKSPACE_CONFIG"
+MIB = 2**20
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def fake(model: nn.Module, rows: torch.Tensor, device: str) -> Profile:
+    return pooch.profile(lambda: model(rows).sum(), model, mode="fake", device_model=find_device(device))
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "expected_bytes"),
+    [
+        ("V100-PCIe", None, 8.125 * MIB),
+        ("H200", None, 32 * MIB),
+        ("H200", ":16:8", MIB // 8),
+        ("V100-PCIe", ":4096:2:16:8", 8.125 * MIB),
+        ("V100-PCIe", "nonsense", 8.125 * MIB),
+    ],
+)
+def test_each_pass_with_products_has_one(
+    monkeypatch: pytest.MonkeyPatch, device: str, setting: str | None, expected_bytes: float
+) -> None:
+    monkeypatch.delenv(SETTING, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(SETTING, setting)
+    frozen = nn.Linear(16, 16).requires_grad_(False)
+    kinds: dict[str, tuple[nn.Module, int]] = {
+        "none": (nn.Sequential(nn.LayerNorm(16), nn.GELU()), 0),
+        "forward": (nn.Sequential(frozen, nn.LayerNorm(16)), 1),
+        "both": (nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)), 2),
+    }
+    rows = torch.rand(8, 16)  # 512 bytes
+    for name, (model, count) in kinds.items():
+        profile = fake(model, rows, device)
+        parameters = sum(-(-p.numel() * 4 // 512) * 512 for p in model.parameters())
+        assert profile.persistent_bytes - parameters == pytest.approx(count * expected_bytes, abs=4096), name
+        told = [note for note in profile.notes if "cuBLAS" in note]
+        assert len(told) == (count > 0), name
+        assert all(note.startswith(f"modelled: {count} cuBLAS") for note in told)
+
+
+def job(device: torch.device) -> Job:
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU()).to(device)
+    return Job(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        lambda generator: (torch.randn(8192, 256, generator=generator),),
+        lambda net, batch: net(batch[0]).square().mean(),
+        device,
+    )
+
+
+@pytest.mark.gpu
+@on_a_gpu
+def test_a_fake_profile_of_a_gpu_has_what_training_takes() -> None:
+    device = torch.device("cuda", 0)
+    each_bytes = blas_workspace_bytes(device)
+    assert each_bytes >= MIB
+    trained = job(device)
+    chosen = replace(find_device("V100-PCIe"), blas_workspace_mib=each_bytes / MIB)
+    profile = pooch.profile(trained.forward, trained.model, trained.optimizer, mode="fake", device_model=chosen)
+    assert measured_peak(trained, None) == pytest.approx(profile.peak_bytes, rel=0.005)
+    assert profile_job(trained).persistent_bytes == pytest.approx(profile.persistent_bytes, abs=64 * 1024)
+    again = pooch.profile(trained.forward, trained.model, trained.optimizer, mode="fake", device_model=chosen)
+    assert again.persistent_bytes == pytest.approx(profile.persistent_bytes, abs=64 * 1024)  # and not counted twice
+
+
+@pytest.mark.gpu
+@on_a_gpu
+def test_workspaces_that_are_given_back_are_taken_anew() -> None:
+    device = torch.device("cuda", 0)
+    each_bytes = blas_workspace_bytes(device)
+    rows = torch.rand(64, 64, device=device)
+    expected = rows @ rows
+    before_bytes = torch.cuda.memory_allocated()
+    forget_blas_workspaces()
+    assert torch.cuda.memory_allocated() <= before_bytes - each_bytes
+    assert torch.equal(rows @ rows, expected)

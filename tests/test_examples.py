@@ -1,0 +1,37 @@
+"""Every example runs, and shows what it says that it shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SHOWN = {
+    "guarded_training": "Repair(",
+    "smallest_budget": "times the plain step",
+    "tutorial": "RunStats(",
+    "whole_step": "region 'step'",
+}
+
+
+def test_every_example_is_listed_and_has_a_line_to_look_for() -> None:
+    listed = (ROOT / "examples" / "README.md").read_text()
+    assert [path.stem for path in EXAMPLES] == sorted(SHOWN)
+    assert all(f"`{path.name}`" in listed for path in EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert SHOWN[path.stem] in finished.stdout
+    assert "keeps its activations" not in finished.stderr, "no step leaves its plan"
