@@ -33,6 +33,9 @@ class Export:
         path: the file to write. None: nothing is exported.
         workload_name: name of the workload on the command line.
 
+    Attributes:
+        report: on the written file. None: nothing was exported.
+
     Raises:
         UsageError: there is no exporter for such a file.
         WorkloadError: a package is missing.
@@ -40,27 +43,18 @@ class Export:
 
     def __init__(self, path: Path | None, workload_name: str) -> None:
         self._export: Callable[[Workload], ExportReport] | None = None
-        self._report: ExportReport | None = None
+        self.report: ExportReport | None = None
         if path is not None:
             self._export = _find_exporter(path)(path, workload_name)
 
     def __call__(self, workload: Workload) -> None:
         """Export the workload, if there is a file to write."""
         if self._export is not None:
-            self._report = self._export(workload)
+            self.report = self._export(workload)
 
     def record(self) -> dict[str, object]:
         """For `--json`; empty if nothing was exported."""
-        return {} if self._report is None else {"export": self._report.record()}
-
-    def line(self) -> str | None:
-        """For people; None if nothing was exported."""
-        return None if self._report is None else self._report.line()
-
-    def refuse_different(self) -> None:
-        """Raise an error if the outputs differ by too much."""
-        if self._report is not None:
-            self._report.refuse_different()
+        return {} if self.report is None else {"export": self.report.record()}
 
 
 def _find_exporter(path: Path) -> Callable[[Path, str], Callable[[Workload], ExportReport]]:

@@ -48,8 +48,8 @@ def print_training(report: TrainingReport, export: Export) -> None:
     from pooch.report.training import training_tables
 
     print_tables(*training_tables(report))
-    if (line := export.line()) is not None:
-        click.echo(line)
+    if export.report is not None:
+        click.echo(export.report.line())
 
 
 def refuse_broken_promise(report: TrainingReport, export: Export) -> None:
@@ -63,4 +63,5 @@ def refuse_broken_promise(report: TrainingReport, export: Export) -> None:
     broken = broken_promise(report)
     if broken is not None:
         raise PoochError(broken)
-    export.refuse_different()
+    if export.report is not None:
+        export.report.refuse_different()

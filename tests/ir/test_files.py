@@ -242,7 +242,7 @@ def test_a_missing_field(profile: Profile, tmp_path: Path) -> None:
         (lambda c: [v.update(allocated_bytes=2**59) for v in c["values"]], "too large together"),
         (lambda c: c["device"].update(memory_bytes=10**30), "too large"),
         (lambda c: c["ops"][1].update(time_ms=-1), "has the time"),
-        (lambda c: c["ops"][1].update(hooked_bytes=-1), "under hooks -1 more"),
+        (lambda c: c["ops"][1].update(hooked_bytes=-1), "-1 more under hooks"),
         (lambda c: c["ops"][1].update(time_ms="inf"), "has the time"),
         (lambda c: c.update(step_ms="nan"), "step_ms"),
         (lambda c: c.update(time_factor=-1), "time_factor"),
