@@ -15,6 +15,7 @@ _COMMANDS = {
     "run": "Train under a plan, and measure it.",
     "optimize": "Profile, plan, run, measure: all in one.",
     "show": "Look at a profile or a plan.",
+    "report": "A plan as one HTML page, with other budgets.",
     "simulate": "Predict a step under a plan.",
     "compare": "Every policy side by side.",
     "max-batch": "The largest batch, volume or sequence that fits.",
