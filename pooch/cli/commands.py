@@ -15,6 +15,7 @@ _COMMANDS = {
     "run": "Train under a plan, and measure it.",
     "optimize": "Profile, plan, run and measure.",
     "show": "Show a profile or a plan.",
+    "report": "Write a plan as one HTML page, with other budgets.",
     "simulate": "Predict a step under a plan.",
     "compare": "Compare policies side by side.",
     "max-batch": "Find the largest batch, volume or sequence that fits.",

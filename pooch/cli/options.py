@@ -49,6 +49,20 @@ def workload_options(function: Function) -> Function:
     return options(command)
 
 
+time_limit_option = click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Limit on the planning time.",
+)
+host_budget_option = click.option(
+    "--host-budget", metavar="BYTES", help="Limit on the bytes in the swap tier (default: none)."
+)
+
+
 def planning_options(region: str) -> Decorator:
     """--policy, --policy-option, --time-limit, --host-budget and --region, which the command gets as `options`.
 
@@ -81,16 +95,8 @@ def shared_planning_options(region: str) -> Decorator:
             metavar="[POLICY.]NAME=VALUE",
             help="A parameter of a policy, such as tflms.n_tensors=3.",
         ),
-        click.option(
-            "--time-limit",
-            "time_limit_s",
-            type=float,
-            default=30.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Limit on the planning time.",
-        ),
-        click.option("--host-budget", metavar="BYTES", help="Limit on the bytes in the swap tier (default: none)."),
+        time_limit_option,
+        host_budget_option,
         click.option(
             "--region",
             type=click.Choice(["model", "step"]),

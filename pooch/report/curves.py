@@ -10,7 +10,7 @@ from pooch.api.simulation import simulate, simulate_in_core
 from pooch.ir import Interval, Plan, Profile, Timeline
 from pooch.report.layers import layer_frame
 
-# Bars closer together than this share of the step are drawn as one: a thousand hairlines show nothing.
+# Bars closer together than this share of the step become one: a thousand hairlines show nothing.
 _MERGED_SHARE = 1 / 2000
 
 
@@ -19,7 +19,9 @@ class MemoryCurve:
     """Live bytes over time.
 
     Attributes:
-        name: for the legend. time_ms, live_bytes: in order of time, each value lasting until the next.
+        name: for the legend.
+        time_ms: ascending.
+        live_bytes: at these times; each value lasts until the next.
     """
 
     name: str
@@ -29,7 +31,7 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """What one stream does of one kind: (start, duration) of each bar, in ms."""
+    """What one stream does of one kind: the start and duration of each bar, in ms."""
 
     stream: str
     kind: str
@@ -41,9 +43,13 @@ class StepPicture:
     """A planned step beside the in-core one.
 
     Attributes:
-        in_core, planned: memory over time. bars: of the planned step's three streams.
-        budget_bytes: 0 where there is none. backward_ms: when the planned step's backward pass begins.
-        title: workload, policy and figures, for people.
+        in_core: memory over time without a plan.
+        planned: memory over time under the plan.
+        bars: of the planned step's three streams.
+        budget_bytes: 0 without a budget.
+        backward_ms: when the planned step's backward pass begins.
+        step_ms: predicted duration under the plan.
+        title: workload, batch and device, for people.
     """
 
     in_core: MemoryCurve
@@ -82,7 +88,13 @@ def plan_picture(profile: Profile, plan: Plan) -> StepPicture:
 
 
 def profile_picture(profile: Profile, *, depth: int | None = 2, longest: int = 24) -> ProfilePicture:
-    """Collect what the figure of a profile shows; of many layers only the `longest` largest."""
+    """Collect what the figure of a profile shows.
+
+    Args:
+        profile: the measured step.
+        depth: how many names of the module path make up a layer; None: all of them.
+        longest: show at most this many layers, the largest ones.
+    """
     timeline = simulate_in_core(profile)
     frame = layer_frame(profile, depth=depth)
     sizes = frame.loc[frame["size_bytes"] > 0, "size_bytes"]
@@ -107,7 +119,7 @@ def memory_curve(name: str, timeline: Timeline) -> MemoryCurve:
 
 
 def stream_bars(timeline: Timeline) -> tuple[Bars, ...]:
-    """The intervals by stream and kind, neighbours merged where nobody could tell them apart."""
+    """The intervals by stream and kind; neighbours too close to tell apart are merged."""
     grouped: dict[tuple[str, str], list[Interval]] = {}
     for interval in timeline.intervals:
         grouped.setdefault((interval.stream, interval.kind), []).append(interval)

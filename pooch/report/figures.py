@@ -1,4 +1,4 @@
-"""Pictures (matplotlib, drawn without a display). They draw what `curves` collected."""
+"""Figures (matplotlib, without a display) of what `curves` collects."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from io import BytesIO
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from pooch.errors import UsageError
 from pooch.ir import Plan, Profile
 from pooch.ir.files import replace_file
+from pooch.report.colours import BUDGET, IN_CORE, KINDS, PLANNED
 from pooch.report.curves import MemoryCurve, ProfilePicture, StepPicture, plan_picture, profile_picture
 from pooch.units import format_bytes, format_ms
 
-# Colours that people with any colour vision tell apart (Okabe and Ito).
-_IN_CORE, _PLANNED, _BUDGET = "#999999", "#0072B2", "#D55E00"
-_KIND_COLOURS = {"op": "#BBCCDD", "replay": "#E69F00", "stall": "#D55E00", "copy": "#009E73"}
 _STREAM_ROWS = {"compute": 2, "copy_out": 1, "copy_in": 0}
 _MIB = 2**20
 _GIB = 2**30
@@ -26,25 +23,16 @@ FORMATS = (".png", ".pdf", ".svg")
 
 def draw_plan(profile: Profile, plan: Plan) -> Figure:
     """Top: live bytes over time, in-core and planned, with the budget. Bottom: what the three streams do."""
-    return draw_step_picture(plan_picture(profile, plan))
-
-
-def draw_profile(profile: Profile, *, depth: int | None = 2) -> Figure:
-    """Top: live bytes over time. Bottom: bytes of activations by layer."""
-    return draw_profile_picture(profile_picture(profile, depth=depth))
-
-
-def draw_step_picture(picture: StepPicture) -> Figure:
-    """Draw a planned step."""
-    figure = _figure(height=6.2)
+    picture = plan_picture(profile, plan)
+    figure = Figure(figsize=(10, 6.2), layout="constrained")
     memory, streams = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.15))
     divisor, unit = _time_unit(max(picture.step_ms, float(picture.in_core.time_ms[-1])))
     scale = _byte_unit(picture.in_core)
-    _draw_curve(memory, picture.in_core, _IN_CORE, divisor, scale)
-    _draw_curve(memory, picture.planned, _PLANNED, divisor, scale)
+    _draw_curve(memory, picture.in_core, IN_CORE, divisor, scale)
+    _draw_curve(memory, picture.planned, PLANNED, divisor, scale)
     if picture.budget_bytes:
         label = f"budget {format_bytes(picture.budget_bytes)}"
-        memory.axhline(picture.budget_bytes / scale, color=_BUDGET, linestyle="--", linewidth=1.4, label=label)
+        memory.axhline(picture.budget_bytes / scale, color=BUDGET, linestyle="--", linewidth=1.4, label=label)
     _finish_memory(memory, scale, picture.title)
     _draw_streams(streams, picture, divisor)
     for axes in (memory, streams):
@@ -54,15 +42,16 @@ def draw_step_picture(picture: StepPicture) -> Figure:
     return figure
 
 
-def draw_profile_picture(picture: ProfilePicture) -> Figure:
-    """Draw a profile."""
-    figure = _figure(height=4.2 + 0.2 * len(picture.layers))
+def draw_profile(profile: Profile, *, depth: int | None = 2) -> Figure:
+    """Top: live bytes over time. Bottom: bytes of activations by layer."""
+    picture = profile_picture(profile, depth=depth)
+    figure = Figure(figsize=(10, 4.2 + 0.2 * len(picture.layers)), layout="constrained")
     memory, layers = figure.subplots(2, 1, height_ratios=(3.2, 0.4 + 0.2 * len(picture.layers)))
     divisor, unit = _time_unit(float(picture.in_core.time_ms[-1]))
     scale = _byte_unit(picture.in_core)
-    _draw_curve(memory, picture.in_core, _PLANNED, divisor, scale)
+    _draw_curve(memory, picture.in_core, PLANNED, divisor, scale)
     label = f"persistent {format_bytes(picture.persistent_bytes)}"
-    memory.axhline(picture.persistent_bytes / scale, color=_IN_CORE, linestyle="--", linewidth=1.2, label=label)
+    memory.axhline(picture.persistent_bytes / scale, color=IN_CORE, linestyle="--", linewidth=1.2, label=label)
     memory.axvline(picture.backward_ms / divisor, color="black", linestyle=":", linewidth=1)
     _finish_memory(memory, scale, picture.title)
     _mark_passes(memory, picture.backward_ms / divisor)
@@ -72,10 +61,10 @@ def draw_profile_picture(picture: ProfilePicture) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure in the format that the file's ending names.
+    """Write a figure in the format of the file's suffix.
 
     Raises:
-        UsageError: the ending is none that can be drawn.
+        UsageError: the suffix is not png, pdf or svg.
         FileFormatError: the file cannot be written.
     """
     check_figure_path(path)
@@ -85,19 +74,13 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def check_figure_path(path: str | Path) -> None:
-    """Refuse an ending that cannot be drawn, before any work is done.
+    """Refuse a file name of another format before any work is done.
 
     Raises:
-        UsageError: it is none of png, pdf, svg.
+        UsageError: the suffix is not png, pdf or svg.
     """
     if Path(path).suffix.lower() not in FORMATS:
         raise UsageError(f"cannot draw {str(path)!r}: give a file that ends in {', '.join(FORMATS)}")
-
-
-def _figure(height: float) -> Figure:
-    figure = Figure(figsize=(10, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _draw_curve(axes: Axes, curve: MemoryCurve, colour: str, divisor: float, scale: int) -> None:
@@ -131,7 +114,7 @@ def _draw_streams(axes: Axes, picture: StepPicture, divisor: float) -> None:
         label = bars.kind if bars.kind not in named else None
         named.add(bars.kind)
         row = _STREAM_ROWS[bars.stream]
-        axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=_KIND_COLOURS[bars.kind], linewidth=0, label=label)
+        axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=KINDS[bars.kind], linewidth=0, label=label)
     axes.set_yticks(list(_STREAM_ROWS.values()), ["compute", "copy-out", "copy-in"])
     axes.set_ylim(-0.6, 2.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -141,7 +124,7 @@ def _draw_streams(axes: Axes, picture: StepPicture, divisor: float) -> None:
 def _draw_layers(axes: Axes, picture: ProfilePicture) -> None:
     names = [name for name, _ in picture.layers]
     sizes = [size / _MIB for _, size in picture.layers]
-    axes.barh(range(len(names)), sizes, color=_KIND_COLOURS["copy"])
+    axes.barh(range(len(names)), sizes, color=KINDS["copy"])
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.margins(y=0.01)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from pooch.batch_search.results import MaxBatch
+from pooch.report.colours import BOUND, BUDGET, IN_CORE, PLANNED
 from pooch.report.summaries import Record
 from pooch.report.tables import facts_table, frame_table
 from pooch.units import format_bytes, format_ms
-
-if TYPE_CHECKING:
-    import pandas
-
-_PLANNED, _IN_CORE, _LARGEST, _BOUND = "#0072B2", "#999999", "#D55E00", "#56B4E9"
 
 
 def max_batch_record(result: MaxBatch) -> Record:
@@ -61,12 +54,9 @@ def max_batch_record(result: MaxBatch) -> Record:
 
 def max_batch_tables(result: MaxBatch) -> list[Table]:
     """What fits, the curve, and what was measured."""
-    tables = [facts_table(_title(result), _facts(result)), frame_table("planned sizes", _rounded(result))]
+    curve = result.to_frame().round({"items_per_s": 2, "slowdown": 3})
+    tables = [facts_table(_title(result), _facts(result)), frame_table("planned sizes", curve)]
     return [*tables, _measured_table(result)] if result.measured else tables
-
-
-def _rounded(result: MaxBatch) -> pandas.DataFrame:
-    return result.to_frame().round({"items_per_s": 2, "slowdown": 3})
 
 
 def _title(result: MaxBatch) -> str:
@@ -116,14 +106,13 @@ def _measured_table(result: MaxBatch) -> Table:
 def draw_max_batch(result: MaxBatch) -> Figure:
     """Top: throughput against size. Bottom: peak bytes, planned and in-core, with the budget."""
     figure = Figure(figsize=(9, 6), layout="constrained")
-    FigureCanvasAgg(figure)
     speed, memory = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _draw_speed(speed, result)
     _draw_memory(memory, result)
     for axes in (speed, memory):
         if result.in_core is not None:
-            axes.axvline(result.in_core.size, color=_IN_CORE, linestyle=":", linewidth=1.2)
-        axes.axvline(result.largest.size, color=_LARGEST, linestyle=":", linewidth=1.2)
+            axes.axvline(result.in_core.size, color=IN_CORE, linestyle=":", linewidth=1.2)
+        axes.axvline(result.largest.size, color=BUDGET, linestyle=":", linewidth=1.2)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     memory.set_xlabel(f"{result.sizes.setting} (dotted: largest in-core, largest under a plan)")
@@ -132,12 +121,12 @@ def draw_max_batch(result: MaxBatch) -> Figure:
 
 def _draw_speed(axes: Axes, result: MaxBatch) -> None:
     sizes = [point.size for point in result.curve]
-    axes.plot(sizes, [point.items_per_s for point in result.curve], "o-", color=_PLANNED, label=result.policy)
+    axes.plot(sizes, [point.items_per_s for point in result.curve], "o-", color=PLANNED, label=result.policy)
     bounds = [1000 * point.items / point.lower_bound_ms for point in result.curve]
-    axes.plot(sizes, bounds, ":", color=_BOUND, label="no plan is faster")
+    axes.plot(sizes, bounds, ":", color=BOUND, label="no plan is faster")
     for each in result.measured:
         label = f"measured, {'planned' if each.planned else 'in-core'}"
-        colour = _LARGEST if each.planned else _IN_CORE
+        colour = BUDGET if each.planned else IN_CORE
         axes.plot([each.size], [each.items_per_s], "*", markersize=13, color=colour, label=label)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
     axes.set_ylabel("items per second")
@@ -148,9 +137,9 @@ def _draw_speed(axes: Axes, result: MaxBatch) -> None:
 def _draw_memory(axes: Axes, result: MaxBatch) -> None:
     sizes = [point.size for point in result.curve]
     gib = 2**30
-    axes.plot(sizes, [point.in_core_peak_bytes / gib for point in result.curve], "o-", color=_IN_CORE, label="in-core")
-    axes.plot(sizes, [point.peak_bytes / gib for point in result.curve], "o-", color=_PLANNED, label="under the plan")
-    axes.axhline(result.budget_bytes / gib, color=_LARGEST, linestyle="--", linewidth=1.2, label="budget")
+    axes.plot(sizes, [point.in_core_peak_bytes / gib for point in result.curve], "o-", color=IN_CORE, label="in-core")
+    axes.plot(sizes, [point.peak_bytes / gib for point in result.curve], "o-", color=PLANNED, label="under the plan")
+    axes.axhline(result.budget_bytes / gib, color=BUDGET, linestyle="--", linewidth=1.2, label="budget")
     axes.set_ylabel("peak (GiB)")
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left", fontsize=9)

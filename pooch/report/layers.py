@@ -28,6 +28,8 @@ def layer_frame(profile: Profile, plan: Plan | None = None, *, depth: int | None
     `keep_bytes`, `swap_bytes`, `recompute_bytes`.
 
     Args:
+        profile: the measured step.
+        plan: of that profile.
         depth: how many names of the module path make up a layer; None: all of them.
     """
     import pandas

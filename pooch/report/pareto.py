@@ -6,22 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from pooch.measure.comparison import ComparisonRow
+from pooch.report.colours import IN_CORE, PLANNED
 from pooch.units import format_bytes
 
-# Colours that people with any colour vision tell apart (Okabe and Ito); markers tell the rest.
+# Of the other policies; where colours repeat, markers tell them apart.
 _COLOURS = ("#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#555555")
 _MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<", ">")
-_BEST, _BOUND = "#0072B2", "#999999"
 _GIB, _MIB = 2**30, 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What one policy reaches: (peak in bytes, step over in-core step) per budget, the leanest first."""
+    """What one policy achieves: (peak in bytes, slowdown) under each budget, by ascending peak."""
 
     policy: str
     points: tuple[tuple[int, float], ...]
@@ -32,9 +31,12 @@ class ParetoPicture:
     """Time against memory.
 
     Attributes:
-        series: of policies that fit somewhere. budgets_bytes: asked for, ascending. bounds: (budget, lowest slowdown
-            that is possible) from the integer program. in_core_bytes: the in-core peak.
-        missing: policies that fit nowhere. title: for people.
+        series: of policies that fit into at least one budget.
+        budgets_bytes: asked for, ascending.
+        bounds: (budget, lowest possible slowdown) from the integer program.
+        in_core_bytes: the in-core peak.
+        missing: policies that fit into none of the budgets.
+        title: for people.
     """
 
     series: tuple[Series, ...]
@@ -73,9 +75,8 @@ def _slowdown(step_ms: float, row: ComparisonRow) -> float:
 
 
 def draw_pareto(picture: ParetoPicture) -> Figure:
-    """Peaks to the right, slowdown upwards: the nearer to the lower left corner, the better."""
+    """Peak memory to the right, slowdown upwards: better plans are closer to the lower left corner."""
     figure = Figure(figsize=(10, 5.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     scale, unit = (_GIB, "GiB") if picture.in_core_bytes >= 2 * _GIB else (_MIB, "MiB")
     _draw_budgets(axes, picture, scale)
@@ -84,10 +85,10 @@ def draw_pareto(picture: ParetoPicture) -> Figure:
     if picture.bounds:
         budgets = [budget_bytes / scale for budget_bytes, _ in picture.bounds]
         bounds = [(bound - 1) * 100 for _, bound in picture.bounds]
-        axes.plot(budgets, bounds, color=_BEST, linestyle=":", marker="_", linewidth=1.2, label="lower bound")
+        axes.plot(budgets, bounds, color=PLANNED, linestyle=":", marker="_", linewidth=1.2, label="lower bound")
     for series in picture.series:
         if series.policy == "ilp":
-            _draw_series(axes, series, scale, _BEST, "*", width=2.4, size=13)
+            _draw_series(axes, series, scale, PLANNED, "*", width=2.4, size=13)
     _finish(axes, picture, unit)
     return figure
 
@@ -95,7 +96,7 @@ def draw_pareto(picture: ParetoPicture) -> Figure:
 def _draw_budgets(axes: Axes, picture: ParetoPicture, scale: int) -> None:
     place = axes.get_xaxis_transform()
     for budget_bytes in picture.budgets_bytes:
-        axes.axvline(budget_bytes / scale, color=_BOUND, linestyle="--", linewidth=0.8, zorder=0)
+        axes.axvline(budget_bytes / scale, color=IN_CORE, linestyle="--", linewidth=0.8, zorder=0)
         told = f" {budget_bytes / picture.in_core_bytes:.0%}" if picture.in_core_bytes else ""
         axes.text(budget_bytes / scale, 1.0, told, ha="center", va="bottom", fontsize=8, transform=place)
 

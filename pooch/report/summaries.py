@@ -1,4 +1,4 @@
-"""Profiles, plans and comparisons as plain records, for `--json` and for the headers of tables."""
+"""Profiles, plans and comparisons as plain records, for `--json` and CSV."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COMPARED = (
 
 
 def profile_record(profile: Profile) -> Record:
-    """What a profile comes to."""
+    """A profile in figures."""
     activations = profile.activations
     return {
         "workload": profile.workload,
@@ -77,12 +77,12 @@ def device_record(device: Device, link: Link) -> Record:
 
 
 def device_model_record(model: DeviceModel) -> Record:
-    """A device of the catalogue; figures as they stand there."""
+    """A device of the catalogue, with the figures as given there."""
     return {**asdict(model), "recalled": list(model.recalled)}
 
 
 def plan_record(plan: Plan) -> Record:
-    """What a plan comes to."""
+    """A plan in figures."""
     counts = Counter(plan.decisions.values())
     return {
         "workload": plan.workload,
@@ -107,12 +107,12 @@ def plan_record(plan: Plan) -> Record:
 
 
 def is_modelled(document: Profile | Plan) -> bool:
-    """Whether its times come from a model, or from single ops, and not from the step itself."""
+    """Whether its times come from a model or from single ops rather than from the step itself."""
     return any("modelled" in note for note in document.notes)
 
 
 def timeline_record(timeline: Timeline) -> Record:
-    """What a simulated step comes to."""
+    """A simulated step in figures."""
     return {
         "step_ms": timeline.step_ms,
         "stall_ms": timeline.stall_ms,
@@ -145,7 +145,7 @@ def _comparison_record(row: ComparisonRow) -> Record:
 
 
 def byte_shares(plan: Plan) -> dict[str, float]:
-    """Share of the activations' bytes that is kept, swapped and recomputed."""
+    """The share of the activations' bytes under each choice."""
     sizes = dict.fromkeys(("keep", "swap", "recompute"), 0)
     for decision in plan.choices:
         sizes[decision.choice] += decision.size_bytes
@@ -154,7 +154,7 @@ def byte_shares(plan: Plan) -> dict[str, float]:
 
 
 def comparison_csv(rows: Iterable[ComparisonRow]) -> str:
-    """One line per policy and budget; numbers as they are, nothing where there is no plan."""
+    """One line per policy and budget, unformatted; cells without a plan stay empty."""
     records = comparison_records(rows)
     columns = list(dict.fromkeys(name for record in records for name in record))
     text = io.StringIO()
@@ -169,5 +169,5 @@ def _ratio(step_ms: float, of_ms: float | None) -> float | None:
 
 
 def _number(value: float) -> float | None:
-    """JSON knows no nan and no infinity."""
+    """JSON has neither nan nor infinity."""
     return value if math.isfinite(value) else None

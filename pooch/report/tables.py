@@ -1,4 +1,4 @@
-"""Tables for people (rich). They show what `layers` and `summaries` computed, and compute nothing themselves."""
+"""Tables for people (rich) of profiles, plans, timelines, devices and comparisons."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pooch.ir import Device, HookCosts, Link, Plan, Profile, Timeline
-from pooch.measure.comparison import ComparisonRow
+from pooch.measure.comparison import ComparisonRow, Measured
 from pooch.report.layers import choice_frame, layer_frame
-from pooch.report.summaries import Record, comparison_records, is_modelled
+from pooch.report.summaries import byte_shares, is_modelled
 from pooch.units import format_bytes, format_ms
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ _INSTEAD = {"keep": "if_kept_ms", "swap": "if_swapped_ms", "recompute": "if_reco
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> Table:
-    """Two columns: a name and what there is to say."""
+    """Two columns: names and texts."""
     table = Table(
         title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2, 0, 0)
     )
     for name, text in facts.items():
-        table.add_row(name, Text(text))  # as it is: a message in brackets is no markup
+        table.add_row(name, Text(text))  # so that brackets in a message are not read as markup
     return table
 
 
 def profile_table(profile: Profile) -> Table:
-    """The head of `pooch show` for a profile."""
+    """A profile in short."""
     link = profile.link
     sizes = sum(value.size_bytes for value in profile.activations)
     ops = f"{profile.forward_ops} forward and {len(profile.ops) - profile.forward_ops - 1} backward ops"
@@ -59,7 +59,7 @@ def _modelled(document: Profile | Plan) -> str:
 
 
 def plan_table(plan: Plan) -> Table:
-    """The head of `pooch show` for a plan."""
+    """A plan in short."""
     budget = format_bytes(plan.budget_bytes) if plan.budget_bytes else "none"
     share = plan.predicted_step_ms / plan.in_core_step_ms if plan.in_core_step_ms else 1.0
     in_core_peak, in_core_step = format_bytes(plan.in_core_peak_bytes), format_ms(plan.in_core_step_ms)
@@ -88,10 +88,12 @@ def choices_table(plan: Plan) -> Table:
 
 
 def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE, reasons: bool = False) -> Table:
-    """The largest activations with their decision, and by how much the step changes with another one; or why, in words.
+    """The largest activations with their decisions, and how other choices would change the step.
 
     Args:
-        longest: rows at most. reasons: the words in place of the numbers; so where there are none.
+        plan: what to show.
+        longest: show at most this many activations.
+        reasons: show the reasons in words instead of numbers; always so where other choices were not simulated.
     """
     frame = plan.to_frame()
     shown = frame.nlargest(longest, "size_bytes").sort_index()
@@ -109,7 +111,7 @@ def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE, reasons: bool =
 
 
 def timeline_table(timeline: Timeline) -> Table:
-    """What `pooch simulate` found."""
+    """A simulated step."""
     facts = {
         "step": format_ms(timeline.step_ms),
         "of it stalled": format_ms(timeline.stall_ms),
@@ -149,27 +151,24 @@ def comparison_table(rows: Iterable[ComparisonRow]) -> Table:
     table.padding = (0, 1, 0, 0)  # many columns in 120 letters
     for name in ("budget", "policy", "peak", "step", "x", "k/s/r", "tier", "planned", "status"):
         table.add_column(name, justify="left" if name in ("policy", "status") else "right", no_wrap=True)
-    for record in comparison_records(rows):
-        table.add_row(*_comparison_cells(record))
+    for row in rows:
+        table.add_row(format_bytes(row.budget_bytes), row.policy, *_comparison_cells(row))
     return table
 
 
-def _comparison_cells(record: Record) -> list[str]:
-    head = [format_bytes(_float(record["budget_bytes"])), str(record["policy"])]
-    if not record["feasible"]:
-        minimum_bytes = _float(record["minimum_bytes"])
-        least = f"needs {format_bytes(minimum_bytes)}" if minimum_bytes else "does not fit"
-        return [*head, *"------", least]
-    shares = (_float(record[f"{choice}_share"]) for choice in ("keep", "swap", "recompute"))
+def _comparison_cells(row: ComparisonRow) -> list[str]:
+    plan = row.plan
+    if plan is None:
+        least = f"needs {format_bytes(row.minimum_bytes)}" if row.minimum_bytes else "does not fit"
+        return [*"------", least]
     return [
-        *head,
-        format_bytes(_float(record["predicted_peak_bytes"])),
-        format_ms(_float(record["predicted_step_ms"])),
-        _factor(record["slowdown"]),
-        "/".join(f"{share * 100:.0f}" for share in shares),
-        format_bytes(_float(record["host_bytes"])) if record["host_bytes"] else "-",
-        format_ms(_float(record["planning_ms"])),
-        str(record["status"]),
+        format_bytes(plan.predicted_peak_bytes),
+        format_ms(plan.predicted_step_ms),
+        _factor(plan.predicted_step_ms, plan.in_core_step_ms),
+        "/".join(f"{share * 100:.0f}" for share in byte_shares(plan).values()),
+        format_bytes(plan.schedule.host_bytes) if plan.schedule.host_bytes else "-",
+        format_ms(plan.planning_ms),
+        plan.status,
     ]
 
 
@@ -179,41 +178,30 @@ def measured_table(rows: Iterable[ComparisonRow]) -> Table:
     names = ("budget", "policy", "peak", "predicted", "reserved", "step", "plain step", "x plain", "predicted x")
     for name in names:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
-    for record in comparison_records(rows):
-        if "measured_step_ms" in record:
-            table.add_row(*_measured_cells(record))
+    for row in rows:
+        if row.plan is not None and row.measured is not None:
+            table.add_row(format_bytes(row.budget_bytes), row.policy, *_measured_cells(row.plan, row.measured))
     return table
 
 
-def _reserved(size_bytes: object) -> str:
-    """A CPU's allocator reserves nothing."""
-    return "-" if size_bytes is None else format_bytes(_float(size_bytes))
-
-
-def _measured_cells(record: Record) -> list[str]:
+def _measured_cells(plan: Plan, measured: Measured) -> list[str]:
     return [
-        format_bytes(_float(record["budget_bytes"])),
-        str(record["policy"]),
-        format_bytes(_float(record["measured_peak_bytes"])),
-        format_bytes(_float(record["predicted_peak_bytes"])),
-        _reserved(record["measured_reserved_bytes"]),
-        format_ms(_float(record["measured_step_ms"])),
-        _plain_step(record["measured_plain_step_ms"]),
-        _factor(record["measured_slowdown"]),
-        _factor(record["slowdown"]),
+        format_bytes(measured.peak_bytes),
+        format_bytes(plan.predicted_peak_bytes),
+        "-" if measured.reserved_bytes is None else format_bytes(measured.reserved_bytes),  # None on a CPU
+        format_ms(measured.step_ms),
+        "does not fit" if measured.plain_step_ms is None else format_ms(measured.plain_step_ms),
+        _factor(measured.step_ms, measured.plain_step_ms),
+        _factor(plan.predicted_step_ms, plan.in_core_step_ms),
     ]
 
 
-def _plain_step(milliseconds: object) -> str:
-    return "does not fit" if milliseconds is None else format_ms(_float(milliseconds))
-
-
-def _factor(number: object) -> str:
-    return "-" if number is None else f"{_float(number):.3f}"
+def _factor(step_ms: float, plain_ms: float | None) -> str:
+    return f"{step_ms / plain_ms:.3f}" if plain_ms else "-"
 
 
 def frame_table(title: str, frame: pandas.DataFrame) -> Table:
-    """Any frame as a table; columns named `_bytes` and `_ms` are written with their units."""
+    """Any frame as a table; columns whose names end in `_bytes` or `_ms` are shown with units."""
     table = titled_table(title)
     table.add_column(str(frame.index.name or ""), overflow="fold")
     for name in frame.columns:
@@ -227,7 +215,7 @@ def frame_table(title: str, frame: pandas.DataFrame) -> Table:
 
 
 def titled_table(title: str) -> Table:
-    """A table without rows and columns yet."""
+    """An empty table."""
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
@@ -236,7 +224,7 @@ def _heading(name: str) -> str:
 
 
 def _cell(name: str, value: object) -> str:
-    if isinstance(value, float) and value != value:  # nan: there is no such number
+    if isinstance(value, float) and value != value:  # nan: unknown
         return "-"
     if name in _INSTEAD.values():
         return _change(_float(value))
@@ -248,7 +236,7 @@ def _cell(name: str, value: object) -> str:
 
 
 def _change(change_ms: float) -> str:
-    """Of the step: "0" for the choice made, "too big" where it does not fit."""
+    """The change of the step: "0" for the choice made, "too big" where another one does not fit."""
     if change_ms == float("inf"):
         return "too big"
     sign = "-" if change_ms < 0 else "+"

@@ -1,34 +1,33 @@
-"""What training under a plan came to: promised beside measured."""
+"""The result of training under a plan: predicted beside measured."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict
 
-from rich import box
 from rich.table import Table
 
 from pooch.measure.training_report import TrainingReport
 from pooch.report.summaries import Record
-from pooch.report.tables import facts_table
+from pooch.report.tables import facts_table, titled_table
 from pooch.units import format_bytes, format_ms
 
 _UNKNOWN = "-"
 
 
 def training_record(report: TrainingReport) -> Record:
-    """For `--json`: every field by its name, and `kept`: no promise was broken."""
+    """For `--json`: every field by name, and whether all promises were `kept`."""
     fields = {name: _for_json(value) for name, value in asdict(report).items()}
     return fields | {"kept": broken_promise(report) is None}
 
 
 def training_tables(report: TrainingReport) -> list[Table]:
-    """For people: peak and time in a row each, then what was done and whether the numbers are the same."""
+    """For people: peak and time, then what was done and whether the results are the same."""
     return [_measured_table(report), facts_table("", _facts(report))]
 
 
 def broken_promise(report: TrainingReport) -> str | None:
-    """What was promised and not kept, in one line; None where all that was measured was kept."""
+    """The first promise that was not kept, in one line; None if all that were measured were kept."""
     if report.bitwise_equal is False:
         under = " under deterministic algorithms" if report.compared_deterministically else ""
         told = f"the numbers are not those of plain training{under}: first difference at {report.first_difference}"
@@ -44,14 +43,13 @@ def broken_promise(report: TrainingReport) -> str | None:
     if report.within_budget is False and report.budget_bytes is not None:
         peak, budget = format_bytes(report.measured_peak_bytes), format_bytes(report.budget_bytes)
         return f"the measured peak {peak} is over the budget {budget}: profile again, or plan with a smaller budget"
-    if report.hard_limit_planned is not None and not _went_through(report.hard_limit_planned):
+    if report.hard_limit_planned is not None and not report.hard_limit_planned.startswith("went through"):
         return f"planned training under the hard limit {report.hard_limit_planned}"
     return None
 
 
 def _measured_table(report: TrainingReport) -> Table:
-    title = f"training {report.workload}, {report.steps} steps, plan by {report.policy}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table(f"training {report.workload}, {report.steps} steps, plan by {report.policy}")
     table.add_column("")
     for heading in ("plain", "predicted", "measured", "budget", "measured / plain"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -87,7 +85,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "recomputed": f"{report.recomputed_ops} ops a step" if report.recomputed_ops is not None else None,
         "stalled": _ms(report.stall_ms) if report.stall_ms is not None else None,
         "reserved by the allocator": _reserved(report),
-        "late swaps": _count(report.late_swaps),
+        "late swaps": None if report.late_swaps is None else str(report.late_swaps),
         "left the plan": None if report.mismatches is None else f"{report.steps_off_plan} of {report.steps} steps",
         "planned again": str(report.repairs) if report.repairs else None,
         "hard limit": _limit(report),
@@ -119,7 +117,6 @@ def _same_numbers(report: TrainingReport) -> str:
 
 
 def _in_core(report: TrainingReport) -> str | None:
-    """That plain steps were not run, and what is only modelled for that reason."""
     if report.fits_in_core is not False:
         return None
     peak, step = _bytes(report.in_core_peak_bytes), _ms(report.in_core_step_ms)
@@ -152,20 +149,12 @@ def _limit(report: TrainingReport) -> str | None:
     return f"the budget, and {_bytes(report.hard_limit_slack_bytes)} for what is no tensor"
 
 
-def _went_through(outcome: str) -> bool:
-    return outcome.startswith("went through")
-
-
 def _bytes(number: int | None) -> str:
     return _UNKNOWN if number is None else format_bytes(number)
 
 
 def _ms(milliseconds: float | None) -> str:
     return _UNKNOWN if milliseconds is None else format_ms(milliseconds)
-
-
-def _count(number: int | None) -> str | None:
-    return None if number is None else str(number)
 
 
 def _yes_or_no(value: bool | None) -> str | None:

@@ -20,6 +20,7 @@ COMMANDS = (
     "run",
     "optimize",
     "show",
+    "report",
     "simulate",
     "compare",
     "max-batch",

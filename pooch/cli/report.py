@@ -1,0 +1,85 @@
+"""`pooch report`: a plan as a page to look at and to send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pooch.cli.options import (
+    PATH,
+    force_option,
+    host_budget_option,
+    json_option,
+    output_option,
+    ranks_option,
+    time_limit_option,
+)
+from pooch.cli.output import print_json, progress_shown
+from pooch.units import format_bytes
+
+
+@click.command("report")
+@click.argument("plan_path", metavar="PLAN.json", type=PATH)
+@click.option(
+    "--profile",
+    "profile_path",
+    type=PATH,
+    required=True,
+    metavar="P.json",
+    help="The profile that the plan was made for.",
+)
+@output_option(help="The HTML file to write.", required=True)
+@click.option(
+    "--budgets",
+    default="9",
+    show_default=True,
+    metavar="N|LIST",
+    help="Other budgets to choose from on the page: how many, evenly from the smallest feasible one to 100%, or which, "
+    "such as 60%,800MB. Each is planned like PLAN.json.",
+)
+@time_limit_option
+@host_budget_option
+@ranks_option
+@json_option
+@force_option
+def command(
+    plan_path: Path,
+    profile_path: Path,
+    output: Path,
+    budgets: str,
+    time_limit_s: float,
+    host_budget: str | None,
+    ranks: int,
+    as_json: bool,
+) -> None:
+    """Write PLAN.json as one HTML page: memory, streams and decisions, and what other budgets would cost.
+
+    The page needs no network. --time-limit is for each budget.
+    """
+    from pooch.ir import Plan, Profile
+    from pooch.report.page.budgets import parse_budgets
+    from pooch.report.page.writing import write_report
+
+    asked = parse_budgets(budgets)
+    profile = Profile.load(profile_path).shared_by(ranks)
+    with progress_shown() as progress:
+        written = write_report(
+            profile,
+            Plan.load(plan_path),
+            output,
+            budgets=asked,
+            host_budget=host_budget,
+            time_limit_s=time_limit_s,
+            progress=progress,
+        )
+    size_bytes = output.stat().st_size
+    if as_json:
+        from pooch.report.summaries import plan_record
+
+        plans = [plan_record(plan) for plan in written.plans]
+        print_json({"output": str(output), "size_bytes": size_bytes, "plans": plans, "notes": list(written.notes)})
+        return
+    for note in written.notes:
+        click.echo(note)
+    click.echo(f"wrote {output} ({format_bytes(size_bytes)}, {len(written.plans)} budgets): open it in a browser")

@@ -1,0 +1,119 @@
+"""The plans that the page's slider chooses from: the one given, and the same step planned under other budgets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from pooch.api.planning import budget_in_bytes, smallest_budget
+from pooch.api.planning import plan as make_plan
+from pooch.errors import InfeasibleBudget, UsageError
+from pooch.ir import Plan, Profile
+from pooch.planner import policy_names
+from pooch.units import format_bytes
+
+MOST_BUDGETS = 50
+_PARAMETER = re.compile(r"(\w+)=([^,]+)")
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPlans:
+    """Plans of one step under several budgets.
+
+    Attributes:
+        plans: by ascending budget, the given one among them.
+        given: index of the given plan.
+        notes: what the reader should know about how the others were planned.
+    """
+
+    plans: tuple[Plan, ...]
+    given: int
+    notes: tuple[str, ...]
+
+
+def parse_budgets(text: str) -> int | tuple[str, ...]:
+    """Read `--budgets`: a count such as "9", or a list such as "60%,800MB".
+
+    Raises:
+        UsageError: the text is neither.
+    """
+    if text.strip().isdecimal():
+        return int(text)
+    budgets = tuple(each.strip() for each in text.split(","))
+    if not all(budgets):
+        raise UsageError(f"--budgets {text!r} does not parse: give a count such as 9, or a list such as 60%,800MB")
+    return budgets
+
+
+def plan_budgets(
+    profile: Profile,
+    given: Plan,
+    budgets: int | Sequence[int | str],
+    *,
+    host_budget: int | str | None,
+    time_limit_s: float,
+    progress: Progress | None,
+) -> BudgetPlans:
+    """Plan the step under other budgets, with the policy and the region of the given plan.
+
+    Args:
+        profile: what the plan was made for.
+        given: the plan that the page is about.
+        budgets: how many, evenly spaced from the smallest feasible budget to the in-core peak; or which.
+        host_budget: for all of them, as `plan` takes it.
+        time_limit_s: most seconds to plan for, for each of them.
+        progress: called with what is being done and the share that is done.
+
+    Raises:
+        UsageError: a budget, the host budget or the time limit cannot be understood, or there are too many budgets.
+    """
+    policy, options = _policy_of(given)
+    notes = [] if given.policy.startswith(policy) else [f"The other budgets were planned by {policy}."]
+    how: dict[str, Any] = {
+        "policy": policy,
+        "policy_options": options,
+        "host_budget": host_budget,
+        "region": given.region,
+    }
+    known = [given]
+    asked = _budgets_in_bytes(profile, budgets, how) - {given.budget_bytes}
+    for done, budget_bytes in enumerate(sorted(asked)):
+        name = f"budget {done + 1} of {len(asked)}, {format_bytes(budget_bytes)}"
+        inner = None if progress is None else _part_of(progress, name, done, len(asked))
+        try:
+            plan = make_plan(profile, budget_bytes, time_limit_s=time_limit_s, known=known, progress=inner, **how)
+        except InfeasibleBudget as error:
+            notes.append(f"No plan under {format_bytes(budget_bytes)}: {error}.")
+        else:
+            known.append(plan)
+    plans = tuple(sorted(known, key=lambda plan: plan.budget_bytes or plan.predicted_peak_bytes))
+    return BudgetPlans(plans, plans.index(given), tuple(notes))
+
+
+def _policy_of(plan: Plan) -> tuple[str, dict[str, object]]:
+    """The policy and its parameters, from the name that the plan has for it; the integer program for hand-made ones."""
+    name, _, parameters = plan.policy.rstrip(")").partition("(")
+    if name not in policy_names():
+        return "ilp", {}
+    return name, dict(_PARAMETER.findall(parameters))
+
+
+def _budgets_in_bytes(profile: Profile, budgets: int | Sequence[int | str], how: dict[str, Any]) -> set[int]:
+    count = budgets if isinstance(budgets, int) else len(budgets)
+    if count > MOST_BUDGETS:
+        raise UsageError(f"{count} budgets make the page too large: give at most {MOST_BUDGETS}")
+    if not isinstance(budgets, int):
+        return {budget_in_bytes(profile, budget, **how) for budget in budgets}
+    if count == 0:
+        return set()
+    return {int(each) for each in numpy.linspace(smallest_budget(profile, **how), profile.peak_bytes, count)}
+
+
+def _part_of(progress: Progress, name: str, done: int, count: int) -> Progress:
+    return lambda text, share: progress(f"{name}: {text}", (done + share) / count)

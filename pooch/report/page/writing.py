@@ -1,0 +1,112 @@
+"""The page as a file: template, style, script, plotting library and data put together."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from pooch.api.simulation import simulate
+from pooch.errors import UsageError
+from pooch.ir import Plan, Profile
+from pooch.ir.files import replace_file
+from pooch.report.page.budgets import BudgetPlans, Progress, plan_budgets
+from pooch.report.page.contents import page_contents
+from pooch.report.summaries import Record
+
+DEFAULT_BUDGETS = 9
+_NOTHING = "default-src 'none'; form-action 'none'; base-uri 'none'"
+
+
+def write_report(
+    profile: Profile,
+    plan: Plan,
+    path: str | Path,
+    *,
+    budgets: int | Sequence[int | str] = DEFAULT_BUDGETS,
+    host_budget: int | str | None = None,
+    time_limit_s: float = 30.0,
+    progress: Progress | None = None,
+) -> BudgetPlans:
+    """Write a page to look at a plan: one file that needs no network.
+
+    Args:
+        profile: what the plan was made for.
+        plan: what the page is about.
+        path: the HTML file to write.
+        budgets: other budgets that the page's slider offers, planned with the policy and region of the plan: how many,
+            evenly spaced from the smallest feasible one to the in-core peak; or which, as `pooch.plan` takes them.
+        host_budget: most bytes in the swap tier for these plans.
+        time_limit_s: most seconds to plan for, for each of them.
+        progress: called with what is being done and the share that is done.
+
+    Returns:
+        The plans on the page.
+
+    Raises:
+        UsageError: plotly is not installed, or one of the planning arguments cannot be understood.
+        PlanMismatch: the plan was made for another profile.
+        FileFormatError: the file cannot be written.
+    """
+    library = plotly_source()
+    simulate(profile, plan)  # before other budgets are planned at length: do the two belong together?
+    plans = plan_budgets(profile, plan, budgets, host_budget=host_budget, time_limit_s=time_limit_s, progress=progress)
+    replace_file(path, page_text(page_contents(profile, plans), library).encode())
+    return plans
+
+
+def plotly_source() -> str:
+    """The plotting library that goes into the page.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError:
+        raise UsageError(
+            "the page is drawn by the package 'plotly', which is not installed: pip install 'pooch-planner[report]'"
+        ) from None
+    source: str = get_plotlyjs()
+    return source
+
+
+def page_text(contents: Record, library: str) -> str:
+    """The page.
+
+    Its policy lets a browser run the two scripts that it knows by their digests, and load nothing: whatever a label
+    holds is not executed.
+    """
+    script = _resource("page.js")
+    plans, given = contents["plans"], contents["given"]
+    assert isinstance(plans, list)
+    assert isinstance(given, int)
+    return Template(_resource("page.html")).substitute(
+        policy=f"{_NOTHING}; img-src data:; style-src 'unsafe-inline'; script-src {_digests(library, script)}",
+        title=html.escape(str(contents["title"])),
+        summary=html.escape(str(plans[given]["summary"])),
+        style=_resource("page.css"),
+        library=library,
+        data=json_for_html(contents),
+        script=script,
+    )
+
+
+def json_for_html(contents: Record) -> str:
+    """JSON that can stand in a script element: nothing in it ends the element or begins a comment."""
+    text = json.dumps(contents, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _digests(*scripts: str) -> str:
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+def _resource(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
