@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
-from pooch.api.planning import budget_in_bytes, smallest_budget
-from pooch.api.planning import plan as make_plan
+from pooch.api.options import PlanOptions
+from pooch.api.planning import budget_in_bytes, plan_with, smallest_with
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Plan, Profile
 from pooch.planner import policy_names
@@ -75,19 +74,14 @@ def plan_budgets(
     """
     policy, options = _policy_of(given)
     notes = [] if given.policy.startswith(policy) else [f"The other budgets were planned by {policy}."]
-    how: dict[str, Any] = {
-        "policy": policy,
-        "policy_options": options,
-        "host_budget": host_budget,
-        "region": given.region,
-    }
+    how = PlanOptions(policy, options, host_budget, time_limit_s, given.region)
     known = [given]
     asked = _budgets_in_bytes(profile, budgets, how) - {given.budget_bytes}
     for done, budget_bytes in enumerate(sorted(asked)):
         name = f"budget {done + 1} of {len(asked)}, {format_bytes(budget_bytes)}"
         inner = None if progress is None else _part_of(progress, name, done, len(asked))
         try:
-            plan = make_plan(profile, budget_bytes, time_limit_s=time_limit_s, known=known, progress=inner, **how)
+            plan = plan_with(profile, budget_bytes, how, known=known, progress=inner)
         except InfeasibleBudget as error:
             notes.append(f"No plan under {format_bytes(budget_bytes)}: {error}.")
         else:
@@ -104,15 +98,15 @@ def _policy_of(plan: Plan) -> tuple[str, dict[str, object]]:
     return name, dict(_PARAMETER.findall(parameters))
 
 
-def _budgets_in_bytes(profile: Profile, budgets: int | Sequence[int | str], how: dict[str, Any]) -> set[int]:
+def _budgets_in_bytes(profile: Profile, budgets: int | Sequence[int | str], how: PlanOptions) -> set[int]:
     count = budgets if isinstance(budgets, int) else len(budgets)
     if count > MOST_BUDGETS:
         raise UsageError(f"{count} budgets make the page too large: give at most {MOST_BUDGETS}")
     if not isinstance(budgets, int):
-        return {budget_in_bytes(profile, budget, **how) for budget in budgets}
+        return {budget_in_bytes(profile, budget, how) for budget in budgets}
     if count == 0:
         return set()
-    return {int(each) for each in numpy.linspace(smallest_budget(profile, **how), profile.peak_bytes, count)}
+    return {int(each) for each in numpy.linspace(smallest_with(profile, how), profile.peak_bytes, count)}
 
 
 def _part_of(progress: Progress, name: str, done: int, count: int) -> Progress:
