@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.evaluation import StageEvaluator, verified_timeline
 from pooch.api.hooked import dataflow_of
-from pooch.api.plan_building import PlanOutcome, pack_plan
+from pooch.api.plan_building import MANUAL, pack_plan
 from pooch.api.planning_aside import plan_in_child
 from pooch.api.simulation import simulate
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
-from pooch.planner import Evaluation, PlannedDecisions, PolicyOutcome, described, make_plan
+from pooch.planner import Evaluation, PolicyOutcome, described, make_plan, write_program
 from pooch.planner import smallest_budget as planned_smallest
 from pooch.process_limits import is_limited
 from pooch.simulator import simulate as simulate_schedule
@@ -95,39 +98,27 @@ def plan_here(
     progress: PlanningProgress | None,
 ) -> Plan:
     """`plan` in this process, with arguments that were checked and budgets in bytes."""
-
-    def planned_on(dataflow: Dataflow) -> PlannedDecisions:
-        return make_plan(
-            dataflow,
-            budget_bytes,
-            StageEvaluator(dataflow),
-            known=[_known_outcome(profile, plan) for plan in known if plan.region == region],
-            policy_options=policy_options,
-            explain=explain,
-            policy=policy,
-            host_budget_bytes=host_bytes,
-            time_limit_s=time_limit_s,
-            progress=progress,
-        )
-
+    make = partial(
+        make_plan,
+        budget_bytes=budget_bytes,
+        known=[_known_outcome(profile, plan) for plan in known if plan.region == region],
+        policy_options=policy_options,
+        explain=explain,
+        policy=policy,
+        host_budget_bytes=host_bytes,
+        time_limit_s=time_limit_s,
+        progress=progress,
+    )
     fits = budget_bytes >= profile.peak_bytes
     dataflow = dataflow_of(profile, region, hooked=not fits)
-    planned = planned_on(dataflow)
+    planned = make(dataflow, evaluator=StageEvaluator(dataflow))
     if fits and planned.schedule.actions:  # a policy that moves things all the same
         dataflow = dataflow_of(profile, region, hooked=True)
         if simulate_schedule(dataflow, planned.schedule, detail=False).peak_bytes > budget_bytes:
-            planned = planned_on(dataflow)
+            planned = make(dataflow, evaluator=StageEvaluator(dataflow))
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
-    outcome = PlanOutcome(
-        described(policy, policy_options),
-        budget_bytes,
-        planned.lower_bound_ms,
-        planned.status,
-        planned.notes,
-        planned.rows,
-        planned.planning_ms,
-    )
-    return pack_plan(dataflow, planned.schedule, timeline, outcome)
+    planned = replace(planned, evaluation=Evaluation(planned.schedule, timeline))
+    return pack_plan(dataflow, planned, described(policy, policy_options), budget_bytes)
 
 
 def _known_outcome(profile: Profile, known: Plan) -> PolicyOutcome:
@@ -137,6 +128,23 @@ def _known_outcome(profile: Profile, known: Plan) -> PolicyOutcome:
         PlanMismatch, InvalidSchedule: it is none for this profile.
     """
     return PolicyOutcome(known.decisions, Evaluation(known.schedule, simulate(profile, known)), known.lower_bound_ms)
+
+
+def write_lp(
+    profile: Profile, budget_bytes: int, path: Path, *, host_budget: int | str | None = None, region: Region = "model"
+) -> None:
+    """Write the integer program of a budget as an LP file.
+
+    Args:
+        profile: the measured step.
+        budget_bytes: of device memory.
+        path: the file.
+        host_budget: as `plan` takes it.
+        region: as `plan` takes it.
+    """
+    host_bytes = None if host_budget is None else parse_budget(host_budget, profile.peak_bytes, name="host budget")
+    dataflow = dataflow_of(profile, _region_for(profile, region), hooked=budget_bytes < profile.peak_bytes)
+    write_program(dataflow, budget_bytes, StageEvaluator(dataflow), path, host_bytes)
 
 
 def plan_from_decisions(
@@ -163,15 +171,18 @@ def plan_from_decisions(
         evaluation = evaluator.evaluate(decisions, budget_bytes)
         if evaluation.timeline.peak_bytes > budget_bytes:
             minimum_bytes = evaluator.evaluate_smallest(decisions).timeline.peak_bytes
-            raise InfeasibleBudget(budget_bytes, minimum_bytes, "manual")
+            raise InfeasibleBudget(budget_bytes, minimum_bytes, MANUAL)
     most_bytes = budget_bytes or evaluation.timeline.peak_bytes
     timeline = verified_timeline(dataflow, evaluation.schedule, decisions, most_bytes)
     in_core_ms = sum(dataflow.op_times_ms)  # no schedule can be faster than its ops
-    planning_ms = (time.monotonic() - started_s) * 1e3
-    outcome = PlanOutcome(
-        "manual", budget_bytes, in_core_ms, "manual", (), manual_rows(dataflow, decisions), planning_ms
+    planned = PolicyOutcome(
+        dict(decisions),
+        Evaluation(evaluation.schedule, timeline),
+        in_core_ms,
+        rows=manual_rows(dataflow, decisions),
+        planning_ms=(time.monotonic() - started_s) * 1e3,
     )
-    return pack_plan(dataflow, evaluation.schedule, timeline, outcome)
+    return pack_plan(dataflow, planned, MANUAL, budget_bytes)
 
 
 def budget_in_bytes(

@@ -29,6 +29,7 @@ from pooch.cli.output import print_json, print_tables, progress_shown
 @planning_options
 @ranks_option
 @region_option("model")
+@click.option("--write-lp", "lp_path", metavar="FILE", type=PATH, help="Also write the integer program as an LP file.")
 @json_option
 @force_option
 def command(
@@ -37,12 +38,14 @@ def command(
     output: Path | None,
     ranks: int,
     policy_options: tuple[str, ...],
+    lp_path: Path | None,
     as_json: bool,
     force: bool,
     **planning: Any,
 ) -> None:
     """Choose keep, swap or recompute for every activation of profile P.json."""
     from pooch.api.planning import plan as make_plan
+    from pooch.api.planning import write_lp
     from pooch.ir import Profile
 
     refuse_overwriting(output, force)
@@ -52,6 +55,8 @@ def command(
         plan = make_plan(profile, budget, policy_options=options, progress=progress, **planning)
     if output is not None:
         plan.save(output)
+    if lp_path is not None:
+        write_lp(profile, plan.budget_bytes, lp_path, host_budget=planning["host_budget"], region=planning["region"])
     if as_json:
         from pooch.report.summaries import plan_record
 

@@ -1,4 +1,4 @@
-"""Quick plans by simple rules: a start for the search, and the answer where no solver is at hand.
+"""Quick plans by simple rules: a start for the search, and the answer where there is no solver.
 
 Each rule is an order in which activations leave the device, and what happens to those that leave; as few leave as
 the budget asks for, found by bisection. "The head leaves, the tail stays" is what Meng et al. (2017) and
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pooch.ir.plan import Choice
 from pooch.planner.candidates import Candidate, Candidates
+from pooch.planner.search.shares import SHARES
 from pooch.planner.search.trials import Trials
 
 
@@ -27,17 +28,15 @@ class Rule:
 
 
 FEW_RULES = 3
-MANY = 400  # from so many activations on an evaluation takes long enough to be sparing with them
 STEPS = 64  # a rule for many activations is fitted to this fraction of them
-TIME_SHARE = 0.25  # of the time limit that rules may take, once one has fitted
 
 
 def try_rules(trials: Trials) -> None:
-    """Fit every rule to the budget; the best plan is then in `trials`. With many activations, a few rules, roughly."""
-    request, many = trials.request, len(trials.candidates.items) > MANY
+    """Fit every rule to the budget; the best plan is then in `trials`. With many activations: a few rules, roughly."""
+    many = trials.many
     for number, rule in enumerate(rules(trials.candidates)):
         is_enough = many and number >= FEW_RULES
-        is_late = request.used_share() > TIME_SHARE
+        is_late = trials.request.used_share() > SHARES.rules
         if trials.best is not None and (is_enough or is_late):
             return
         fit_rule(trials, rule, len(rule.leaving) // STEPS if many else 0)
