@@ -2,10 +2,8 @@
 
 from pooch.planner.contract import Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome, Progress
 from pooch.planner.options import described, option_names
-from pooch.planner.planning import make_plan
+from pooch.planner.planning import make_plan, smallest_budget, write_program
 from pooch.planner.policies import find_policy, policy_names
-from pooch.planner.smallest import smallest_budget
-from pooch.planner.writing import write_program
 
 __all__ = [
     "Evaluation",

@@ -78,6 +78,25 @@ class Candidate:
         recompute: tuple[Choice, ...] = ("recompute",) if self.can_recompute or self.can_join else ()
         return ("keep", *swap, *recompute)
 
+    @property
+    def can_leave(self) -> bool:
+        """Whether a choice frees memory."""
+        return self.can_swap or self.can_recompute
+
+    @property
+    def cost_per_byte(self) -> float:
+        """Time that the cheaper way of leaving takes for each byte that it frees."""
+        return self.cost_ms(self.leaving()) / max(1, self.memory_bytes)
+
+    def leaving(self, patience: float = 1.0) -> Leaving:
+        """How it leaves: recomputed where a replay takes at most `patience` times its copies, else swapped."""
+        recomputes = self.can_recompute and (not self.can_swap or self.replay_ms <= patience * self.copy_ms)
+        return "recompute" if recomputes else "swap"
+
+    def cost_ms(self, choice: Leaving) -> float:
+        """Time of its replay, or of its copies."""
+        return self.replay_ms if choice == "recompute" else self.copy_ms
+
 
 class Candidates:
     """All activations of a dataflow, and the memory and work that decisions cost at the very least.

@@ -1,12 +1,14 @@
-"""Planning as the rest of Pooch calls it: a policy by name, then what every plan carries whatever policy made it."""
+"""Planning as the rest of Pooch calls it: plans by any policy, the smallest budget, the program as a file."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from pooch.analysis.dataflow import Dataflow
+from pooch.errors import InfeasibleBudget
 from pooch.planner.alternatives import weigh_alternatives
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import Evaluator, PlanningRequest, PolicyOutcome, Progress
@@ -14,6 +16,9 @@ from pooch.planner.options import with_options
 from pooch.planner.policies import find_policy
 from pooch.planner.reasons import decision_rows
 from pooch.planner.search.evaluators import Remembering
+from pooch.planner.search.leanest import leanest_plan
+from pooch.planner.search.programs import Programs
+from pooch.planner.search.trials import Trials
 
 
 def make_plan(
@@ -63,3 +68,40 @@ def make_plan(
     rows = decision_rows(candidates, planned.decisions, alternatives)
     request.report("planned", 1.0)
     return replace(planned, rows=rows, planning_ms=(time.monotonic() - request.started_s) * 1000)
+
+
+def smallest_budget(
+    dataflow: Dataflow,
+    evaluator: Evaluator,
+    *,
+    policy: str = "ilp",
+    policy_options: Mapping[str, object] | None = None,
+    host_budget_bytes: int | None = None,
+) -> int:
+    """The smallest budget, in bytes, under which the policy is known to have a plan.
+
+    For "ilp" it is what the leanest decisions need. Another policy is asked for a plan in one byte, and its refusal
+    names the budget.
+
+    Raises:
+        UsageError: there is no such policy, or it has no such parameter.
+    """
+    chosen = with_options(find_policy(policy), policy, policy_options or {})
+    request = PlanningRequest(dataflow, 1, evaluator, host_budget_bytes)
+    if policy == "ilp":
+        return leanest_plan(Trials(request, Candidates(dataflow))).budget_bytes
+    try:
+        return chosen(request).evaluation.timeline.peak_bytes
+    except InfeasibleBudget as error:
+        return error.minimum_bytes
+
+
+def write_program(
+    dataflow: Dataflow, budget_bytes: int, evaluator: Evaluator, path: Path, host_budget_bytes: int | None = None
+) -> None:
+    """Write the program whose optimum is the lower bound for a budget, in CPLEX's LP format.
+
+    Names of variables and rows are those of docs/planner.md.
+    """
+    request = PlanningRequest(dataflow, budget_bytes, evaluator, host_budget_bytes)
+    Programs(Trials(request, Candidates(dataflow))).relaxation().problem.writeLP(str(path))

@@ -87,21 +87,17 @@ def _climb(trials: Trials, start: Trial, effort: Effort, stop: _Stop) -> None:
 
 def _changes(trials: Trials, best: Trial) -> Iterator[Change]:
     """Changes to try on the best plan, the most promising first."""
-    items = trials.candidates.items
+    items, chosen = trials.candidates.items, best.decisions
     if len(items) <= SMALL:
         yield from _all_changes(items)
         return
-    left = sorted((i for i in items if best.decisions[i.value] != "keep"), key=lambda i: -_cost_ms(i, best))
-    able = (item for item in items if item.can_swap or item.can_recompute)
-    kept = sorted((item for item in able if best.decisions[item.value] == "keep"), key=_cheapness)
-    yield from (_one(item, "keep") for item in left)
-    yield from (_one(item, other) for item in left for other in _others(item, best) if other != "keep")
+    left = sorted((item for item in items if chosen[item.value] != "keep"), key=lambda item: -_cost_ms(item, best))
+    kept = sorted((i for i in items if i.can_leave and chosen[i.value] == "keep"), key=lambda i: i.cost_per_byte)
+    for item in left:
+        yield {item.value: "keep"}
+    yield from ({i.value: other} for i in left for other in i.choices[1:] if other != chosen[i.value])
     yield from _exchanges(left[:PARTNERS], kept, best)
-    yield from (_one(item, choice) for item in kept[: 4 * PARTNERS] for choice in item.choices[1:])
-
-
-def _one(item: Candidate, choice: Choice) -> Change:
-    return {item.value: choice}
+    yield from ({item.value: choice} for item in kept[: 4 * PARTNERS] for choice in item.choices[1:])
 
 
 def _all_changes(items: tuple[Candidate, ...]) -> Iterator[Change]:
@@ -112,27 +108,14 @@ def _all_changes(items: tuple[Candidate, ...]) -> Iterator[Change]:
 
 
 def _exchanges(left: list[Candidate], kept: list[Candidate], best: Trial) -> Iterator[Change]:
-    """Keep a dear one, and let a kept one of at least its size go that costs less."""
+    """Keep a dear one, and let a kept one of about its size leave that costs less."""
     for dear in left:
-        cost_ms = _cost_ms(dear, best)
         large = (item for item in kept if item.memory_bytes >= dear.memory_bytes // 2)
-        partners = [item for item in large if _cheapest_ms(item) < cost_ms]
-        for partner in partners[:PARTNERS]:
+        cheaper = [item for item in large if item.cost_ms(item.leaving()) < _cost_ms(dear, best)]
+        for partner in cheaper[:PARTNERS]:
             for choice in partner.choices[1:]:
                 yield {dear.value: "keep", partner.value: choice}
 
 
-def _others(item: Candidate, best: Trial) -> list[Choice]:
-    return [choice for choice in item.choices if choice != best.decisions[item.value]]
-
-
 def _cost_ms(item: Candidate, best: Trial) -> float:
-    return item.replay_ms if best.decisions[item.value] == "recompute" else item.copy_ms
-
-
-def _cheapest_ms(item: Candidate) -> float:
-    return min([item.copy_ms] * item.can_swap + [item.replay_ms] * ("recompute" in item.choices))
-
-
-def _cheapness(item: Candidate) -> float:
-    return _cheapest_ms(item) / max(1, item.memory_bytes)
+    return item.cost_ms("recompute" if best.decisions[item.value] == "recompute" else "swap")
