@@ -10,21 +10,20 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import pulp
 import pytest
 
 from pooch.planner.program import solver
-from pooch.planner.program.solver import Limits, SolverUnavailable, Variable, new_variable, solve, weighted
+from pooch.planner.program.solver import Limits, Problem, SolverUnavailable, Variable, solve, weighted
 
 LIMITS = Limits(gap=0.0, nodes=1000, time_s=10.0)
 PRICES, WEIGHTS = (10.0, 13.0, 7.0, 8.0), (5.0, 7.0, 3.0, 4.0)  # best under weight 11: the last three but one
 
 
-def knapsack() -> tuple[Any, list[Variable]]:
-    problem = pulp.LpProblem("knapsack", pulp.LpMinimize)
-    taken = [new_variable(problem, f"taken_{place}", 1, whole=True) for place in range(len(PRICES))]
+def knapsack() -> tuple[Problem, list[Variable]]:
+    problem = Problem("knapsack")
+    taken = [problem.new(f"taken_{place}", 1, whole=True) for place in range(len(PRICES))]
     problem += weighted({variable: -price for variable, price in zip(taken, PRICES, strict=True)})
     problem += weighted(dict(zip(taken, WEIGHTS, strict=True))) <= 11.0, "weight"
     return problem, taken
@@ -45,9 +44,9 @@ def test_a_start_that_is_optimal_is_kept() -> None:
 
 def test_a_variable_in_no_row_does_no_harm() -> None:
     problem, taken = knapsack()
-    idle = new_variable(problem, "idle", 1, whole=True)
+    idle = problem.new("idle", 1, whole=True)
     solution = solve(problem, LIMITS, {idle: 1.0, taken[0]: 0.0})
-    assert "idle" not in solution.values
+    assert list(solution.values) == [*(variable.name for variable in taken), "idle"]
     assert solution.objective == pytest.approx(-21)
 
 
@@ -113,8 +112,8 @@ def heeds_ctrl_c() -> Iterator[None]:
 def test_ctrl_c_stops_the_solver_at_once() -> None:
     # GIVEN a program that HiGHS works on for minutes
     random = Random(1)
-    problem = pulp.LpProblem("hard", pulp.LpMinimize)
-    taken = [new_variable(problem, f"taken_{place}", 1, whole=True) for place in range(300)]
+    problem = Problem("hard")
+    taken = [problem.new(f"taken_{place}", 1, whole=True) for place in range(300)]
     problem += weighted({variable: -random.randint(50, 99) for variable in taken})
     for row in range(60):
         problem += weighted({variable: float(random.randint(1, 99)) for variable in taken}) <= 6000.0, f"row_{row}"

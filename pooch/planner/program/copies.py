@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from pooch.planner.candidates import NEVER, Candidates
 from pooch.planner.program.classes import ActivationClass
 from pooch.planner.program.marks import Marks
 from pooch.planner.program.residency import Residency
-from pooch.planner.program.solver import Expression, Variable, new_variable, weighted
+from pooch.planner.program.solver import Expression, Problem, Variable, weighted
 
 SHORTEST_MS = 1e-3
 RATE_CLASSES = 4  # one is enough where the latency is small
@@ -42,7 +41,7 @@ class RateClass:
 
     def __init__(
         self,
-        problem: Any,
+        problem: Problem,
         name: str,
         members: Sequence[ActivationClass],
         swap: Mapping[int, Variable],
@@ -114,7 +113,7 @@ class RateClass:
     def _family(self, name: str, count: int | None = None) -> list[Variable]:
         """One variable per interval."""
         intervals = range(self.marks.count if count is None else count)
-        return [new_variable(self.problem, f"{name}_{self.name}_{t}") for t in intervals]
+        return [self.problem.new(f"{name}_{self.name}_{t}") for t in intervals]
 
     def _amounts(self, parts: Iterable[tuple[ActivationClass, int, Mapping[int, float]]]) -> Amounts:
         """What swapping each class adds in its interval."""
@@ -149,7 +148,7 @@ class CopyStreams:
 
     def __init__(
         self,
-        problem: Any,
+        problem: Problem,
         candidates: Candidates,
         swap: Mapping[int, Variable],
         residency: Residency,

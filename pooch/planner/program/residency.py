@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pooch.planner.candidates import NEVER
 from pooch.planner.program.classes import ActivationClass
 from pooch.planner.program.marks import Marks
-from pooch.planner.program.solver import Variable, new_variable, weighted
+from pooch.planner.program.solver import Problem, Variable, weighted
 
 WINDOW = 16  # intervals before its first unpack in which a value is followed as a source of earlier replays
 
@@ -30,7 +29,7 @@ class Residency:
 
     def __init__(
         self,
-        problem: Any,
+        problem: Problem,
         classes: tuple[ActivationClass, ...],
         marks: Marks,
         swap: Mapping[int, Variable],
@@ -69,7 +68,7 @@ class Residency:
                     wanted[source] = min(wanted.get(source, self.marks.count), first)
         return firsts
 
-    def _family(self, problem: Any, name: str, choice: Mapping[int, Variable]) -> dict[tuple[int, int], Variable]:
+    def _family(self, problem: Problem, name: str, choice: Mapping[int, Variable]) -> dict[tuple[int, int], Variable]:
         """Rows name_stays: v_i_t <= v_i_(t + 1) <= choice_i, in the window of each class that has the choice."""
         family: dict[tuple[int, int], Variable] = {}
         for i in self.classes:
@@ -77,12 +76,12 @@ class Residency:
                 continue
             following = choice[i.id]
             for t in reversed(range(self.first[i.id], self.due[i.id])):
-                family[i.id, t] = new_variable(problem, f"{name}_{i}_{t}", float(i.count))
+                family[i.id, t] = problem.new(f"{name}_{i}_{t}", float(i.count))
                 problem += family[i.id, t] <= following, f"{name}_stays_{i}_{t}"
                 following = family[i.id, t]
         return family
 
-    def _add_sources(self, problem: Any) -> None:
+    def _add_sources(self, problem: Problem) -> None:
         """Rows sources: restored_j_t <= keep_i + restored_i_t + fetched_i_t for each source i of j.
 
         When j had been replayed its source was there, for one of these reasons, and it stays. Of classes, these are
@@ -102,7 +101,7 @@ class Residency:
             serving[i] = max(serving.get(i, 0), sources.count(source))
         return serving
 
-    def _add_source(self, problem: Any, j: ActivationClass, place: int, serving: Mapping[int, int]) -> None:
+    def _add_source(self, problem: Problem, j: ActivationClass, place: int, serving: Mapping[int, int]) -> None:
         last = self.due[j.id] if j.first.need != NEVER else self.due[j.id] - 1
         last = min(last, *(self.due[i] - 1 for i in serving))
         first = max(self.first[j.id], *(self.first[i] for i in serving))

@@ -66,10 +66,22 @@ class Solution:
     infeasible: bool = False
 
 
-def new_variable(problem: Any, name: str, upper: float | None = None, *, whole: bool = False) -> Variable:
-    """A variable of the problem from 0 to `upper`."""
-    make = getattr(problem, "add_variable", pulp.LpVariable)  # PuLP from 3.3 on, and before
-    return make(name, 0.0, upper, pulp.LpInteger if whole else pulp.LpContinuous)
+class Problem(pulp.LpProblem):  # type: ignore[misc]
+    """A PuLP problem to minimise, whose variables keep the order in which they were made; PuLP sorts them by name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, pulp.LpMinimize)
+        self._made: list[Variable] = []
+
+    def new(self, name: str, upper: float | None = None, *, whole: bool = False) -> Variable:
+        """A variable from 0 to `upper`."""
+        make = getattr(self, "add_variable", pulp.LpVariable)  # PuLP from 3.3 on, and before
+        self._made.append(make(name, 0.0, upper, pulp.LpInteger if whole else pulp.LpContinuous))
+        return self._made[-1]
+
+    def variables(self) -> list[Variable]:
+        """All variables; PuLP asks for them in order to build HiGHS's columns."""
+        return self._made
 
 
 def weighted(terms: Mapping[Variable, float]) -> Expression:
@@ -77,11 +89,11 @@ def weighted(terms: Mapping[Variable, float]) -> Expression:
     return pulp.LpAffineExpression(terms)
 
 
-def solve(problem: Any, limits: Limits, start: Mapping[Variable, float] | None = None) -> Solution:
+def solve(problem: Problem, limits: Limits, start: Mapping[Variable, float] | None = None) -> Solution:
     """Hand the problem to HiGHS, step by step: PuLP's single call fails at the node limit, and takes no start.
 
     Args:
-        problem: a `pulp.LpProblem`.
+        problem: what to minimise.
         limits: when to stop.
         start: values of some variables of a known solution.
 
@@ -97,11 +109,9 @@ def solve(problem: Any, limits: Limits, start: Mapping[Variable, float] | None =
     try:
         solver.createAndConfigureSolver(problem)
         solver.buildSolverModel(problem)
-        columns = [variable.name for variable in problem.variables()]  # without variables that are in no row
         if start:
-            places = {name: place for place, name in enumerate(columns)}
-            known = {places[variable.name]: value for variable, value in start.items() if variable.name in places}
-            problem.solverModel.setSolution(len(known), list(known), list(known.values()))
+            places = [variable.index for variable in start]
+            problem.solverModel.setSolution(len(start), places, list(start.values()))
         run = _Run(solver, problem)
         run.start()
         bound_when_abandoned = run.wait(limits.latest_s)
@@ -119,13 +129,14 @@ def solve(problem: Any, limits: Limits, start: Mapping[Variable, float] | None =
     bound = float(info.mip_dual_bound) if problem.isMIP() else objective
     if not math.isfinite(objective) or info.primal_solution_status != 2:
         return Solution({}, math.inf, bound)
-    return Solution(dict(zip(columns, model.getSolution().col_value, strict=True)), objective, bound)
+    names = (variable.name for variable in problem.variables())
+    return Solution(dict(zip(names, model.getSolution().col_value, strict=True)), objective, bound)
 
 
 class _Run(threading.Thread):
     """One run of HiGHS on a problem, whose solver model is read when it is done."""
 
-    def __init__(self, solver: Any, problem: Any) -> None:
+    def __init__(self, solver: Any, problem: Problem) -> None:
         super().__init__(name="pooch-solver", daemon=True)
         self._solver, self._problem = solver, problem
         self._raised: BaseException | None = None

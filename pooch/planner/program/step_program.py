@@ -17,7 +17,7 @@ from pooch.planner.program.classes import ActivationClass, make_classes, share_r
 from pooch.planner.program.copies import CopyStreams
 from pooch.planner.program.marks import Marks
 from pooch.planner.program.residency import Residency
-from pooch.planner.program.solver import Limits, Solution, Variable, new_variable, pulp, solve, weighted
+from pooch.planner.program.solver import Problem, Variable, weighted
 
 UNITS = 2048  # of memory in a budget: solvers like numbers near one, whatever the budget
 
@@ -51,27 +51,19 @@ class StepProgram:
         self.unit_bytes = max(1.0, budget_bytes / UNITS)
         large = [item for item in candidates.items if item.memory_bytes >= least_bytes]
         self.classes = make_classes(candidates, marks, large, merge=merge)
-        self.problem = pulp.LpProblem("pooch", pulp.LpMinimize)
+        self.problem = Problem("pooch")
         self.swap: dict[int, Variable] = {}
         self.recompute: dict[int, Variable] = {}
         self._add_choices()
         self.residency = Residency(self.problem, self.classes, marks, self.swap, self.recompute)
         self.copies = CopyStreams(self.problem, candidates, self.swap, self.residency, self.unit_bytes)
-        self.duration = [new_variable(self.problem, f"duration_{t}") for t in range(marks.count)]
-        self.replays = [new_variable(self.problem, f"replays_{t}") for t in range(marks.count)]
+        self.duration = [self.problem.new(f"duration_{t}") for t in range(marks.count)]
+        self.replays = [self.problem.new(f"replays_{t}") for t in range(marks.count)]
         self._add_replays()
         self._add_durations()
         self._add_memory(reserve_bytes or {})
         self._add_host(host_budget_bytes)
         self.problem += weighted(dict.fromkeys(self.duration, 1.0)), "step_ms"
-
-    def solve(self, limits: Limits, start: Decisions | None = None) -> Solution:
-        """Solve it, from the decisions of a known plan where there is one.
-
-        Raises:
-            SolverUnavailable: HiGHS is not installed, or it crashed.
-        """
-        return solve(self.problem, limits, self.values_of(start) if start is not None else None)
 
     def decisions(self, values: Mapping[str, float]) -> dict[int, Choice]:
         """What a solution says, for all activations (those left out are kept)."""
@@ -94,9 +86,9 @@ class StepProgram:
         """Variables swap_i, recompute_i: how many of class i; keep_i is what is left."""
         for i in self.classes:
             if i.first.can_swap:
-                self.swap[i.id] = new_variable(self.problem, f"swap_{i}", i.count, whole=True)
+                self.swap[i.id] = self.problem.new(f"swap_{i}", i.count, whole=True)
             if i.first.can_recompute:
-                self.recompute[i.id] = new_variable(self.problem, f"recompute_{i}", i.count, whole=True)
+                self.recompute[i.id] = self.problem.new(f"recompute_{i}", i.count, whole=True)
             if i.first.can_swap and i.first.can_recompute:
                 self.problem += self.swap[i.id] + self.recompute[i.id] <= i.count, f"choice_{i}"
 
@@ -106,7 +98,7 @@ class StepProgram:
         Variables again_o: how many ops of kind o, which several recipes need, run again.
         """
         shared = share_replays(self.candidates, self.classes)
-        again = [new_variable(self.problem, f"again_{o}", float(count)) for o, (count, _) in enumerate(shared.kinds)]
+        again = [self.problem.new(f"again_{o}", float(count)) for o, (count, _) in enumerate(shared.kinds)]
         for place, (i, kinds) in enumerate(shared.users):
             serving = weighted({again[o]: float(times) for o, times in kinds.items()})
             self.problem += self.recompute[i.id] <= serving, f"again_for_{i}_{place}"

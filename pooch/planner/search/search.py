@@ -97,7 +97,7 @@ def restricted(request: PlanningRequest, only: Leaving) -> PolicyOutcome:
         InfeasibleBudget: no such plan was found.
     """
     outcome = search(replace(request, known=()), only, smaller=False)
-    told = f"with only keep and {only} no plan is faster than {format_ms(outcome.lower_bound_ms)}"
+    told = f"with keep and {only} alone no plan is faster than {format_ms(outcome.lower_bound_ms)}"
     return replace(
         outcome,
         lower_bound_ms=Candidates(request.dataflow).compute_ms,
