@@ -97,7 +97,7 @@ def test_decisions_by_hand_that_do_not_fit_name_what_they_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decisions", "told"), [({999: "keep"}, "no activation"), ({2: "burn"}, "none of keep, swap, recompute")]
+    ("decisions", "told"), [({999: "keep"}, "not an activation"), ({2: "burn"}, "none of keep, swap, recompute")]
 )
 def test_decisions_that_make_no_sense(decisions: dict[int, str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
