@@ -172,6 +172,30 @@ def plan_from_decisions(
         if evaluation.timeline.peak_bytes > budget_bytes:
             minimum_bytes = evaluator.evaluate_smallest(decisions).timeline.peak_bytes
             raise InfeasibleBudget(budget_bytes, minimum_bytes, MANUAL)
+    planning_ms = (time.monotonic() - started_s) * 1e3
+    return manual_plan(dataflow, evaluation, decisions, budget_bytes, planning_ms=planning_ms)
+
+
+def manual_plan(
+    dataflow: Dataflow,
+    evaluation: Evaluation,
+    decisions: Decisions,
+    budget_bytes: int = 0,
+    *,
+    planning_ms: float = 0.0,
+) -> Plan:
+    """Pack decisions that no policy made, once the verifier has passed their schedule.
+
+    Args:
+        dataflow: the profile and region that they are for.
+        evaluation: what the decisions were lowered to.
+        decisions: activations not named are kept.
+        budget_bytes: what was asked for; 0: nothing.
+        planning_ms: wall time spent.
+
+    Raises:
+        InvalidSchedule: the schedule cannot be executed.
+    """
     most_bytes = budget_bytes or evaluation.timeline.peak_bytes
     timeline = verified_timeline(dataflow, evaluation.schedule, decisions, most_bytes)
     in_core_ms = sum(dataflow.op_times_ms)  # no schedule can be faster than its ops
@@ -180,7 +204,7 @@ def plan_from_decisions(
         Evaluation(evaluation.schedule, timeline),
         in_core_ms,
         rows=manual_rows(dataflow, decisions),
-        planning_ms=(time.monotonic() - started_s) * 1e3,
+        planning_ms=planning_ms,
     )
     return pack_plan(dataflow, planned, MANUAL, budget_bytes)
 
