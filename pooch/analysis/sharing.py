@@ -1,6 +1,6 @@
 """Values that autograd does not save, and that are worth holding because many replays read them.
 
-The keys of additive attention are the example: each step of the decoder saves tanh(keys + query), nobody the keys.
+The keys of additive attention are the example: each step of the decoder saves tanh(keys + query) but not the keys.
 If the keys are held, each of these is cheap to make again; if not, each replay begins with the keys' own product.
 """
 

@@ -31,7 +31,7 @@ class Candidate:
         copy_slot: where the copy out starts, or -1 where none does.
         ready_slot: first slot at which its bytes can go: nothing looks at it and the copy has started.
         let_go_slot: first of these slots at which the program has let go of it; before it, the storage is emptied.
-        need_slot: where it has to be back, or -1 where nobody reads it again.
+        need_slot: where it has to be back, or -1 where it is not read again.
         back_point: first point at which it counts again, once gone (or would have died).
         bytes: what it takes on the device.
     """

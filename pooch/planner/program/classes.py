@@ -44,7 +44,7 @@ class ActivationClass:
 
     @property
     def replay_ms(self) -> float:
-        """Time of the dearest member's recipe (nan where it cannot be replayed)."""
+        """Time of the most expensive member's recipe (nan where it cannot be replayed)."""
         return max(item.replay_ms for item in self.members)
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class SharedReplays:
     """Ops that recipes have in common, by kind; ops of a kind are run again by members of the same classes.
 
     Attributes:
-        own_ms: by class: time of the ops that nobody else needs, of the cheapest member.
+        own_ms: by class: time of the ops that no other recipe needs, of the cheapest member.
         kinds: by kind: how many ops, and the time of the shortest.
         users: (class, how often each kind serves it at most): every replay of a member needs one of these.
     """

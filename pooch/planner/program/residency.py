@@ -37,7 +37,7 @@ class Residency:
     ) -> None:
         self.classes, self.marks, self.swap, self.recompute = classes, marks, swap, recompute
         self.class_of = {member.value: group for group in classes for member in group.members}
-        # The interval of the first unpack (of the death, where nobody unpacks it).
+        # The interval of the first unpack (of the death, for values that are not unpacked).
         self.due = {i.id: marks.interval_of(i.first.need if i.first.need != NEVER else i.first.death) for i in classes}
         self.first = self._first_wanted()
         self.restored = self._family(problem, "restored", recompute)

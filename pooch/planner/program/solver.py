@@ -115,7 +115,7 @@ def solve(problem: Problem, limits: Limits, start: Mapping[Variable, float] | No
         run = _Run(solver, problem)
         run.start()
         bound_when_abandoned = run.wait(limits.latest_s)
-    except Exception as error:  # PuLP and HiGHS raise whatever they like; there must be a plan all the same
+    except Exception as error:  # PuLP and HiGHS raise all kinds of errors; there has to be a plan even so
         raise SolverUnavailable(f"the solver failed: {type(error).__name__}: {error}") from error
     if bound_when_abandoned is not None:
         return Solution({}, math.inf, bound_when_abandoned)

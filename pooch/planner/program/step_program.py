@@ -145,7 +145,7 @@ class StepProgram:
                 self.problem += duration >= out_ms + in_ms, f"copying_{t}"
 
     def _add_memory(self, reserve_bytes: Mapping[int, int]) -> None:
-        """At the op of each mark: what nobody decides on, and what is there of the activations, within the budget."""
+        """At the op of each mark, fixed bytes and the activations that are there are within the budget."""
         base = self.candidates.dataflow.base_points
         for t, slot in enumerate(self.marks.slots):
             point = 2 * slot + 1

@@ -1,4 +1,4 @@
-"""The smallest budget under which a plan is known: what an infeasible request is told, and the last resort."""
+"""The smallest budget under which a plan is known, for the last resort and for `InfeasibleBudget`."""
 
 from __future__ import annotations
 

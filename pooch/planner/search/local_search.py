@@ -108,13 +108,13 @@ def _all_changes(items: tuple[Candidate, ...]) -> Iterator[Change]:
 
 
 def _exchanges(left: list[Candidate], kept: list[Candidate], best: Trial) -> Iterator[Change]:
-    """Keep a dear one, and let a kept one of about its size leave that costs less."""
-    for dear in left:
-        large = (item for item in kept if item.memory_bytes >= dear.memory_bytes // 2)
-        cheaper = [item for item in large if item.cost_ms(item.leaving()) < _cost_ms(dear, best)]
+    """Keep an expensive one, and let a kept one of about its size leave that costs less."""
+    for expensive in left:
+        large = (item for item in kept if item.memory_bytes >= expensive.memory_bytes // 2)
+        cheaper = [item for item in large if item.cost_ms(item.leaving()) < _cost_ms(expensive, best)]
         for partner in cheaper[:PARTNERS]:
             for choice in partner.choices[1:]:
-                yield {dear.value: "keep", partner.value: choice}
+                yield {expensive.value: "keep", partner.value: choice}
 
 
 def _cost_ms(item: Candidate, best: Trial) -> float:

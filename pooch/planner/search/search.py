@@ -97,12 +97,12 @@ def restricted(request: PlanningRequest, only: Leaving) -> PolicyOutcome:
         InfeasibleBudget: no such plan was found.
     """
     outcome = search(replace(request, known=()), only, smaller=False)
-    told = f"with keep and {only} alone no plan is faster than {format_ms(outcome.lower_bound_ms)}"
+    bound = f"with keep and {only} alone no plan is faster than {format_ms(outcome.lower_bound_ms)}"
     return replace(
         outcome,
         lower_bound_ms=Candidates(request.dataflow).compute_ms,
         proven=False,
-        notes=(*outcome.notes, told) if outcome.proven else outcome.notes,
+        notes=(*outcome.notes, bound) if outcome.proven else outcome.notes,
     )
 
 
@@ -136,7 +136,7 @@ def _try_leanest(trials: Trials) -> None:
 def _polish(trials: Trials, programs: Programs) -> None:
     """Local search from the best plans and, while the gap is large, from the plan of the classification by stalls.
 
-    That plan lies in a valley of its own: given to the solver as a start it makes as many plans slower as faster.
+    Given to the solver as a start, that plan makes as many plans slower as faster (docs/planner.md).
     """
     is_close, request = programs.gap <= SOLVER_GAP, trials.request
     if not is_close or not trials.many:
@@ -155,7 +155,7 @@ def _polish(trials: Trials, programs: Programs) -> None:
 def _try_restricted(trials: Trials, programs: Programs) -> None:
     """Plans with swaps alone and with replays alone, where their own bound does not rule out that they are faster.
 
-    The full program is solved to a gap; a restricted one, being smaller, sometimes finds what lies inside of it.
+    The full program is solved to a gap; a restricted one, being smaller, sometimes finds a plan inside it.
     """
     if trials.candidates.only is not None or trials.many:
         return

@@ -29,7 +29,7 @@ def classify_by_stalls(trials: Trials) -> None:
 
 
 def keep_or_swap(trials: Trials, start: Trial) -> Trial:
-    """Keep, of what is swapped, first what makes compute wait, then whatever the budget still holds."""
+    """Of the swapped values keep first those that make compute wait, then any that still fit."""
     stalling = unhidden(trials.request.evaluator, start.evaluation.schedule)
     current = keep_from_the_last(trials, start, stalling, stop_at_first=True)
     return keep_from_the_last(trials, current, current.evaluation.schedule.swapped)

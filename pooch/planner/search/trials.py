@@ -1,4 +1,4 @@
-"""Candidate plans tried through the evaluator, and the best of them: whatever else happens, there is an answer."""
+"""Plans tried with the evaluator, and the best of them so far, which is the answer if everything later fails."""
 
 from __future__ import annotations
 
