@@ -9,9 +9,8 @@ import torch
 
 import pooch.profiler.assembly
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.evaluation import StageEvaluator, verified_timeline
-from pooch.api.plan_building import PlanOutcome, pack_plan
-from pooch.api.planning import manual_rows
+from pooch.api.evaluation import StageEvaluator
+from pooch.api.planning import manual_plan
 from pooch.ir import Decisions, Link, Plan, Profile, Region
 from pooch.profiler import ProfileOptions, profile_step
 
@@ -32,6 +31,4 @@ def tight_plan(profile: Profile, decisions: Decisions, region: Region = "step") 
     """A plan under which everything leaves as early and returns as late as it can."""
     dataflow = Dataflow(profile, region)
     evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
-    timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
-    rows = manual_rows(dataflow, decisions)
-    return pack_plan(dataflow, evaluation.schedule, timeline, PlanOutcome("manual", 0, 0.0, "manual", (), rows, 0.0))
+    return manual_plan(dataflow, evaluation, decisions)

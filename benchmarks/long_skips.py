@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.evaluation import StageEvaluator, verified_timeline
-from pooch.api.plan_building import PlanOutcome, pack_plan
-from pooch.api.planning import manual_rows
+from pooch.api.evaluation import StageEvaluator
+from pooch.api.planning import manual_plan
 from pooch.executor import apply_plan
 from pooch.executor.engines import make_engine
 from pooch.ir import Choice, Link, Plan, Profile
@@ -110,9 +109,7 @@ def _tightest(profile: Profile) -> Plan:
     dataflow = Dataflow(profile, "model")
     decisions: dict[int, Choice] = {value.id: "swap" for value in dataflow.activations}
     evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
-    timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
-    outcome = PlanOutcome("manual", 0, 0.0, "manual", (), manual_rows(dataflow, decisions), 0.0)
-    return pack_plan(dataflow, evaluation.schedule, timeline, outcome)
+    return manual_plan(dataflow, evaluation, decisions)
 
 
 def _curve(name: str, model: torch.nn.Module, step: Callable[[], None], run: Any) -> Curve:

@@ -149,8 +149,8 @@ def growth(stored: Stored) -> str:
         for row in large
     )
     told_small = small and (
-        f" The sizes up to a thousand take {min(small):.0f} to {max(small):.0f} s: there blocks are no classes yet, "
-        "and all published methods and restricted programs are tried besides."
+        f" The sizes up to a thousand take {min(small):.0f} to {max(small):.0f} s: blocks are not merged into classes "
+        "there, and restricted programs are solved as well."
     )
     return f"{sizes}. Gaps of all sizes are {min(gaps):.2%} to {max(gaps):.2%}.{told_small or ''}"
 

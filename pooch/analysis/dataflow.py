@@ -1,6 +1,6 @@
-"""What follows from a profile alone: who can be decided on, what a replay needs, and the bytes nobody decides on.
+"""What follows from a profile alone: what can be decided on, what a replay needs, and the bytes outside any decision.
 
-Shared by the planner, the lowering, the simulator and the verifier, so that all mean the same thing.
+Shared by the planner, the lowering, the simulator and the verifier, so that all agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pooch.ir.profile import Profile, Value
 
 @dataclass(frozen=True, slots=True)
 class ReplayRecipe:
-    """How one value is made again when nothing but saved and external values is at hand.
+    """How one value is made again from saved and external values alone.
 
     Attributes:
         ops: forward ops to run, ascending; the last one writes the value.
@@ -33,7 +33,7 @@ class ReplayRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A stretch of the forward pass in which the program holds a value and nothing looks at it.
+    """A stretch of the forward pass in which the program holds a value and nothing reads it.
 
     Attributes:
         first_slot: at whose entry it can be emptied at the earliest.
@@ -68,7 +68,7 @@ class Dataflow:
         return self._made_in_region(value) and not (self.region == "model" and value.saved_outside_model)
 
     def _made_in_region(self, value: Value) -> bool:
-        """The runtime sees only what is made inside of the region, so it can replay and hold nothing else."""
+        """The runtime sees only what is made inside the region, so it can replay and hold nothing else."""
         if self.region == "step":
             return True
         return self.profile.model_begin <= value.producer < self.profile.model_end
@@ -125,18 +125,18 @@ class Dataflow:
 
     @cached_property
     def host_times_ms(self) -> list[float]:
-        """By op: what the host takes to issue it; nothing where the host computes."""
+        """By op: time of the host to issue it; 0 where the host computes."""
         return [op.host_ms for op in self.profile.ops]
 
     @cached_property
     def replay_times_ms(self) -> list[float]:
-        """By op: compute that running it again takes."""
+        """By op: time to run it again."""
         hook_ms = 0.0 if self.profile.device.has_streams else self.profile.hooks.replay_ms
         return [op.time_ms + hook_ms for op in self.profile.ops]
 
     @cached_property
     def replay_host_times_ms(self) -> list[float]:
-        """By op: what the host takes to issue it again; nothing where the host computes."""
+        """By op: time of the host to issue it again; 0 where the host computes."""
         hook_ms = self.profile.hooks.replay_ms if self.profile.device.has_streams else 0.0
         return [op.host_ms + hook_ms for op in self.profile.ops]
 
@@ -159,7 +159,7 @@ class Dataflow:
         return self.profile.values[value_id].overwrites < 0
 
     def is_always_at_hand(self, value: Value) -> bool:
-        """Existed before the step, outlives it, and is not written over: a replay may read it at any time."""
+        """Existed before the step, outlives it, and is not overwritten: a replay may read it at any time."""
         existed = value.role not in ("made", "transient")
         return existed and value.release >= self.end and value.overwritten_at < 0
 
@@ -175,15 +175,15 @@ class Dataflow:
 
     @cached_property
     def _shared(self) -> set[int]:
-        """Values that nobody saves and that are held for replays all the same."""
+        """Values that are not saved, and held for replays all the same."""
         saved_alone = self._make_recipes(self._is_saved_source)
         recipes = ((value.id, saved_alone[value.id]) for value in self.activations)
         ops = {value: recipe.ops for value, recipe in recipes if isinstance(recipe, ReplayRecipe)}
         return shared_values(self.profile, self.activations, ops)
 
     def can_empty(self, value: Value) -> bool:
-        """Whether its bytes can leave while the program holds it: every look at it is known, it stays as it is, and
-        autograd has saved no part of what its storage held before.
+        """Whether its bytes can leave while the program holds it: every read is known, nothing overwrites it, and
+        autograd has saved nothing that its storage held before.
         """
         if value.touches is None or not self.is_source(value):
             return False
@@ -204,7 +204,7 @@ class Dataflow:
     def gaps(self, value: Value) -> tuple[Gap, ...]:
         """The stretches between two looks at the value, or its making and the first look, in order of time.
 
-        What the program holds when the region ends is needed in the last slot of the region: nobody watches after it.
+        What the program holds when the region ends is needed in the last slot of the region: later reads are not seen.
         """
         if not self.can_empty(value):
             return ()
@@ -216,7 +216,7 @@ class Dataflow:
         return tuple(Gap(a + 1, b) for a, b in pairwise(edges) if a + 1 < b)
 
     def _is_watched(self, value: Value) -> bool:
-        """The value can be emptied, and the program lets go of it inside of the region."""
+        """Whether the value can be emptied, and the program lets go of it inside the region."""
         return self.can_empty(value) and value.release < self.forward_slots.stop - 1
 
     def _looks(self, value: Value) -> set[int]:

@@ -40,6 +40,8 @@ def occupancy(dataflow: Dataflow, actions: Iterable[Action], recomputed: Iterabl
     """Account for `actions` (in order of execution) on top of the in-core step.
 
     Args:
+        dataflow: of the step.
+        actions: of the schedule.
         recomputed: values that autograd does not get, so that they leave when the program releases them.
     """
     walk = _Walk(dataflow, frozenset(recomputed))

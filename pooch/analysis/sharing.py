@@ -1,7 +1,7 @@
-"""Values that autograd does not save, and that are worth holding for replays because many of them read the value.
+"""Values that autograd does not save, and that are worth holding because many replays read them.
 
-The keys of additive attention are the example: each step of the decoder saves tanh(keys + query), nobody the keys.
-Held once, they make every one of these cheap to make again; not held, each replay begins with the keys' own product.
+The keys of additive attention are the example: each step of the decoder saves tanh(keys + query) but not the keys.
+If the keys are held, each of these is cheap to make again; if not, each replay begins with the keys' own product.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from pooch.ir.profile import Profile, Value
 
-# A hold costs its bytes from the forward pass to the last replay. It must be small beside what it lets go.
+# A hold costs its bytes from the forward pass to the last replay, which must be small beside what it frees.
 SMALLEST_SHARE = 4
 
 
@@ -23,7 +23,9 @@ def shared_values(
     Looks at bytes alone, not at times, so that what a replay reads does not change from one measurement to the next.
 
     Args:
-        recipe_ops: {activation: ops that make it again} where saved values alone are held.
+        profile: the measured step.
+        activations: of the region.
+        recipe_ops: {activation: ops that make it again} where only saved values are held.
 
     Returns:
         Values that serve activations of different anchors, of at least `SMALLEST_SHARE` times their own bytes.

@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Final
 
 from pooch.analysis.dataflow import Dataflow
-from pooch.ir import Decision, ExpectedOp, Plan, Profile, Schedule, Timeline
+from pooch.ir import ExpectedOp, Plan, Profile
+from pooch.planner import PolicyOutcome
+
+MANUAL: Final = "manual"  # the policy, and the status, of decisions that a person made
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOutcome:
-    """What a policy, or a person, decided, and how good it is; the fields are those of `Plan`."""
+def pack_plan(dataflow: Dataflow, planned: PolicyOutcome, policy: str, budget_bytes: int) -> Plan:
+    """Make the plan that is saved, simulated and executed.
 
-    policy: str
-    budget_bytes: int
-    lower_bound_ms: float
-    status: Literal["optimal", "feasible", "heuristic", "manual"]
-    notes: tuple[str, ...]
-    choices: tuple[Decision, ...]
-    planning_ms: float
-
-
-def pack_plan(dataflow: Dataflow, schedule: Schedule, timeline: Timeline, outcome: PlanOutcome) -> Plan:
-    """Make the plan that is saved, simulated and executed."""
+    Args:
+        dataflow: the profile and region that were planned for.
+        planned: the decisions and their detailed simulation.
+        policy: who decided, with its parameters.
+        budget_bytes: what was asked for.
+    """
     profile = dataflow.profile
     return Plan(
         workload=profile.workload,
         device_kind=profile.device.kind,
         model_signature=profile.model_signature,
-        policy=outcome.policy,
+        policy=policy,
         region=dataflow.region,
-        budget_bytes=outcome.budget_bytes,
-        predicted_peak_bytes=timeline.peak_bytes,
-        predicted_step_ms=timeline.step_ms,
+        budget_bytes=budget_bytes,
+        predicted_peak_bytes=planned.timeline.peak_bytes,
+        predicted_step_ms=planned.step_ms,
         in_core_peak_bytes=profile.peak_bytes,
         in_core_step_ms=profile.step_ms,
-        lower_bound_ms=outcome.lower_bound_ms,
-        gap=_gap(timeline.step_ms, outcome.lower_bound_ms),
-        status=outcome.status,
-        notes=(*outcome.notes, *modelled_notes(profile)),
-        choices=outcome.choices,
-        schedule=schedule,
+        lower_bound_ms=planned.lower_bound_ms,
+        gap=planned.gap,
+        status=MANUAL if policy == MANUAL else planned.status,
+        notes=(*planned.notes, *modelled_notes(profile)),
+        choices=planned.rows,
+        schedule=planned.schedule,
         expected=expected_ops(dataflow),
         anchors=dataflow.anchors,
         first_slot=dataflow.forward_slots.start,
-        planning_ms=outcome.planning_ms,
+        planning_ms=planned.planning_ms,
         persistent_bytes=profile.persistent_bytes,
     )
 
@@ -59,7 +55,3 @@ def expected_ops(dataflow: Dataflow) -> tuple[ExpectedOp, ...]:
     """The forward ops that the runtime will see: how to know each again, and the ids of what it writes."""
     ops = (dataflow.profile.ops[slot] for slot in dataflow.forward_slots)
     return tuple(ExpectedOp(op.name, op.fingerprint, op.writes) for op in ops)
-
-
-def _gap(step_ms: float, lower_bound_ms: float) -> float:
-    return max(0.0, (step_ms - lower_bound_ms) / step_ms) if step_ms > 0 else 0.0

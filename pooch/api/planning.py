@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.budgets import is_smallest, parse_budget
 from pooch.api.evaluation import StageEvaluator, verified_timeline
 from pooch.api.hooked import dataflow_of
 from pooch.api.options import PlanOptions, checked_region
-from pooch.api.plan_building import PlanOutcome, pack_plan
+from pooch.api.plan_building import MANUAL, pack_plan
 from pooch.api.planning_aside import plan_in_child
 from pooch.api.simulation import simulate
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
-from pooch.planner import Evaluation, PlannedDecisions, PolicyOutcome, described, make_plan
+from pooch.planner import Evaluation, PolicyOutcome, described, make_plan, write_program
 from pooch.planner import smallest_budget as planned_smallest
 from pooch.process_limits import is_limited
 from pooch.progress import PlanningProgress
@@ -89,39 +92,27 @@ def plan_here(
     progress: PlanningProgress | None,
 ) -> Plan:
     """`plan_with` in this process, with arguments that were checked."""
-
-    def planned_on(dataflow: Dataflow) -> PlannedDecisions:
-        return make_plan(
-            dataflow,
-            budget_bytes,
-            StageEvaluator(dataflow),
-            known=[_known_outcome(profile, plan) for plan in known if plan.region == options.region],
-            policy_options=options.policy_options,
-            explain=options.explain,
-            policy=options.policy,
-            host_budget_bytes=options.host_bytes(profile),
-            time_limit_s=options.time_limit_s,
-            progress=progress,
-        )
-
+    make = partial(
+        make_plan,
+        budget_bytes=budget_bytes,
+        known=[_known_outcome(profile, plan) for plan in known if plan.region == options.region],
+        policy_options=options.policy_options,
+        explain=options.explain,
+        policy=options.policy,
+        host_budget_bytes=options.host_bytes(profile),
+        time_limit_s=options.time_limit_s,
+        progress=progress,
+    )
     fits = budget_bytes >= profile.peak_bytes
     dataflow = dataflow_of(profile, options.region, hooked=not fits)
-    planned = planned_on(dataflow)
+    planned = make(dataflow, evaluator=StageEvaluator(dataflow))
     if fits and planned.schedule.actions:  # a policy that moves things all the same
         dataflow = dataflow_of(profile, options.region, hooked=True)
         if simulate_schedule(dataflow, planned.schedule, detail=False).peak_bytes > budget_bytes:
-            planned = planned_on(dataflow)
+            planned = make(dataflow, evaluator=StageEvaluator(dataflow))
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
-    outcome = PlanOutcome(
-        described(options.policy, options.policy_options),
-        budget_bytes,
-        planned.lower_bound_ms,
-        planned.status,
-        planned.notes,
-        planned.rows,
-        planned.planning_ms,
-    )
-    return pack_plan(dataflow, planned.schedule, timeline, outcome)
+    planned = replace(planned, evaluation=Evaluation(planned.schedule, timeline))
+    return pack_plan(dataflow, planned, described(options.policy, options.policy_options), budget_bytes)
 
 
 def _known_outcome(profile: Profile, known: Plan) -> PolicyOutcome:
@@ -131,6 +122,13 @@ def _known_outcome(profile: Profile, known: Plan) -> PolicyOutcome:
         PlanMismatch, InvalidSchedule: it is none for this profile.
     """
     return PolicyOutcome(known.decisions, Evaluation(known.schedule, simulate(profile, known)), known.lower_bound_ms)
+
+
+def write_lp(profile: Profile, budget_bytes: int, options: PlanOptions, path: Path) -> None:
+    """Write the integer program of a budget as an LP file."""
+    _check_region_of(profile, options.region)
+    dataflow = dataflow_of(profile, options.region, hooked=budget_bytes < profile.peak_bytes)
+    write_program(dataflow, budget_bytes, StageEvaluator(dataflow), path, options.host_bytes(profile))
 
 
 def plan_from_decisions(
@@ -158,15 +156,42 @@ def plan_from_decisions(
         evaluation = evaluator.evaluate(decisions, budget_bytes)
         if evaluation.timeline.peak_bytes > budget_bytes:
             minimum_bytes = evaluator.evaluate_smallest(decisions).timeline.peak_bytes
-            raise InfeasibleBudget(budget_bytes, minimum_bytes, "manual")
+            raise InfeasibleBudget(budget_bytes, minimum_bytes, MANUAL)
+    planning_ms = (time.monotonic() - started_s) * 1e3
+    return manual_plan(dataflow, evaluation, decisions, budget_bytes, planning_ms=planning_ms)
+
+
+def manual_plan(
+    dataflow: Dataflow,
+    evaluation: Evaluation,
+    decisions: Decisions,
+    budget_bytes: int = 0,
+    *,
+    planning_ms: float = 0.0,
+) -> Plan:
+    """Pack decisions that no policy made, once the verifier has passed their schedule.
+
+    Args:
+        dataflow: the profile and region that they are for.
+        evaluation: what the decisions were lowered to.
+        decisions: activations not named are kept.
+        budget_bytes: what was asked for; 0: nothing.
+        planning_ms: wall time spent.
+
+    Raises:
+        InvalidSchedule: the schedule cannot be executed.
+    """
     most_bytes = budget_bytes or evaluation.timeline.peak_bytes
     timeline = verified_timeline(dataflow, evaluation.schedule, decisions, most_bytes)
     in_core_ms = sum(dataflow.op_times_ms)  # no schedule can be faster than its ops
-    planning_ms = (time.monotonic() - started_s) * 1e3
-    outcome = PlanOutcome(
-        "manual", budget_bytes, in_core_ms, "manual", (), manual_rows(dataflow, decisions), planning_ms
+    planned = PolicyOutcome(
+        dict(decisions),
+        Evaluation(evaluation.schedule, timeline),
+        in_core_ms,
+        rows=manual_rows(dataflow, decisions),
+        planning_ms=planning_ms,
     )
-    return pack_plan(dataflow, evaluation.schedule, timeline, outcome)
+    return pack_plan(dataflow, planned, MANUAL, budget_bytes)
 
 
 def budget_in_bytes(profile: Profile, budget: int | str, options: PlanOptions) -> int:

@@ -28,13 +28,20 @@ if TYPE_CHECKING:
 @output_option(help="Where to write the plan.")
 @planning_options(region="model")
 @ranks_option
+@output_option("--write-lp", "lp_path", help="Also write the integer program as an LP file.")
 @json_option
 @force_option
 def command(
-    profile_path: Path, budget: str, output: Path | None, options: PlanOptions, ranks: int, as_json: bool
+    profile_path: Path,
+    budget: str,
+    output: Path | None,
+    options: PlanOptions,
+    ranks: int,
+    lp_path: Path | None,
+    as_json: bool,
 ) -> None:
     """Choose keep, swap or recompute for every activation of profile P.json."""
-    from pooch.api.planning import plan_with
+    from pooch.api.planning import plan_with, write_lp
     from pooch.ir import Profile
     from pooch.report.summaries import plan_record
     from pooch.report.tables import choices_table, plan_table
@@ -44,6 +51,8 @@ def command(
         plan = plan_with(profile, budget, options, progress=progress)
     if output is not None:
         plan.save(output)
+    if lp_path is not None:
+        write_lp(profile, plan.budget_bytes, options, lp_path)
     if as_json:
         print_json(plan_record(plan) | {"output": str(output) if output else None})
     else:

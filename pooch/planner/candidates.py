@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy
 
@@ -11,6 +12,8 @@ from pooch.ir.plan import Choice, Decisions
 from pooch.ir.profile import Value
 
 NEVER = -1
+Leaving = Literal["swap", "recompute"]
+LEAVING: tuple[Leaving, ...] = ("swap", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +21,25 @@ class Candidate:
     """One activation, as the planner sees it.
 
     Attributes:
-        value: its id. memory_bytes: what it takes on the device. size_bytes: what a copy moves.
-        out_ms, in_ms: duration of a copy. displaced_ms: compute work that both copies displace. replay_ms: of its
-        own recipe (nan where it cannot be replayed).
-        born: slot that makes it. release: last slot in which the forward pass needs it to be there. need: slot of its
-            first unpack, or NEVER. death: last slot in which autograd holds it.
-        gaps: stretches before its release in which it can be swapped out because nothing looks at it.
-        can_wait: it can be away between its last use by the forward pass and its first by the backward pass.
-        can_swap, can_recompute: the choice is possible and would free memory for some time.
+        value: its id.
+        memory_bytes: what it takes on the device.
+        size_bytes: what a copy moves.
+        out_ms: duration of a copy out.
+        in_ms: duration of a copy in.
+        displaced_ms: compute work that both copies displace.
+        replay_ms: duration of its own recipe (nan where it cannot be replayed).
+        born: slot that makes it.
+        release: last slot in which the forward pass needs it to be there.
+        need: slot of its first unpack, or NEVER.
+        death: last slot in which autograd holds it.
+        can_swap: it can be swapped, and that would free memory for some time.
+        can_recompute: the same for recomputing it.
         can_join: recomputing it frees nothing by itself, but changes replays that run anyway: they make no second
             copy of it beside a sibling, or run earlier.
-        ops: forward ops of its recipe. sources: activations that the recipe reads.
+        ops: forward ops of its recipe.
+        sources: activations that the recipe reads.
+        gaps: stretches before its release in which it can be swapped out because nothing looks at it.
+        can_wait: it can be swapped out between its last use by the forward pass and its first by the backward pass.
     """
 
     value: int
@@ -67,16 +78,37 @@ class Candidate:
         recompute: tuple[Choice, ...] = ("recompute",) if self.can_recompute or self.can_join else ()
         return ("keep", *swap, *recompute)
 
+    @property
+    def can_leave(self) -> bool:
+        """Whether a choice frees memory."""
+        return self.can_swap or self.can_recompute
+
+    @property
+    def cost_per_byte(self) -> float:
+        """Time that the cheaper way of leaving takes for each byte that it frees."""
+        return self.cost_ms(self.leaving()) / max(1, self.memory_bytes)
+
+    def leaving(self, patience: float = 1.0) -> Leaving:
+        """How it leaves: recomputed where a replay takes at most `patience` times its copies, else swapped."""
+        recomputes = self.can_recompute and (not self.can_swap or self.replay_ms <= patience * self.copy_ms)
+        return "recompute" if recomputes else "swap"
+
+    def cost_ms(self, choice: Leaving) -> float:
+        """Time of its replay, or of its copies."""
+        return self.replay_ms if choice == "recompute" else self.copy_ms
+
 
 class Candidates:
     """All activations of a dataflow, and the memory and work that decisions cost at the very least.
 
     Args:
         dataflow: the profile and what follows from it.
+        only: the one choice that is allowed besides keep; None: both are.
     """
 
-    def __init__(self, dataflow: Dataflow) -> None:
+    def __init__(self, dataflow: Dataflow, only: Leaving | None = None) -> None:
         self.dataflow = dataflow
+        self.only = only
         self.items: tuple[Candidate, ...] = tuple(self._make(value) for value in dataflow.activations)
         # In-core compute time of the step: no plan is faster.
         self.compute_ms: float = sum(op.time_ms for op in dataflow.profile.ops)
@@ -84,7 +116,7 @@ class Candidates:
 
     def _make(self, value: Value) -> Candidate:
         dataflow, link = self.dataflow, self.dataflow.profile.link
-        replayable = dataflow.refusal(value.id) is None
+        swappable, replayable = self.only != "recompute", self.only != "swap" and dataflow.refusal(value.id) is None
         recipe = dataflow.recipe(value.id) if replayable else None
         has_room, gaps = self._has_room(value, slots=1), dataflow.gaps(value)
         return Candidate(
@@ -99,13 +131,13 @@ class Candidates:
             release=dataflow.last_use(value),
             need=value.first_unpack,
             death=value.death,
-            can_swap=has_room or bool(gaps),
+            can_swap=swappable and (has_room or bool(gaps)),
             can_recompute=replayable and has_room,
             can_join=replayable and not has_room and self._has_room(value, slots=0),
             ops=recipe.ops if recipe else (),
             sources=tuple(s for s in recipe.sources if s in dataflow.activation_ids) if recipe else (),
             gaps=gaps,
-            can_wait=has_room,
+            can_wait=swappable and has_room,
         )
 
     def _displaced_ms(self, value: Value) -> float:

@@ -13,8 +13,8 @@ from pooch.ir.plan import Choice, Decision, Decisions
 from pooch.ir.schedule import Schedule
 from pooch.ir.timeline import Timeline
 
-Status = Literal["optimal", "feasible", "heuristic", "manual"]
-Progress = Callable[[str, float], None]  # what is being done, and which share of the planning is done (0 to 1)
+Status = Literal["optimal", "feasible", "heuristic"]
+Progress = Callable[[str, float], None]  # what is being done, and the share of the planning that is done (0 to 1)
 
 INTERRUPTED = "interrupted: this is the best plan found so far"
 OPTIMAL_GAP = 0.01  # a plan whose gap is at most this is called optimal
@@ -22,7 +22,7 @@ OPTIMAL_GAP = 0.01  # a plan whose gap is at most this is called optimal
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What decisions come to: the schedule that they are lowered to, and its simulation."""
+    """The schedule that decisions are lowered to, and its simulation."""
 
     schedule: Schedule
     timeline: Timeline
@@ -32,18 +32,18 @@ class Evaluator(Protocol):
     """Lowering and simulation, injected so that the planner imports neither."""
 
     def evaluate(self, decisions: Decisions, budget_bytes: int) -> Evaluation:
-        """Lower the decisions for the budget and simulate them.
+        """Lower the decisions for the budget and simulate the schedule.
 
-        Decisions that do not fit are no error: they come back with `timeline.peak_bytes` over the budget.
+        Decisions that do not fit are not an error: their `timeline.peak_bytes` is over the budget.
         """
         ...
 
     def play(self, schedule: Schedule) -> Timeline:
-        """Simulate a schedule in detail: for policies that time copies themselves, or look at single stalls."""
+        """Simulate a schedule in detail, for policies that time copies or look at single stalls."""
         ...
 
     def time_ms(self, schedule: Schedule) -> float:
-        """The simulated time of a schedule, and nothing else."""
+        """Simulate a schedule for its duration only."""
         ...
 
 
@@ -52,13 +52,15 @@ class PlanningRequest:
     """The inputs of every policy.
 
     Attributes:
-        dataflow: the profile and what follows from it. evaluator: lowering and simulation.
-        budget_bytes: of device memory, everything included. host_budget_bytes: of the swap tier, None = unlimited.
-        time_limit_s: a safety: policies limit themselves by counts, so that the same inputs give the same plan.
+        dataflow: the profile and what follows from it.
+        budget_bytes: device memory, everything included.
+        evaluator: lowering and simulation.
+        host_budget_bytes: size of the swap tier; None: unlimited.
+        time_limit_s: a safety net: policies limit themselves by counts, so that the same inputs give the same plan.
         progress: called with a text and the share that is done.
         started_s: when planning began, on the monotonic clock.
-        known: plans made before, such as those under smaller budgets: `ilp` is never slower than those that fit.
-        ends_s: when all of planning has to end, for a request that is a part of another one.
+        known: plans made before, such as those for smaller budgets; "ilp" is never slower than those that fit.
+        ends_s: when all of planning has to end, for a request that is part of another one.
     """
 
     dataflow: Dataflow
@@ -84,21 +86,33 @@ class PlanningRequest:
         """Share of the request's own time limit that is used up."""
         return (time.monotonic() - self.started_s) / self.time_limit_s
 
+    def has_left(self, share: float) -> bool:
+        """Whether more than this share of the time limit is left."""
+        return self.remaining_s() > share * self.time_limit_s
+
+    def moment_s(self, share: float) -> float:
+        """When this share of the time limit will have passed from now on, or all of it."""
+        return min(self.deadline_s, time.monotonic() + share * self.time_limit_s)
+
     def report(self, text: str, share: float) -> None:
-        """Tell the listener, if there is one, how far planning is."""
+        """Tell the listener, if there is one, how far planning has come."""
         if self.progress is not None:
             self.progress(text, share)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
-    """The outputs of every policy.
+    """A plan: what policies return and, with the last two attributes filled in, what `make_plan` returns.
 
     Attributes:
-        decisions: one choice per activation. evaluation: of exactly these decisions.
+        decisions: one choice per activation of the region.
+        evaluation: of exactly these decisions.
         lower_bound_ms: no plan under the budget is faster in the simulator's model.
-        proven: the bound comes from the program (else the plan is a cheap policy's: status "heuristic").
-        notes: what happened on the way. interrupted: somebody pressed Ctrl-C.
+        proven: the bound comes from the integer program.
+        notes: what happened on the way.
+        interrupted: Ctrl-C was pressed.
+        rows: one `Decision` per activation, in forward order.
+        planning_ms: wall time spent.
     """
 
     decisions: dict[int, Choice]
@@ -107,55 +121,44 @@ class PolicyOutcome:
     proven: bool = False
     notes: tuple[str, ...] = ()
     interrupted: bool = False
+    rows: tuple[Decision, ...] = ()
+    planning_ms: float = 0.0
+
+    @property
+    def schedule(self) -> Schedule:
+        """What the decisions are lowered to."""
+        return self.evaluation.schedule
+
+    @property
+    def timeline(self) -> Timeline:
+        """The simulation of the schedule."""
+        return self.evaluation.timeline
 
     @property
     def step_ms(self) -> float:
-        """Simulated duration."""
-        return self.evaluation.timeline.step_ms
-
-    def or_faster(self, other: PolicyOutcome) -> PolicyOutcome:
-        """This one, or the other's plan under this one's bound where that plan is faster."""
-        better = self
-        if other.step_ms < self.step_ms:
-            better = replace(self, decisions=other.decisions, evaluation=other.evaluation)
-        return better.stopped() if other.interrupted else better
-
-    def with_note(self, note: str) -> PolicyOutcome:
-        """The same, and what happened besides."""
-        return replace(self, notes=(*self.notes, note))
-
-    def stopped(self) -> PolicyOutcome:
-        """The same after a Ctrl-C."""
-        return replace(self.with_note(INTERRUPTED), interrupted=True)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedDecisions:
-    """A plan before it is packed into a `Plan`: decisions, why, and how good they are.
-
-    Attributes:
-        decisions: one choice per activation of the region. schedule, timeline: what they come to.
-        lower_bound_ms: no plan under the budget is faster in the simulator's model.
-        gap: (step - lower bound) / step.
-        status: "optimal" (gap at most 1%), "feasible", or "heuristic" (a cheap policy's plan).
-        notes: what happened on the way. rows: one `Decision` per activation, in forward order.
-        planning_ms: wall time spent.
-    """
-
-    decisions: dict[int, Choice]
-    schedule: Schedule
-    timeline: Timeline
-    lower_bound_ms: float
-    gap: float
-    status: Status
-    notes: tuple[str, ...]
-    rows: tuple[Decision, ...]
-    planning_ms: float
+        """Simulated duration of the step."""
+        return self.timeline.step_ms
 
     @property
-    def outcome(self) -> PolicyOutcome:
-        """The plan as others can know it."""
-        return PolicyOutcome(self.decisions, Evaluation(self.schedule, self.timeline), self.lower_bound_ms)
+    def gap(self) -> float:
+        """Share of the step that a better plan could save at most."""
+        return gap_between(self.step_ms, self.lower_bound_ms)
+
+    @property
+    def status(self) -> Status:
+        """How good the plan is known to be."""
+        if self.gap <= OPTIMAL_GAP:
+            return "optimal"
+        return "feasible" if self.proven else "heuristic"
+
+    def stopped(self) -> PolicyOutcome:
+        """The same plan after a Ctrl-C."""
+        return replace(self, notes=(*self.notes, INTERRUPTED), interrupted=True)
 
 
 Policy = Callable[[PlanningRequest], PolicyOutcome]
+
+
+def gap_between(step_ms: float, lower_bound_ms: float) -> float:
+    """Share of the step by which it is over its lower bound; 0 for an empty step."""
+    return max(0.0, step_ms - lower_bound_ms) / step_ms if step_ms > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Parameters of policies by name: those that a method's users set themselves, such as how many tensors TFLMS swaps."""
+"""Parameters of policies by name, such as how many tensors TFLMS swaps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def with_options(policy: Policy, name: str, options: Mapping[str, object]) -> Po
     """The policy with these parameters.
 
     Args:
-        name: what to call it in an error. options: by name; texts are read as the type of the default.
+        policy: the policy.
+        name: what to call it in an error.
+        options: values by name; strings are parsed as the type of the default.
 
     Raises:
-        UsageError: it has no such parameter, or the value is none for it.
+        UsageError: it has no such parameter, or the value does not parse.
     """
     known = option_names(policy)
     for option in options:
@@ -40,8 +42,8 @@ def with_options(policy: Policy, name: str, options: Mapping[str, object]) -> Po
 
 def described(name: str, options: Mapping[str, object]) -> str:
     """The policy's name with its parameters, such as "tflms(lb=2)"."""
-    told = ", ".join(f"{option}={value}" for option, value in options.items())
-    return f"{name}({told})" if told else name
+    given = ", ".join(f"{option}={value}" for option, value in options.items())
+    return f"{name}({given})" if given else name
 
 
 def _fields(policy: Policy) -> tuple[Field[Any], ...]:

@@ -1,27 +1,24 @@
-"""Planning as the rest of Pooch calls it: a policy by name, then what every plan carries whatever policy made it."""
+"""Planning as the rest of Pooch calls it: plans by any policy, the smallest budget, the program as a file."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InfeasibleBudget
 from pooch.planner.alternatives import weigh_alternatives
 from pooch.planner.candidates import Candidates
-from pooch.planner.contract import (
-    OPTIMAL_GAP,
-    Evaluator,
-    PlannedDecisions,
-    PlanningRequest,
-    PolicyOutcome,
-    Progress,
-    Status,
-)
+from pooch.planner.contract import Evaluator, PlanningRequest, PolicyOutcome, Progress
 from pooch.planner.options import with_options
 from pooch.planner.policies import find_policy
 from pooch.planner.reasons import decision_rows
+from pooch.planner.search.evaluators import Remembering
+from pooch.planner.search.leanest import leanest_plan
+from pooch.planner.search.programs import Programs
+from pooch.planner.search.trials import Trials
 
 
 def make_plan(
@@ -36,7 +33,7 @@ def make_plan(
     known: Sequence[PolicyOutcome] = (),
     policy_options: Mapping[str, object] | None = None,
     explain: bool = True,
-) -> PlannedDecisions:
+) -> PolicyOutcome:
     """Decide on every activation so that the step fits the budget and is short.
 
     Args:
@@ -44,11 +41,10 @@ def make_plan(
         budget_bytes: bound on all device bytes.
         evaluator: lowering and simulation.
         policy: a name that `policy_names` gives.
-        host_budget_bytes: bound on the bytes in the swap tier, None = unlimited.
-        time_limit_s: a safety; planning normally ends by itself and earlier.
+        host_budget_bytes: bound on the bytes in the swap tier; None: unlimited.
+        time_limit_s: a safety net; planning normally ends by itself and earlier.
         progress: called with a text and the share that is done.
         known: plans made before for the same dataflow; where they fit, "ilp" gives nothing slower.
-
         policy_options: parameters of the policy, such as {"n_tensors": 3} of "tflms".
         explain: also say what other choices would have cost, which takes some hundred simulations.
 
@@ -57,64 +53,55 @@ def make_plan(
         InfeasibleBudget: nothing fits; it carries the smallest budget for which a plan is known.
     """
     request = PlanningRequest(
-        dataflow, budget_bytes, evaluator, host_budget_bytes, time_limit_s, progress, known=tuple(known)
+        dataflow,
+        budget_bytes,
+        Remembering(evaluator, dataflow.end),
+        host_budget_bytes,
+        time_limit_s,
+        progress,
+        known=tuple(known),
     )
-    outcome = with_options(find_policy(policy), policy, policy_options or {})(request)
-    gap = _gap(outcome)
+    planned = with_options(find_policy(policy), policy, policy_options or {})(request)
     candidates = Candidates(dataflow)
-    alternatives = (
-        weigh_alternatives(request, candidates, outcome.decisions, outcome.evaluation)
-        if explain and not outcome.interrupted
-        else {}
-    )
-    planned = PlannedDecisions(
-        decisions=outcome.decisions,
-        schedule=outcome.evaluation.schedule,
-        timeline=outcome.evaluation.timeline,
-        lower_bound_ms=outcome.lower_bound_ms,
-        gap=gap,
-        status=_status(outcome, gap),
-        notes=outcome.notes,
-        rows=decision_rows(candidates, outcome.decisions, alternatives),
-        planning_ms=(time.monotonic() - request.started_s) * 1000,
-    )
+    weighs = explain and not planned.interrupted
+    alternatives = weigh_alternatives(request, candidates, planned) if weighs else {}
+    rows = decision_rows(candidates, planned.decisions, alternatives)
     request.report("planned", 1.0)
-    return planned
+    return replace(planned, rows=rows, planning_ms=(time.monotonic() - request.started_s) * 1000)
 
 
-def make_plans(
+def smallest_budget(
     dataflow: Dataflow,
-    budgets_bytes: Iterable[int],
     evaluator: Evaluator,
     *,
+    policy: str = "ilp",
+    policy_options: Mapping[str, object] | None = None,
     host_budget_bytes: int | None = None,
-    time_limit_s: float = 30.0,
-) -> dict[int, PlannedDecisions]:
-    """Plans under several budgets, smallest first; each knows those before it, so more memory is never slower.
+) -> int:
+    """The smallest budget, in bytes, under which the policy is known to have a plan.
 
-    Budgets that nothing fits into are left out.
+    For "ilp" it is what the leanest decisions need. Another policy is asked for a plan in one byte, and its refusal
+    names the budget.
+
+    Raises:
+        UsageError: there is no such policy, or it has no such parameter.
     """
-    plans: dict[int, PlannedDecisions] = {}
-    for budget_bytes in sorted(set(budgets_bytes)):
-        with suppress(InfeasibleBudget):
-            plans[budget_bytes] = make_plan(
-                dataflow,
-                budget_bytes,
-                evaluator,
-                host_budget_bytes=host_budget_bytes,
-                time_limit_s=time_limit_s,
-                known=tuple(plan.outcome for plan in plans.values()),
-            )
-    return plans
+    chosen = with_options(find_policy(policy), policy, policy_options or {})
+    request = PlanningRequest(dataflow, 1, evaluator, host_budget_bytes)
+    if policy == "ilp":
+        return leanest_plan(Trials(request, Candidates(dataflow))).budget_bytes
+    try:
+        return chosen(request).evaluation.timeline.peak_bytes
+    except InfeasibleBudget as error:
+        return error.minimum_bytes
 
 
-def _gap(outcome: PolicyOutcome) -> float:
-    """Share of the step that might be saved at most."""
-    step_ms = outcome.evaluation.timeline.step_ms
-    return max(0.0, step_ms - outcome.lower_bound_ms) / step_ms if step_ms > 0 else 0.0
+def write_program(
+    dataflow: Dataflow, budget_bytes: int, evaluator: Evaluator, path: Path, host_budget_bytes: int | None = None
+) -> None:
+    """Write the program whose optimum is the lower bound for a budget, in CPLEX's LP format.
 
-
-def _status(outcome: PolicyOutcome, gap: float) -> Status:
-    if gap <= OPTIMAL_GAP:
-        return "optimal"
-    return "feasible" if outcome.proven else "heuristic"
+    Names of variables and rows are those of docs/planner.md.
+    """
+    request = PlanningRequest(dataflow, budget_bytes, evaluator, host_budget_bytes)
+    Programs(Trials(request, Candidates(dataflow))).relaxation().problem.writeLP(str(path))

@@ -1,4 +1,4 @@
-"""Why each activation is kept, swapped or recomputed: one line for people, in numbers."""
+"""Why each activation is kept, swapped or recomputed: one line with the figures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _why(candidates: Candidates, item: Candidate, choice: Choice) -> str:
 
 
 def _copying(item: Candidate) -> str:
-    """What copying takes on the link, and of compute where the two get in each other's way."""
+    """Time of the copies on the link, and of the compute that they displace."""
     cost = f" ({format_ms(item.displaced_ms)} of compute)" if item.displaced_ms > 0 else ""
     return f"copies of {format_ms(item.copy_ms)}{cost}"
 

@@ -1,4 +1,4 @@
-"""Plan -> Schedule, and the verifier without whose word no schedule is executed. No torch."""
+"""Lowers decisions to a schedule, and verifies schedules before they are executed. No torch."""
 
 from pooch.schedule.lowering import Lowering, lower
 from pooch.schedule.verifier import verify

@@ -1,4 +1,4 @@
-"""Where swapped values lie in the tier: values that are there at different times may take the same room."""
+"""Places swapped values in the tier: values that are there at different times may share room."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ class TierStay:
     """The slots between which the tier has to hold a value.
 
     Attributes:
-        value: its id. first_slot: of its copy out. last_slot: of the wait after which it is back for good; `NEVER`
-            where it does not come back, as an unexpected reader might still ask for it.
+        value: its id.
+        first_slot: of its copy out.
+        last_slot: of the wait after which it is back for good; `NEVER` where it does not come back, since an unexpected
+            reader may still ask for it.
     """
 
     value: int
@@ -28,7 +30,12 @@ class TierStay:
 
 @dataclass(frozen=True, slots=True)
 class HostLayout:
-    """Rooms in the tier. offsets: (value, offset in bytes), ascending values. host_bytes: of all."""
+    """Rooms in the tier.
+
+    Attributes:
+        offsets: (value, offset in bytes), ascending values.
+        host_bytes: size of the tier.
+    """
 
     offsets: tuple[tuple[int, int], ...]
     host_bytes: int
@@ -57,7 +64,9 @@ def lay_out(actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[i
     that are free the smallest that suffices is taken; what is left of it stays free.
 
     Args:
-        swapped: ids, ascending. sizes: in bytes, by id.
+        actions: of the schedule.
+        swapped: ids, ascending.
+        sizes: in bytes, by id.
     """
     stays = tier_stays(actions, swapped)
     ending = sorted(stays, key=lambda stay: stay.last_slot)

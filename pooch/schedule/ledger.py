@@ -1,4 +1,4 @@
-"""The verifier's own count of who holds what. Shares nothing with the lowering's account, on purpose."""
+"""The verifier's own account of who holds what. It shares nothing with the lowering's account, on purpose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCHEDULE = "schedule"  # held until a drop, because replays read it
 
 
 class Ledger:
-    """Who holds each value that the step makes, and how many bytes that adds to what nobody decides on.
+    """Who holds each value that the step makes, and how many bytes that adds to those outside any decision.
 
     Attributes:
         extra_bytes: on top of `Dataflow.base_points`, which hold every value but the activations.
@@ -47,18 +47,18 @@ class Ledger:
         self.extra_bytes += self._counted_bytes(value) - before
 
     def empty(self, value: int) -> None:
-        """Its bytes go; who holds it goes on holding nothing."""
+        """Free its bytes; its holders keep an empty storage."""
         before = self._counted_bytes(value)
         self._emptied[value] = self._holders.pop(value)
         self.extra_bytes -= before
 
     def refill(self, value: int) -> None:
-        """Whoever held it has it again."""
+        """Give its holders their bytes back."""
         self._holders[value] = self._emptied.pop(value)
         self.extra_bytes += self._counted_bytes(value)
 
     def is_empty(self, value: int) -> bool:
-        """Whether its bytes are gone though somebody holds it."""
+        """Whether its bytes are gone while somebody holds it."""
         return value in self._emptied
 
     def emptied(self) -> list[int]:
@@ -66,7 +66,7 @@ class Ledger:
         return sorted(self._emptied)
 
     def forget(self, value: int) -> None:
-        """Nobody holds the empty storage any more."""
+        """The empty storage has lost its last holder."""
         self._emptied.pop(value, None)
 
     def held_by_schedule(self) -> list[int]:
@@ -74,12 +74,12 @@ class Ledger:
         return sorted(value for value, holders in self._holders.items() if SCHEDULE in holders)
 
     def add_intermediate(self, value: int) -> None:
-        """A replay made it anew, beside whatever else there is of it."""
+        """A replay made a copy of its own."""
         self.intermediates.add(value)
         self.extra_bytes += self._values[value].allocated_bytes
 
     def remove_intermediate(self, value: int) -> None:
-        """It was dropped, or written over."""
+        """The copy was dropped, or overwritten."""
         self.intermediates.remove(value)
         self.extra_bytes -= self._values[value].allocated_bytes
 

@@ -22,20 +22,20 @@ def lower(dataflow: Dataflow, decisions: Decisions, budget_bytes: int) -> Schedu
 
 
 class Lowering:
-    """Turns decisions into schedules of one dataflow; what follows from the dataflow alone is worked out once."""
+    """Lowers decisions to schedules of one dataflow, for which it prepares tables once."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
         self._replay_tables = ReplayTables(dataflow)
         self._swap_tables = SwapTables(dataflow)
-        # A value that is written over later cannot be brought back to what autograd saw: it stays.
+        # A value that is overwritten later cannot be restored to what autograd saved: it stays.
         self._decidable = frozenset(v.id for v in dataflow.activations if dataflow.is_source(v))
 
     def lower(self, decisions: Decisions, budget_bytes: int) -> Schedule:
         """Lower decisions; activations not named are kept.
 
-        The budget says when values leave and come back; where the decisions do not fit into it, the schedule
-        does what it can and its simulated peak is over the budget. A swapped value for which there is always room, or
+        The budget determines when values leave and come back. Where the decisions do not fit, the schedule comes as
+        close as it can and its simulated peak is over the budget. A swapped value for which there is always room, or
         that cannot leave before it is needed, is kept: it is not in `Schedule.swapped`.
 
         Raises:
@@ -51,7 +51,7 @@ class Lowering:
     def _check(self, decisions: Decisions) -> None:
         for value, choice in decisions.items():
             if value not in self.dataflow.activation_ids:
-                raise UsageError(f"decision {choice!r} for value {value}, which is no activation of this profile")
+                raise UsageError(f"decision {choice!r} for value {value}, which is not an activation of this profile")
             if choice == "recompute" and value not in self._replay_tables.recipes:
                 refusal = self.dataflow.refusal(value)
                 raise UsageError(f"value {value} cannot be recomputed: {refusal}; keep or swap it")
@@ -102,7 +102,7 @@ def _made_first(absence: Absence) -> int:
 
 
 def _way_out(absence: Absence, copied: set[int]) -> Iterator[tuple[int, Action]]:
-    """One copy per value, however often it leaves; what the program still holds is emptied, then let go of."""
+    """One copy per value, however often it leaves; what the program still holds is emptied first and freed later."""
     candidate, slot = absence.candidate, absence.out_slot
     value = candidate.value
     if candidate.kind != "recompute" and value not in copied:

@@ -1,4 +1,4 @@
-"""Which forward ops are replayed at which anchor, what stays of them, and what has to be held for them."""
+"""Which forward ops are replayed at which anchor, which outputs are kept, and what has to be held for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Replays:
 
 
 class ReplayTables:
-    """What replays need to know of a dataflow, as plain lists: lowering is called hundreds of times."""
+    """What replays read of a dataflow, as plain lists, since lowering is called hundreds of times."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         profile = dataflow.profile
@@ -51,7 +51,7 @@ class ReplayTables:
 
 
 def plan_replays(tables: ReplayTables, decisions: Mapping[int, Choice]) -> Replays:
-    """Walk the anchors in order and replay what is decided on, each value once."""
+    """Walk the anchors in order and replay what was decided, each value once."""
     closures = _Closures(tables, decisions)
     for slot, unpacked in tables.anchors:
         closures.visit(slot, unpacked)
@@ -88,7 +88,7 @@ class _Closures:
             value = pending.pop()
             if value in self.made:
                 continue
-            if self._tables.release[value] >= slot:  # the program still has it: nothing would be gained
+            if self._tables.release[value] >= slot:  # the program still has it: a replay would free nothing
                 self.recomputed.discard(value)
                 continue
             self.made[value] = slot
@@ -102,7 +102,7 @@ class _Closures:
         return ops
 
     def _take_siblings(self, slot: int, ops: set[int]) -> None:
-        """What these ops write besides and is wanted later stays, so that no op runs twice for it."""
+        """Keep their other outputs that are wanted later, so that no op runs twice for them."""
         for op in ops:
             for value in self._tables.saved_writes[op]:
                 wanted = value in self.recomputed and value not in self.made and self._tables.first_unpack[value] > slot
@@ -160,7 +160,7 @@ class _Emission:
         )
 
     def _reusable(self, op: int, last_op: dict[int, int]) -> tuple[int, ...]:
-        """Storage that an in-place op may take over: of a replayed intermediate that nobody reads after it."""
+        """Storage that an in-place op may take over: of a replayed intermediate that nothing reads after it."""
         targets = self._tables.in_place[op]
         return tuple(value for value in targets if not self._tables.is_source[value] and last_op.get(value) == op)
 

@@ -13,8 +13,8 @@ import numpy
 from pooch.analysis.dataflow import Dataflow
 from pooch.analysis.occupancy import Occupancy
 
-# What leaves first where memory is short: what costs nothing, then what is on its way out anyhow, then what has to be
-# copied back once more, and of those what is needed last.
+# What leaves first where memory is short: what costs nothing, then what has to leave anyway, then what has to be copied
+# back one more time, and of those what is needed last.
 AbsenceKind = Literal["recompute", "swap", "gap"]
 _RANKS = {"recompute": 0, "swap": 1, "gap": 2}
 
@@ -31,7 +31,7 @@ class Candidate:
         copy_slot: where the copy out starts, or -1 where none does.
         ready_slot: first slot at which its bytes can go: nothing looks at it and the copy has started.
         let_go_slot: first of these slots at which the program has let go of it; before it, the storage is emptied.
-        need_slot: where it has to be back, or -1 where nobody reads it again.
+        need_slot: where it has to be back, or -1 where it is not read again.
         back_point: first point at which it counts again, once gone (or would have died).
         bytes: what it takes on the device.
     """
@@ -51,7 +51,8 @@ class Absence:
     """One value's way out and back.
 
     Attributes:
-        candidate: what leaves. out_slot: where its bytes go.
+        candidate: what leaves.
+        out_slot: where its bytes are freed.
         in_slot: where the copy in starts, -1 where there is none.
     """
 
@@ -61,7 +62,7 @@ class Absence:
 
 
 class SwapTables:
-    """What swaps need to know of a dataflow, worked out once."""
+    """What swaps read of a dataflow, prepared once."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         self._dataflow = dataflow
@@ -98,8 +99,11 @@ class SwapTables:
         """When a swapped value can be away: before its need, and in gaps of the forward pass."""
         key = (value, need_slot)
         if key not in self._candidates:
-            tail = self._tail(value, need_slot)
-            self._candidates[key] = tail + self._gaps(value)
+            gaps = self._dataflow.gaps(self._values[value])
+            self._candidates[key] = (
+                *self._tail(value, need_slot),
+                *(self._candidate(value, "gap", gap.first_slot, gap.need_slot, 2 * gap.need_slot) for gap in gaps),
+            )
         return self._candidates[key]
 
     def _tail(self, value: int, need_slot: int) -> tuple[Candidate, ...]:
@@ -111,21 +115,14 @@ class SwapTables:
         back_point = self.life_ends[value] if need_slot < 0 else 2 * need_slot
         return (self._candidate(value, "swap", ready, need_slot, back_point),)
 
-    def _gaps(self, value: int) -> tuple[Candidate, ...]:
-        found = self._dataflow.gaps(self._values[value])
-        return tuple(self._candidate(value, "gap", gap.first_slot, gap.need_slot, 2 * gap.need_slot) for gap in found)
-
     def recomputed(self, value: int) -> tuple[Candidate, ...]:
         """When a recomputed value can be gone before the program lets go of it."""
         if value not in self._recomputed:
-            self._recomputed[value] = self._before_release(value)
+            ready, release = self.ready_slot[value], self._values[value].release
+            can_leave = ready <= release
+            absence = self._candidate(value, "recompute", ready, -1, 2 * release + 2)
+            self._recomputed[value] = (absence,) if can_leave else ()
         return self._recomputed[value]
-
-    def _before_release(self, value: int) -> tuple[Candidate, ...]:
-        ready, facts = self.ready_slot[value], self._values[value]
-        if ready > facts.release:
-            return ()
-        return (self._candidate(value, "recompute", ready, -1, 2 * facts.release + 2),)
 
     def _candidate(self, value: int, kind: AbsenceKind, ready: int, need: int, back_point: int) -> Candidate:
         copy_slot = -1 if kind == "recompute" else self.copy_slot[value]
@@ -136,10 +133,13 @@ class SwapTables:
 def place_absences(
     tables: SwapTables, candidates: Iterable[Candidate], memory: Occupancy, budget_bytes: int
 ) -> list[Absence]:
-    """Decide where each candidate's bytes go and where its copy in starts; those that can stay are left out.
+    """Decide where each candidate leaves and where its copy in starts; those that can stay are left out.
 
     Args:
-        memory: of the step with all candidates staying; changed in place to what it is with the absences.
+        tables: of the dataflow.
+        candidates: what can be away.
+        memory: of the step with all candidates staying; updated in place for the absences.
+        budget_bytes: of device memory.
 
     Returns:
         The absences in order of need.

@@ -19,6 +19,8 @@ def verify(dataflow: Dataflow, schedule: Schedule, decisions: Decisions, budget_
     """Check that a schedule can be executed.
 
     Args:
+        dataflow: of the step.
+        schedule: to check.
         decisions: what the schedule was lowered from; it may move nothing else.
         budget_bytes: highest live bytes allowed at any point; None checks no budget.
 
@@ -90,17 +92,23 @@ class _Verifier:
 
     def _do(self, action: Action) -> int:
         """Do one action; returns the extra bytes at its own peak."""
-        if action.kind == "replay":
-            return self._replay(action)
-        {
-            "copy_out": self._copy_out,
-            "free": self._free,
-            "empty": self._empty,
-            "refill": self._refill,
-            "copy_in": self._copy_in,
-            "wait": self._wait,
-            "drop": self._drop,
-        }[action.kind](action)
+        match action.kind:
+            case "replay":
+                return self._replay(action)
+            case "copy_out":
+                self._copy_out(action)
+            case "free":
+                self._free(action)
+            case "empty":
+                self._empty(action)
+            case "refill":
+                self._refill(action)
+            case "copy_in":
+                self._copy_in(action)
+            case "wait":
+                self._wait(action)
+            case "drop":
+                self._drop(action)
         return self._ledger.extra_bytes
 
     def _copy_out(self, action: Action) -> None:
@@ -127,10 +135,10 @@ class _Verifier:
         self._progress[value.id] = "away"
 
     def _empty(self, action: Action) -> None:
-        """Only what is watched until it comes back, or until the program lets go of it, may be empty."""
+        """Only a value whose reads are all seen, until it is back or the program lets go of it, may be empty."""
         value = self._profile.values[action.target]
         if not self._dataflow.can_empty(value):
-            self._refuse(action.slot, f"empty of value {value.id}, which may be read or written over unseen")
+            self._refuse(action.slot, f"empty of value {value.id}, which may be read or overwritten unseen")
         if value.id in self._swapped and self._progress.get(value.id) != "copied":
             self._refuse(action.slot, f"empty of value {value.id}, which is not there with its copy out made")
         if not self._ledger.holds(value.id, STEP) or value.release < action.slot:
@@ -155,18 +163,18 @@ class _Verifier:
         self._bring(action.slot, value.id)
 
     def _bring(self, slot: int, value: int) -> None:
-        """The value takes bytes again: for autograd until its death, and for replays until its drop."""
+        """The value takes memory again: for autograd until its death, and for replays until its drop."""
         if self._profile.values[value].death >= slot:
             self._ledger.hold(value, STEP)
         if value in self._dropped:
             self._ledger.hold(value, SCHEDULE)
         if not self._ledger.is_resident(value):
-            self._refuse(slot, f"value {value} is brought back after its death, for nobody")
+            self._refuse(slot, f"value {value} is brought back after its death, when nothing reads it")
 
     def _wait(self, action: Action) -> None:
         following = {"arriving": "back", "filling": "copied"}.get(self._progress.get(action.target, ""))
         if following is None:
-            self._refuse(action.slot, f"wait for value {action.target}, of which no copy in is under way")
+            self._refuse(action.slot, f"wait for value {action.target}, which is not being copied in")
         self._progress[action.target] = following
 
     def _drop(self, action: Action) -> None:
@@ -214,7 +222,7 @@ class _Verifier:
         op = self._profile.ops[action.target]
         taken_over = [i for i in op.writes if self._profile.values[i].overwrites == value]
         if value not in self._ledger.intermediates or value not in op.reads or not taken_over:
-            self._refuse(action.slot, f"replay of op {op.index} may not write over value {value}")
+            self._refuse(action.slot, f"replay of op {op.index} may not overwrite value {value}")
 
     def _keep_output(self, action: Action, value: int) -> None:
         if value not in self._recomputed:
@@ -234,7 +242,7 @@ class _Verifier:
                 self._refuse(slot, f"the forward pass looks at value {value}, which is emptied or being filled")
 
     def _check_end_of_region(self, slot: int) -> None:
-        """Nobody watches any more: whatever the program still holds has to be there."""
+        """Reads are no longer seen after the region, so whatever the program still holds has to be there."""
         filling = [value for value, progress in self._progress.items() if progress == "filling"]
         for value in [*filling, *self._ledger.emptied()]:
             if self._profile.values[value].release >= slot:

@@ -35,11 +35,11 @@ def _check_lists(dataflow: Dataflow, schedule: Schedule, decisions: Decisions) -
             if decisions.get(value, "keep") != choice:
                 _refuse(f"{choice} of value {value}, for which {decisions.get(value, 'keep')!r} was decided")
             if dataflow.profile.values[value].overwritten_at >= 0:
-                _refuse(f"{choice} of value {value}, which is written over in the step")
+                _refuse(f"{choice} of value {value}, which is overwritten in the step")
 
 
 def _check_sources(dataflow: Dataflow, schedule: Schedule) -> None:
-    """Only what is there through the backward pass can be held from its birth, and only if nothing writes over it."""
+    """Only what stays through the backward pass can be held from its birth, and only if nothing overwrites it."""
     moved = {*schedule.recomputed, *(action.target for action in schedule.actions if action.kind == "free")}
     for source in schedule.sources:
         value = dataflow.profile.values[source]
@@ -54,7 +54,7 @@ def _check_slots(dataflow: Dataflow, schedule: Schedule) -> None:
         in_forward = action.slot in dataflow.forward_slots and action.kind in FORWARD_KINDS
         in_backward = action.slot in anchors and action.kind not in ("empty", "refill")
         if not (in_forward or in_backward):
-            _refuse(f"{action.kind} of {action.target} stands at slot {action.slot}, where no schedule can act")
+            _refuse(f"{action.kind} of {action.target} is at slot {action.slot}, where no schedule can act")
         if action.slot < last:
             _refuse(f"{action.kind} of {action.target} at slot {action.slot} comes after an action at slot {last}")
         last = action.slot
@@ -69,7 +69,7 @@ def _check_target(dataflow: Dataflow, schedule: Schedule, action: Action) -> Non
         if op.refusal is not None:
             _refuse(f"slot {action.slot}: replay of op {op.index}: {op.refusal}")
         if not set(action.outputs) <= set(op.writes):
-            _refuse(f"slot {action.slot}: replay of op {op.index} is to keep what it does not write")
+            _refuse(f"slot {action.slot}: replay of op {op.index} keeps an output that the op does not write")
     elif action.kind in ("copy_out", "free", "refill", "copy_in", "wait") and action.target not in schedule.swapped:
         _refuse(f"slot {action.slot}: {action.kind} of value {action.target}, which is not swapped")
     elif action.kind == "empty" and action.target not in (*schedule.swapped, *schedule.recomputed):
@@ -77,7 +77,7 @@ def _check_target(dataflow: Dataflow, schedule: Schedule, action: Action) -> Non
 
 
 def _check_host(dataflow: Dataflow, schedule: Schedule) -> None:
-    """Every swapped value has room in the tier, of its own from its copy out until it is back for good."""
+    """Every swapped value has its own room in the tier from its copy out until it is back for good."""
     if sorted(value for value, _ in schedule.host_offsets) != sorted(schedule.swapped):
         _refuse("host offsets and swapped values differ")
     rooms = {v: (begin, begin + dataflow.profile.values[v].size_bytes) for v, begin in schedule.host_offsets}

@@ -1,4 +1,4 @@
-"""Profile + Schedule -> Timeline: what a step under a schedule will take in time and memory. No torch."""
+"""Predicts what a step under a schedule takes in time and memory. No torch."""
 
 from pooch.simulator.simulate import simulate, step_time_ms
 

@@ -1,4 +1,4 @@
-"""Plays a schedule on three streams: compute, copies out, copies in; and on the host that issues what they do."""
+"""Simulates a schedule on three streams (compute, copies out, copies in) and on the host that issues their work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def simulate(dataflow: Dataflow, schedule: Schedule, *, detail: bool = True) -> 
     """Predict time and memory of one step under a schedule (one that the verifier accepts).
 
     Args:
-        detail: also list what each stream does; without, only sums and curves (for searches).
+        dataflow: of the step.
+        schedule: what to do.
+        detail: also list what each stream does; otherwise only sums and curves (for searches).
     """
     play = _Play(dataflow, detail)
     play.run(schedule)
@@ -33,7 +35,7 @@ def simulate(dataflow: Dataflow, schedule: Schedule, *, detail: bool = True) -> 
 
 
 def step_time_ms(dataflow: Dataflow, schedule: Schedule) -> float:
-    """The predicted time alone, without an account of memory (for searches)."""
+    """Predict the time alone, without an account of memory (for searches)."""
     play = _Play(dataflow, detail=False)
     play.run(schedule)
     return play.now_ms
@@ -43,7 +45,7 @@ class _Play:
     """The clocks of the compute stream and of the host, and when each copy ends.
 
     The host never waits for the device. Nothing on a stream starts before the host has issued all that comes before it;
-    how long issuing itself takes is part of its measured time. On a CPU, where the host computes, its clock stands.
+    how long issuing it takes is part of its own measured time. On a CPU, where the host computes, its clock stands.
     """
 
     def __init__(self, dataflow: Dataflow, detail: bool) -> None:
@@ -85,7 +87,7 @@ class _Play:
         self.now_ms, self._host_ms = now_ms, host_ms
 
     def _reach_host(self) -> None:
-        """What comes next starts no earlier than the host has got to it."""
+        """What comes next starts no earlier than the host issues it."""
         self.now_ms = max(self.now_ms, self._host_ms)
 
     def _do(self, action: Action) -> None:
@@ -112,7 +114,7 @@ class _Play:
             self._stall(action, self._in_end_ms.get(target, 0.0))
 
     def _begin_copy(self) -> None:
-        """The host hands the copy to a stream, after the compute that was issued before."""
+        """The host issues the copy after the compute before it."""
         if self._has_streams:
             self._host_ms += self._copy_begin_ms
             self._reach_host()

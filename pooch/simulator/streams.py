@@ -28,7 +28,7 @@ class CopyStream:
 
 
 class Streams:
-    """Two directions, on one queue where the link is half duplex, and their share of compute."""
+    """Copies in two directions, in one queue where the link is half duplex, and what they take of compute."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -50,7 +50,7 @@ class Streams:
         return stream.issue(now_ms, duration_ms)
 
     def compute(self, now_ms: float, work_ms: float) -> float:
-        """When `work_ms` of compute that starts now ends, copies slowing it down."""
+        """When `work_ms` of compute ends that starts now and is slowed down by copies."""
         if self._free or not (self._out.busy or self._in.busy):
             return now_ms + work_ms
         while work_ms > 0:
@@ -62,7 +62,7 @@ class Streams:
         return now_ms
 
     def _rate(self, now_ms: float) -> tuple[float, float]:
-        """How much slower compute is just now, and until when that holds."""
+        """The factor by which compute is slowed down now, and until when."""
         slowdown, until_ms = 1.0, float("inf")
         shares = ((self._out, self._link.out_compute_share), (self._in, self._link.in_compute_share))
         for stream, share in shares:

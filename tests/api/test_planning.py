@@ -97,7 +97,7 @@ def test_decisions_by_hand_that_do_not_fit_name_what_they_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decisions", "told"), [({999: "keep"}, "no activation"), ({2: "burn"}, "none of keep, swap, recompute")]
+    ("decisions", "told"), [({999: "keep"}, "not an activation"), ({2: "burn"}, "none of keep, swap, recompute")]
 )
 def test_decisions_that_make_no_sense(decisions: dict[int, str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
@@ -120,11 +120,11 @@ def test_a_schedule_changed_by_hand_is_not_simulated() -> None:
         pooch.simulate(profile, replace(plan, schedule=replace(plan.schedule, actions=actions)))
 
 
-def broken(planned: Any, kind: str) -> Any:
+def broken(evaluation: Any, kind: str) -> Any:
     """The same without one action of a kind."""
-    actions = list(planned.schedule.actions)
+    actions = list(evaluation.schedule.actions)
     actions.remove(next(action for action in actions if action.kind == kind))
-    return replace(planned, schedule=replace(planned.schedule, actions=tuple(actions)))
+    return replace(evaluation, schedule=replace(evaluation.schedule, actions=tuple(actions)))
 
 
 @pytest.mark.parametrize("kind", ["copy_out", "wait", "replay"])
@@ -134,7 +134,12 @@ def test_what_the_planner_gives_is_not_believed(kind: str, monkeypatch: pytest.M
     make = planning.make_plan
     policy = "recompute_all" if kind == "replay" else "swap_all"
     assert kind in {action.kind for action in pooch.plan(profile, "60%", policy=policy).schedule.actions}
-    monkeypatch.setattr(planning, "make_plan", lambda *args, **named: broken(make(*args, **named), kind))
+
+    def forged(*args: Any, **named: Any) -> Any:
+        planned = make(*args, **named)
+        return replace(planned, evaluation=broken(planned.evaluation, kind))
+
+    monkeypatch.setattr(planning, "make_plan", forged)
     with pytest.raises(InvalidSchedule) as told:
         pooch.plan(profile, "60%", policy=policy)
     assert "\n" not in str(told.value)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.evaluation import StageEvaluator, verified_timeline
+from pooch.api.evaluation import StageEvaluator
 from pooch.api.hooked import dataflow_of
-from pooch.api.plan_building import PlanOutcome, pack_plan
-from pooch.api.planning import manual_rows
+from pooch.api.planning import manual_plan
 from pooch.executor import Run, RunStats, apply_plan
 from pooch.ir import Choice, Decisions, Link, Plan, Profile, Region
 from pooch.profiler import ProfileOptions, profile_step
@@ -61,9 +60,7 @@ def tight_plan(profile: Profile, decisions: Decisions, region: Region = "step") 
     """A plan under which everything leaves as early and returns as late as it can, so that every mechanism fires."""
     dataflow = dataflow_of(profile, region, hooked=True)
     evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
-    timeline = verified_timeline(dataflow, evaluation.schedule, decisions, evaluation.timeline.peak_bytes)
-    rows = manual_rows(dataflow, decisions)
-    return pack_plan(dataflow, evaluation.schedule, timeline, PlanOutcome("manual", 0, 0.0, "manual", (), rows, 0.0))
+    return manual_plan(dataflow, evaluation, decisions)
 
 
 def planned_replays(plan: Plan) -> int:

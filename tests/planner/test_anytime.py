@@ -9,14 +9,15 @@ import pulp
 import pytest
 
 from pooch.errors import InfeasibleBudget
-from pooch.ir import Decisions, Schedule, Timeline
+from pooch.ir import Choice, Decisions, Schedule, Timeline
 from pooch.planner import Evaluation, PlanningRequest, contract, find_policy, make_plan, policy_names
+from pooch.planner.candidates import Leaving
 from pooch.planner.contract import INTERRUPTED
-from pooch.planner.policies.ilp import ilp, plan_alone
-from pooch.planner.search import evaluators, restricted, rungs
+from pooch.planner.search import evaluators
+from pooch.planner.search import search as algorithm
+from pooch.planner.search.search import search
 from tests.planner.networks import PCIE_16, gpt2, resnet50
 from tests.planner.support import Case, RealEvaluator, case
-from tests.toys import SLOW_LINK, blocks
 
 
 class Clock:
@@ -61,7 +62,7 @@ def test_planning_ends_within_a_fifth_of_its_time_limit(
     evaluator = SlowEvaluator(of, clock, 0.02)
     request = PlanningRequest(of.dataflow, of.share(share), evaluator, time_limit_s=limit_s, started_s=clock.now_s)
     # WHEN it is planned
-    outcome = ilp(request)
+    outcome = search(request)
     # THEN that took no longer than allowed, and the plan fits
     assert 0.5 * limit_s < clock.now_s - 1000.0 <= 1.2 * limit_s
     assert outcome.evaluation.timeline.peak_bytes <= of.share(share)
@@ -78,7 +79,7 @@ def cheap_ms(of: Case, budget_bytes: int) -> float:
     return min(found)
 
 
-@pytest.mark.parametrize("missing", ["both", "crash"])
+@pytest.mark.parametrize("missing", ["highs", "crash"])
 def test_without_a_solver_the_plan_is_at_least_as_good_as_the_cheap_methods(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,41 +89,31 @@ def test_without_a_solver_the_plan_is_at_least_as_good_as_the_cheap_methods(
     def crash(self: object, problem: object) -> None:
         raise RuntimeError("the basis is singular")
 
-    if missing == "both":
+    if missing == "highs":
         monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
-        monkeypatch.setattr(pulp.PULP_CBC_CMD, "available", lambda self: False)
     else:
         monkeypatch.setattr(pulp.HiGHS, "callSolver", crash)
     planned = make_plan(of.dataflow, budget_bytes, of.evaluator)
-    told = {"both": "pip install highspy", "crash": "the solver failed: RuntimeError: the basis is singular"}[missing]
+    told = {"highs": "pip install highspy", "crash": "the solver failed: RuntimeError: the basis is singular"}[missing]
     assert planned.status == "heuristic"
     assert sum(told in note for note in planned.notes) == 1
     assert planned.timeline.peak_bytes <= budget_bytes
     assert planned.timeline.step_ms <= cheap_ms(of, budget_bytes) + 1e-6
 
 
-def test_a_crash_of_cbc_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(self: object, problem: object) -> None:
-        raise pulp.PulpSolverError("cbc died with signal 11")
-
-    of = case(blocks(4, link=SLOW_LINK))
-    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
-    monkeypatch.setattr(pulp.PULP_CBC_CMD, "actualSolve", crash)
-    planned = make_plan(of.dataflow, of.share(0.7), of.evaluator)
-    assert planned.status == "heuristic"
-    assert any("cbc died with signal 11" in note for note in planned.notes)
-
-
-@pytest.mark.parametrize("module", [restricted, rungs])
-def test_an_interrupt_after_the_program_gives_its_plan(module, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a plan that is not proven to be the best, so that restricted programs and rungs are looked at
+@pytest.mark.parametrize("only", ["swap", None], ids=["restricted", "smaller"])
+def test_an_interrupt_after_the_program_gives_its_plan(only: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a plan that is not proven to be the best, so that restricted programs and smaller budgets are looked at
     of = case(gpt2(layers=3, link=PCIE_16, speed=50))
+    bound_ms = algorithm._bound_ms
 
-    def interrupt(request: PlanningRequest, candidates: object) -> float:
-        raise KeyboardInterrupt
+    def interrupt(request: PlanningRequest, of_program: Leaving | None) -> float:
+        if of_program == only:
+            raise KeyboardInterrupt
+        return bound_ms(request, of_program)
 
     # WHEN Ctrl-C is pressed there
-    monkeypatch.setattr(module, "program_bound_ms", interrupt)
+    monkeypatch.setattr(algorithm, "_bound_ms", interrupt)
     planned = make_plan(of.dataflow, of.share(0.8), of.evaluator)
     # THEN the plan so far is the answer, with its bound
     assert planned.notes == (INTERRUPTED,)
@@ -130,13 +121,41 @@ def test_an_interrupt_after_the_program_gives_its_plan(module, monkeypatch: pyte
     assert planned.status in ("optimal", "feasible")
 
 
-def test_without_time_for_rungs_and_restricted_programs_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_within_a_part_of_the_search_ends_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN Ctrl-C while the plan for a smaller budget is being made
     of = case(gpt2(layers=3, link=PCIE_16, speed=50))
-    request = PlanningRequest(of.dataflow, of.share(0.8), of.evaluator)
-    outcome = plan_alone(request)
-    late = replace(request, ends_s=0.0)
-    assert restricted.better_of_restricted(late, outcome).notes == (restricted.NO_TIME,)
-    assert rungs.better_of_smaller(late, outcome, plan_alone).notes == (rungs.NO_TIME,)
+    budget_bytes, real = of.share(0.8), algorithm.Programs.solve
+
+    def interrupt(self: algorithm.Programs, number: int) -> dict[int, Choice] | None:
+        if self.request.budget_bytes < budget_bytes:
+            raise KeyboardInterrupt
+        return real(self, number)
+
+    monkeypatch.setattr(algorithm, "_bound_ms", lambda request, only: 0.0)
+    monkeypatch.setattr(algorithm.Programs, "solve", interrupt)
+    planned = make_plan(of.dataflow, budget_bytes, of.evaluator)
+    assert planned.notes == (INTERRUPTED,)
+    assert planned.interrupted
+    assert planned.timeline.peak_bytes <= budget_bytes
+
+
+def test_without_time_for_restricted_programs_and_smaller_budgets_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a clock that jumps past the time limit as soon as the bound is known
+    of, clock = case(gpt2(layers=3, link=PCIE_16, speed=50)), Clock()
+    for module in (contract, evaluators):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    real = algorithm.Programs.solve
+
+    def late(self: algorithm.Programs, number: int) -> dict[int, Choice] | None:
+        decisions = real(self, number)
+        clock.now_s = 1e12
+        return decisions
+
+    monkeypatch.setattr(algorithm.Programs, "solve", late)
+    outcome = search(PlanningRequest(of.dataflow, of.share(0.8), of.evaluator, started_s=clock.now_s))
+    assert outcome.notes == (algorithm.NO_TIME_FOR_RESTRICTED, algorithm.NO_TIME_FOR_SMALLER)
 
 
 def test_every_policy_is_one_that_can_be_cut_short() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -13,9 +15,11 @@ from hypothesis import strategies as st
 from pooch.api.budgets import parse_budget
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
-from pooch.planner import PlanningRequest, PolicyOutcome, find_policy, make_plan, make_plans
-from pooch.planner.policies.ilp import plan_alone
-from pooch.planner.search.rungs import NO_TIME, better_of_smaller, rungs_below
+from pooch.planner import PlanningRequest, PolicyOutcome, make_plan
+from pooch.planner.search import search as algorithm
+from pooch.planner.search.programs import Programs
+from pooch.planner.search.search import rungs_below, search
+from pooch.planner.search.trials import Trials
 from tests.planner.networks import PCIE_16, gpt2
 from tests.planner.support import case, leave_no_time
 from tests.toys import blocks, chain, profiles
@@ -30,7 +34,11 @@ MIDDLING = Link("toy tier", 0.1, 0.1, 8.0, 8.0, full_duplex=False, out_compute_s
 def test_a_row_of_budgets_never_gets_slower(profile: Profile) -> None:
     of = case(profile)
     assume(len(of.dataflow.activations) >= 2)
-    plans = make_plans(of.dataflow, [of.share(share) for share in SHARES], of.evaluator)
+    plans: dict[int, PolicyOutcome] = {}
+    for budget_bytes in (of.share(share) for share in SHARES):
+        with suppress(InfeasibleBudget):
+            known = tuple(plans.values())
+            plans[budget_bytes] = make_plan(of.dataflow, budget_bytes, of.evaluator, known=known)
     for (small, less), (large, more) in pairwise(plans.items()):
         assert less.timeline.peak_bytes <= small < large
         assert more.timeline.step_ms <= less.timeline.step_ms + NOISE_MS
@@ -55,7 +63,7 @@ def test_a_known_plan_is_the_answer_where_nothing_better_is_found(monkeypatch: p
     leave_no_time(monkeypatch)
     alone = make_plan(of.dataflow, of.share(0.75), of.evaluator)
     assert alone.timeline.step_ms > good.timeline.step_ms + NOISE_MS
-    hurried = make_plan(of.dataflow, of.share(0.75), of.evaluator, known=[good.outcome])
+    hurried = make_plan(of.dataflow, of.share(0.75), of.evaluator, known=[good])
     assert hurried.timeline.step_ms <= good.timeline.step_ms + NOISE_MS
 
 
@@ -96,23 +104,33 @@ def test_rungs_of_larger_steps_planned_apart_never_get_slower(profile: Profile) 
     assert all(more_ms <= less_ms + NOISE_MS for less_ms, more_ms in pairwise(steps_ms))
 
 
-def test_a_rung_whose_plan_is_faster_is_taken() -> None:
-    # GIVEN a planner that is at its best at one rung and forgets everything elsewhere
+def test_a_rung_whose_plan_is_faster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a search that is at its best at one rung and, elsewhere, takes the first rule that fits
     of = case(blocks(4))
     good, asked = parse_budget("60%", of.profile.peak_bytes), parse_budget("73%", of.profile.peak_bytes)
     best = make_plan(of.dataflow, good, of.evaluator)
+    real = {name: getattr(algorithm, name) for name in ("try_rules", "improve", "_polish")}
 
-    def forgetful(request: PlanningRequest) -> PolicyOutcome:
-        return plan_alone(request) if request.budget_bytes <= good else find_policy("swap_all")(request)
+    def forgetful(name: str) -> Callable[..., None]:
+        def stage(trials: Trials, *arguments: Any) -> None:
+            if trials.request.budget_bytes <= good:
+                real[name](trials, *arguments)
+            elif name == "try_rules":
+                trials.run(trials.candidates.all_of("recompute"))
 
+        return stage
+
+    def solve(self: Programs, number: int) -> None:
+        self.prove_bound()
+
+    for name in real:
+        monkeypatch.setattr(algorithm, name, forgetful(name))
+    monkeypatch.setattr(algorithm, "_try_restricted", lambda trials, programs: None)
+    monkeypatch.setattr(Programs, "solve", solve)
     request = PlanningRequest(of.dataflow, asked, of.evaluator)
-    slow = replace(forgetful(request), proven=True)
-    assert slow.step_ms > best.timeline.step_ms + NOISE_MS
+    assert search(request, smaller=False).step_ms > best.step_ms + NOISE_MS
     # WHEN it looks at the rungs below THEN it gets that plan
-    assert better_of_smaller(request, slow, forgetful).step_ms == pytest.approx(best.timeline.step_ms)
-    # AND without any time it says that it did not look
-    late = replace(request, ends_s=0.0)
-    assert better_of_smaller(late, slow, forgetful).notes[-1] == NO_TIME
+    assert search(request).step_ms == pytest.approx(best.step_ms)
 
 
 def test_the_rungs_are_the_same_for_everybody() -> None:

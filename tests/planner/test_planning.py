@@ -157,22 +157,10 @@ def test_every_activation_has_a_reason_in_numbers() -> None:
 def test_missing_solver_gives_the_plan_of_a_rule_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     of = case(resnet50(link=PCIE_16, speed=50))
     monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
-    monkeypatch.setattr(pulp.PULP_CBC_CMD, "available", lambda self: False)
     planned = make_plan(of.dataflow, of.share(0.4), of.evaluator)
     assert planned.status == "heuristic"
     assert any("pip install highspy" in note for note in planned.notes)
     assert planned.timeline.peak_bytes <= of.share(0.4)
-
-
-def test_cbc_stands_in_for_highs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = case(blocks(4, link=SLOW_LINK))
-    budget_bytes = of.share(0.7)
-    with_highs = make_plan(of.dataflow, budget_bytes, of.evaluator)
-    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
-    planned = make_plan(of.dataflow, budget_bytes, of.evaluator)
-    assert "HiGHS is missing, CBC was used" in planned.notes
-    assert planned.lower_bound_ms <= with_highs.timeline.step_ms + 1e-6
-    assert planned.timeline.step_ms <= with_highs.timeline.step_ms * 1.02
 
 
 def test_progress_is_told_in_order() -> None:

@@ -18,7 +18,7 @@ from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest
 from pooch.planner.program.classes import make_classes
 from pooch.planner.program.marks import choose_marks
-from pooch.planner.program.solver import Limits, Solution
+from pooch.planner.program.solver import Limits, Solution, solve
 from pooch.planner.program.step_program import StepProgram
 from pooch.planner.search.trials import Trials
 from tests.planner.networks import PCIE_16, SPILL_FILE, gpt2, resnet50
@@ -30,10 +30,9 @@ def solve_fixed(of: Case, decisions: Decisions, budget_bytes: int, pieces: int, 
     """The program with every choice fixed."""
     candidates = Candidates(of.dataflow)
     built = StepProgram(candidates, choose_marks(candidates, pieces), budget_bytes, merge=merge)
-    for variable, value in built.start(decisions).items():
-        built.program.at_most({variable: 1.0}, value)
-        built.program.at_most({variable: -1.0}, -value)
-    return built.program.solve(Limits(gap=0.0, nodes=10, time_s=20.0))
+    for variable, value in built.values_of(decisions).items():
+        built.problem += variable == value, f"fixed_{variable.name}"
+    return solve(built.problem, Limits(gap=0.0, nodes=10, time_s=20.0))
 
 
 def assert_relaxed(

@@ -1,4 +1,4 @@
-"""The boundary to PuLP: both solvers, bounds, limits, and what is said when none is there."""
+"""The boundary to PuLP and HiGHS: bounds, limits, and what is said when the solver is missing or crashes."""
 
 from __future__ import annotations
 
@@ -14,75 +14,59 @@ from random import Random
 import pulp
 import pytest
 
-from pooch.planner.program import solver_thread
-from pooch.planner.program.solver import Limits, LinearProgram, SolverUnavailable, Variable
+from pooch.planner.program import solver
+from pooch.planner.program.solver import Limits, Problem, SolverUnavailable, Variable, solve, weighted
 
 LIMITS = Limits(gap=0.0, nodes=1000, time_s=10.0)
 PRICES, WEIGHTS = (10.0, 13.0, 7.0, 8.0), (5.0, 7.0, 3.0, 4.0)  # best under weight 11: the last three but one
 
 
-def knapsack() -> tuple[LinearProgram, list[Variable]]:
-    program = LinearProgram()
-    taken = [program.binary() for _ in PRICES]
-    program.minimise({variable: -price for variable, price in zip(taken, PRICES, strict=True)})
-    program.at_most(dict(zip(taken, WEIGHTS, strict=True)), 11.0)
-    return program, taken
-
-
-@pytest.fixture
-def no_highs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+def knapsack() -> tuple[Problem, list[Variable]]:
+    problem = Problem("knapsack")
+    taken = [problem.new(f"taken_{place}", 1, whole=True) for place in range(len(PRICES))]
+    problem += weighted({variable: -price for variable, price in zip(taken, PRICES, strict=True)})
+    problem += weighted(dict(zip(taken, WEIGHTS, strict=True))) <= 11.0, "weight"
+    return problem, taken
 
 
 def test_highs_finds_the_optimum_and_its_bound() -> None:
-    program, taken = knapsack()
-    solution = program.solve(LIMITS)
-    assert [round(solution.values[variable]) for variable in taken] == [0, 1, 0, 1]
-    assert (solution.objective, solution.bound, solution.solver) == (pytest.approx(-21), pytest.approx(-21), "HiGHS")
+    problem, taken = knapsack()
+    solution = solve(problem, LIMITS)
+    assert [round(solution.values[variable.name]) for variable in taken] == [0, 1, 0, 1]
+    assert (solution.objective, solution.bound) == (pytest.approx(-21), pytest.approx(-21))
 
 
 def test_a_start_that_is_optimal_is_kept() -> None:
-    program, taken = knapsack()
-    solution = program.solve(LIMITS, dict(zip(taken, (0.0, 1.0, 0.0, 1.0), strict=True)))
+    problem, taken = knapsack()
+    solution = solve(problem, LIMITS, dict(zip(taken, (0.0, 1.0, 0.0, 1.0), strict=True)))
     assert solution.objective == pytest.approx(-21)
 
 
 def test_a_variable_in_no_row_does_no_harm() -> None:
-    program, taken = knapsack()
-    idle = program.binary()
-    solution = program.solve(LIMITS, {idle: 1.0, taken[0]: 0.0})
-    assert solution.values[idle] == 0.0
+    problem, taken = knapsack()
+    idle = problem.new("idle", 1, whole=True)
+    solution = solve(problem, LIMITS, {idle: 1.0, taken[0]: 0.0})
+    assert list(solution.values) == [*(variable.name for variable in taken), "idle"]
     assert solution.objective == pytest.approx(-21)
 
 
 def test_the_node_limit_leaves_a_valid_bound() -> None:
-    program, _ = knapsack()
-    solution = program.solve(Limits(gap=0.0, nodes=0, time_s=10.0))
+    solution = solve(knapsack()[0], Limits(gap=0.0, nodes=0, time_s=10.0))
     assert solution.bound <= -21 + 1e-6
 
 
 def test_an_infeasible_program_is_said_to_be() -> None:
-    program, taken = knapsack()
-    program.at_most({taken[0]: -1.0}, -2.0)
-    solution = program.solve(LIMITS)
+    problem, taken = knapsack()
+    problem += taken[0] >= 2.0, "too_many"
+    solution = solve(problem, LIMITS)
     assert solution.infeasible
-    assert solution.values == ()
+    assert not solution.values
 
 
-@pytest.mark.usefixtures("no_highs")
-def test_cbc_takes_over_with_the_bound_of_the_relaxation() -> None:
-    program, taken = knapsack()
-    solution = program.solve(LIMITS)
-    assert solution.solver == "CBC"
-    assert [round(solution.values[variable]) for variable in taken] == [0, 1, 0, 1]
-    assert solution.bound == pytest.approx(-23)  # 7 + 8 + four fifths of 10
-
-
-@pytest.mark.usefixtures("no_highs")
-def test_without_any_solver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulp.PULP_CBC_CMD, "available", lambda self: False)
+def test_without_highs_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
     with pytest.raises(SolverUnavailable, match="pip install highspy"):
-        knapsack()[0].solve(LIMITS)
+        solve(knapsack()[0], LIMITS)
 
 
 def test_a_crash_is_told_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +75,10 @@ def test_a_crash_is_told_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(pulp.HiGHS, "callSolver", crash)
     with pytest.raises(SolverUnavailable, match="MemoryError: no room for the basis"):
-        knapsack()[0].solve(LIMITS)
+        solve(knapsack()[0], LIMITS)
 
 
-def test_a_solver_that_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solver_that_does_not_end_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a solver that ends when somebody says so, and not by itself
     call, end = pulp.HiGHS.callSolver, threading.Event()
 
@@ -104,16 +88,16 @@ def test_a_solver_that_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(pulp.HiGHS, "callSolver", endless)
     # WHEN it is waited for
-    solution = knapsack()[0].solve(replace(LIMITS, latest_s=0.2))
+    solution = solve(knapsack()[0], replace(LIMITS, latest_s=0.2))
     # THEN there is an answer while it still runs: no solution, and no bound that would be wrong
-    assert solution.values == ()
+    assert not solution.values
     assert not solution.infeasible
     assert solution.bound <= -21
-    assert [thread.name for thread in solver_thread._left if thread.is_alive()] == ["pooch-solver"]
+    assert [thread.name for thread in solver._abandoned if thread.is_alive()] == ["pooch-solver"]
     # AND nothing is left of it in the end
     end.set()
-    solver_thread._wait_for_those_left()
-    assert not any(thread.is_alive() for thread in solver_thread._left)
+    solver._wait_for_abandoned()
+    assert not any(thread.is_alive() for thread in solver._abandoned)
 
 
 @pytest.fixture
@@ -128,18 +112,18 @@ def heeds_ctrl_c() -> Iterator[None]:
 def test_ctrl_c_stops_the_solver_at_once() -> None:
     # GIVEN a program that HiGHS works on for minutes
     random = Random(1)
-    program = LinearProgram()
-    taken = [program.binary() for _ in range(300)]
-    program.minimise({variable: -random.randint(50, 99) for variable in taken})
-    for _ in range(60):
-        program.at_most({variable: float(random.randint(1, 99)) for variable in taken}, 6000.0)
+    problem = Problem("hard")
+    taken = [problem.new(f"taken_{place}", 1, whole=True) for place in range(300)]
+    problem += weighted({variable: -random.randint(50, 99) for variable in taken})
+    for row in range(60):
+        problem += weighted({variable: float(random.randint(1, 99)) for variable in taken}) <= 6000.0, f"row_{row}"
     # WHEN somebody presses Ctrl-C after half a second
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        program.solve(Limits(gap=0.0, nodes=10**9, time_s=1e6))
+        solve(problem, Limits(gap=0.0, nodes=10**9, time_s=1e6))
     # THEN it has ended, which by its own limit it would not have before the suite's; and the next is solved as ever
-    assert knapsack()[0].solve(LIMITS).objective == pytest.approx(-21)
+    assert solve(knapsack()[0], LIMITS).objective == pytest.approx(-21)
 
 
 FIRST_PLAN = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
-from pooch.planner import PlannedDecisions, make_plan, policy_names
+from pooch.planner import PolicyOutcome, make_plan, policy_names
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest
 from pooch.plugins import provided
@@ -32,7 +32,7 @@ WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)  # an example takes a secon
 PUBLISHED = sorted(provided("policies"))
 
 
-def planned(of: Case, policy: str, share: float) -> PlannedDecisions:
+def planned(of: Case, policy: str, share: float) -> PolicyOutcome:
     return make_plan(of.dataflow, of.share(share), of.evaluator, policy=policy)
 
 
@@ -43,7 +43,7 @@ def smallest(of: Case, policy: str, budget_bytes: int = 1) -> int:
     return raised.value.minimum_bytes
 
 
-def places(of: Case, plan: PlannedDecisions, choice: str) -> list[int]:
+def places(of: Case, plan: PolicyOutcome, choice: str) -> list[int]:
     """Which activations, counted in forward order, are treated so."""
     ids = [value.id for value in of.dataflow.activations]
     return [place for place, value in enumerate(ids) if plan.decisions[value] == choice]

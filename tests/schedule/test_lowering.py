@@ -274,7 +274,7 @@ def test_decisions_that_make_no_sense_are_refused_in_one_line():
     dataflow = Dataflow(step.build())
     with pytest.raises(UsageError, match="value 1 cannot be recomputed: it talks to others"):
         lower(dataflow, {1: "recompute"}, ROOMY)
-    with pytest.raises(UsageError, match="value 0, which is no activation"):
+    with pytest.raises(UsageError, match="value 0, which is not an activation"):
         lower(dataflow, {0: "swap"}, ROOMY)
 
 

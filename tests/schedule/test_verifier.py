@@ -66,7 +66,7 @@ def insert(place: int, *new: Action) -> Edit:
 FAULTS: dict[str, Edit] = {
     "slot 2: free of value 1 without a copy out": omit(0),
     "slot 8: copy in of value 1, which is not away": omit(1),
-    "slot 7: wait for value 4, of which no copy in is under way": omit(4),
+    "slot 7: wait for value 4, which is not being copied in": omit(4),
     "slot 7: value 4 is unpacked and not there": omit(5),
     "slot 8: replay of op 1 reads value 1, which is swapped and not back": omit(7),
     "slot 8: replay of op 2 reads value 2, which is recomputed and not there": omit(8),
@@ -81,7 +81,7 @@ FAULTS: dict[str, Edit] = {
     "slot 8: value 2 is recomputed while it is still there, or for the second time": insert(
         9, Action(8, "replay", 1, (2,))
     ),
-    "slot 8: replay of op 1 may not write over value 1": at(8, in_place=(1,)),
+    "slot 8: replay of op 1 may not overwrite value 1": at(8, in_place=(1,)),
     "slot 8: replayed intermediate 1 is not dropped": insert(12, Action(8, "replay", 0, (1,))),
     "slot 8: value 1 is replayed while it is still there": insert(
         8, Action(8, "replay", 0, (1,)), Action(8, "replay", 0, (1,))
@@ -89,10 +89,10 @@ FAULTS: dict[str, Edit] = {
     "slot 9: replay of op 4 reads value 4, which is swapped and not back": insert(12, Action(9, "replay", 4, (5,))),
     "slot 8: replay of op 5 reads value 5, which is neither held": insert(12, Action(8, "replay", 5)),
     "replay of op 6, which is no forward op": insert(12, Action(8, "replay", 6)),
-    "replay of op 2 is to keep what it does not write": at(10, outputs=(3, 4)),
+    "replay of op 2 keeps an output that the op does not write": at(10, outputs=(3, 4)),
     "wait of value 5, which is not swapped": insert(12, Action(8, "wait", 5)),
-    "drop of 2 stands at slot 11, where no schedule can act": at(11, slot=11),
-    "copy_in of 4 stands at slot 5, where no schedule can act": at(4, slot=5),
+    "drop of 2 is at slot 11, where no schedule can act": at(11, slot=11),
+    "copy_in of 4 is at slot 5, where no schedule can act": at(4, slot=5),
     "comes after an action at slot 8": at(8, slot=7),
     "value 1 is swapped and never freed": lambda a: [a[2], a[3], a[4], a[5]],
 }

@@ -102,7 +102,7 @@ def test_a_recomputed_value_is_not_looked_at_once_it_is_gone() -> None:
 def test_what_may_be_looked_at_unseen_is_not_emptied() -> None:
     step = holding(until=5)
     step.hand_out(1)
-    fault = "slot 2: empty of value 1, which may be read or written over unseen"
+    fault = "slot 2: empty of value 1, which may be read or overwritten unseen"
     refused(step.build(), swapping([OUT, EMPTY, REFILL, WAIT]), SWAPPED, fault)
 
 
@@ -131,7 +131,7 @@ def test_a_storage_that_autograd_saved_before_it_was_written_over_is_not_emptied
     assert "empty" not in {action.kind for action in lower(dataflow, decided, 1).actions}
     actions = Action(2, "copy_out", 2), Action(3, "empty", 2), Action(4, "refill", 2), Action(4, "wait", 2)
     forged = Schedule(actions, (), (), (2,), ((2, 0),), 4096)
-    refused(dataflow.profile, forged, decided, "slot 3: empty of value 2, which may be read or written over unseen")
+    refused(dataflow.profile, forged, decided, "slot 3: empty of value 2, which may be read or overwritten unseen")
 
 
 def test_a_storage_that_nobody_saved_before_it_was_written_over_is_emptied() -> None:
@@ -161,7 +161,7 @@ def test_a_value_that_is_written_over_is_not_moved(choice: Choice) -> None:
         forged = swapping([OUT, *moves])
     else:
         forged = recomputing(Action(7, "replay", 0, (1,)))
-    refused(written_over(), forged, {1: choice}, f"{choice} of value 1, which is written over in the step")
+    refused(written_over(), forged, {1: choice}, f"{choice} of value 1, which is overwritten in the step")
 
 
 def test_a_value_that_is_written_over_is_not_held_for_replays() -> None:

@@ -1,22 +1,28 @@
-"""Policies by name: each turns a `PlanningRequest` into a `PolicyOutcome`. One file per policy."""
+"""Policies by name: each turns a `PlanningRequest` into a `PolicyOutcome`."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from pooch.errors import UsageError
 from pooch.planner.contract import Policy
-from pooch.planner.policies.ilp import ilp
-from pooch.planner.policies.ilp_recompute import ilp_recompute
-from pooch.planner.policies.ilp_swap import ilp_swap
 from pooch.planner.policies.keep_all import keep_all
+from pooch.planner.search.search import restricted, search
 from pooch.plugins import provided
 
 OWN: dict[str, Policy] = {
-    "ilp": ilp,
+    "ilp": search,
     "keep_all": keep_all,
-    "ilp_recompute": ilp_recompute,
-    "ilp_swap": ilp_swap,
+    # The integer program with recomputation alone: what Checkmate (Jain et al. 2019) and its successors would find.
+    # Checkmate (abstract; its code recalled) chooses which values are recomputed when, optimally under a budget, with
+    # O(T^2) binaries. Ours are the slots of replays (each value once, at its first need); Checkmate may compute a
+    # value several times.
+    "ilp_recompute": partial(restricted, only="recompute"),
+    # The integer program with swaps alone: what the optimising swap planners would find, among them window scheduling
+    # (Sony 2020) and the swap parts of POET (2022) and OffMate (2024; abstracts).
+    "ilp_swap": partial(restricted, only="swap"),
 }
-ALIASES = {"in_core": "keep_all"}
+ALIASES = {"in_core": "keep_all"}  # as PoocH (Ito et al. 2019) calls it
 
 
 def policy_names() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Plain training: everything stays on the device. In PoocH's terms (Ito et al. 2019): `in_core`."""
+"""Plain training: everything stays on the device."""
 
 from __future__ import annotations
 

@@ -1,199 +1,188 @@
 """The part of the program about transfers: summed up over values of like size, because only their sums matter.
 
-Which value of a class is copied first does not matter to the sums: all that leave after their last use stay away to
-the end of the forward pass, and coming back in order of need is never worse. So one variable per interval and class
-stands for all values. What leaves in a gap of the forward pass and comes back counts as freed while it is away.
+Which value is copied first does not matter to the sums: all that leave after their last use stay away to the end of the
+forward pass, and coming back in order of need is never worse. So one variable per interval stands for all values of a
+*rate class*: those that give about the same number of bytes for a ms of copying. What leaves in a gap of the forward
+pass and comes back counts as freed while it is away.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from pooch.planner.candidates import NEVER, Candidates
 from pooch.planner.program.classes import ActivationClass
 from pooch.planner.program.marks import Marks
 from pooch.planner.program.residency import Residency
-from pooch.planner.program.solver import LinearProgram, Terms, Variable
+from pooch.planner.program.solver import Expression, Problem, Variable, weighted
 
 SHORTEST_MS = 1e-3
-CLASSES = 4  # of bytes per ms of copying; one is enough where the latency is small
+RATE_CLASSES = 4  # one is enough where the latency is small
+Amounts = dict[int, dict[Variable, float]]  # by interval: choice variables and what each adds there
 
 
-class _CopyClass:
-    """Values that give about the same number of bytes for a ms of copying.
+class RateClass:
+    """Copies of the values of one rate class: how much by the end of each interval.
 
-    Variables, cumulative until the end of interval t: `out`, `back`: copying, in `out_unit_ms` and `in_unit_ms`;
-    `freed`, `taken`: units of memory (in the forward pass `freed` sinks again where a gap ends).
-    """
-
-    def __init__(self, program: LinearProgram, items: Sequence[ActivationClass], count: int, unit_bytes: float) -> None:
-        self.items = items
-        self.out_unit_ms = _unit_ms(max(item.out_ms for item in items))
-        self.in_unit_ms = _unit_ms(max(item.in_ms for item in items))
-        per_out = (item.memory_bytes / unit_bytes / max(item.out_ms, 1e-9) for item in items)
-        per_in = (item.memory_bytes / unit_bytes / max(item.in_ms, 1e-9) for item in items)
-        self.most_freed = self.out_unit_ms * max(per_out)
-        self.least_taken = self.in_unit_ms * min(per_in)
-        self.out: list[Variable] = [program.variable() for _ in range(count)]
-        self.back: list[Variable] = [program.variable() for _ in range(count)]
-        self.freed: list[Variable] = [program.variable() for _ in range(count)]
-        self.taken: list[Variable] = [program.variable() for _ in range(count)]
-
-
-class CopyStreams:
-    """Copies out and back, their room, and their effect on the duration of intervals.
+    Variables, cumulative until the end of interval t: copied_out_c_t and copied_in_c_t in `out_unit_ms` and
+    `in_unit_ms`; freed_c_t and taken_c_t in units of memory (in the forward pass, freed falls again where a gap ends).
 
     Args:
-        program: to add to. candidates, items: all activations, and the classes of those in the program.
-        marks: the intervals.
-        swap: the choice variables. residency: tells which swapped values a replay reads early.
-        unit_bytes: of memory in the program.
+        problem: to add to.
+        name: of the class.
+        members: classes of activations.
+        swap: the choice variables.
+        residency: tells which swapped values a replay reads early.
+        forward_marks: marks in the forward pass.
+        unit_bytes: the program's unit of memory.
     """
 
     def __init__(
         self,
-        program: LinearProgram,
+        problem: Problem,
+        name: str,
+        members: Sequence[ActivationClass],
+        swap: Mapping[int, Variable],
+        residency: Residency,
+        forward_marks: int,
+        unit_bytes: float,
+    ) -> None:
+        self.problem, self.name, self.members, self.swap, self.residency = problem, name, members, swap, residency
+        self.marks: Marks = residency.marks
+        self.forward_marks = forward_marks
+        self.out_unit_ms = _unit_ms(max(i.first.out_ms for i in members))
+        self.in_unit_ms = _unit_ms(max(i.first.in_ms for i in members))
+        self.out = {i.id: i.first.out_ms / self.out_unit_ms for i in members}  # what one copy adds
+        self.into = {i.id: i.first.in_ms / self.in_unit_ms for i in members}
+        self.memory = {i.id: i.first.memory_bytes / unit_bytes for i in members}
+        self.copied_out, self.copied_in = self._family("copied_out"), self._family("copied_in")
+        self.freed, self.taken = self._family("freed"), self._family("taken")
+        for cumulative in (self.copied_out, self.copied_in):
+            for before, after in pairwise(cumulative):
+                problem += after >= before, f"{after.name}_stays"
+        self._add_out()
+        if any(i.first.gaps for i in members):
+            self._add_gaps()
+        self._add_in()
+
+    def _add_out(self) -> None:
+        """Only what was made is copied; only what was copied and can be away is freed; in the end all is copied."""
+        interval_of = self.marks.interval_of
+        made = self._sums("made", self._amounts((i, interval_of(i.first.born + 1), self.out) for i in self.members))
+        released = self._sums(
+            "released", self._amounts((i, interval_of(i.first.first_away), self.memory) for i in self.members)
+        )
+        most_freed = self.out_unit_ms * max(self.memory[i.id] / max(i.first.out_ms, 1e-9) for i in self.members)
+        for t, (freed, copied_out) in enumerate(zip(self.freed, self.copied_out, strict=True)):
+            self.problem += copied_out <= made[t], f"copied_out_made_{self.name}_{t}"
+            self.problem += freed <= released[t], f"freed_released_{self.name}_{t}"
+            self.problem += freed <= most_freed * copied_out, f"freed_copied_{self.name}_{t}"
+        everything = weighted({self.swap[i.id]: self.out[i.id] for i in self.members})
+        self.problem += self.copied_out[-1] >= everything, f"copied_out_all_{self.name}"
+
+    def _add_gaps(self) -> None:
+        """At a mark of the forward pass, only what nothing looks at there is away."""
+        interval_of = self.marks.interval_of
+        changes: Amounts = {}
+        for i in self.members:
+            starts = [*(gap.first_slot for gap in i.first.gaps), i.first.release + 1]
+            ends = [gap.need_slot for gap in i.first.gaps]
+            for slots, change in ((starts, self.memory[i.id]), (ends, -self.memory[i.id])):
+                for slot in slots:
+                    amounts = changes.setdefault(interval_of(slot), {})
+                    amounts[self.swap[i.id]] = amounts.get(self.swap[i.id], 0.0) + change
+        for t, idle in enumerate(self._sums("idle", changes, count=self.forward_marks)):
+            self.problem += self.freed[t] - self.taken[t] <= idle, f"away_idle_{self.name}_{t}"
+
+    def _add_in(self) -> None:
+        """What was read by then is back by then and takes room, and so does what was copied ahead of need."""
+        unpacked = [(i, self.residency.due[i.id]) for i in self.members if i.first.need != NEVER]
+        due_ms = self._sums("due_ms", self._amounts((i, t, self.into) for i, t in unpacked), at_least=True)
+        due = self._sums("due", self._amounts((i, t, self.memory) for i, t in unpacked), at_least=True)
+        least_taken = self.in_unit_ms * min(self.memory[i.id] / max(i.first.in_ms, 1e-9) for i in self.members)
+        for t, (taken, copied_in) in enumerate(zip(self.taken, self.copied_in, strict=True)):
+            fetched = [(i.id, self.residency.fetched.get((i.id, t))) for i in self.members]
+            early_ms = weighted({variable: self.into[i] for i, variable in fetched if variable is not None})
+            early = weighted({variable: self.memory[i] for i, variable in fetched if variable is not None})
+            self.problem += copied_in >= early_ms + due_ms[t], f"copied_in_due_{self.name}_{t}"
+            self.problem += taken >= early + due[t], f"taken_due_{self.name}_{t}"
+            self.problem += taken >= least_taken * copied_in, f"taken_copied_{self.name}_{t}"
+
+    def _family(self, name: str, count: int | None = None) -> list[Variable]:
+        """One variable per interval."""
+        intervals = range(self.marks.count if count is None else count)
+        return [self.problem.new(f"{name}_{self.name}_{t}") for t in intervals]
+
+    def _amounts(self, parts: Iterable[tuple[ActivationClass, int, Mapping[int, float]]]) -> Amounts:
+        """What swapping each class adds in its interval."""
+        amounts: Amounts = {}
+        for i, t, amount in parts:
+            amounts.setdefault(t, {})[self.swap[i.id]] = amount[i.id]
+        return amounts
+
+    def _sums(self, name: str, amounts: Amounts, *, at_least: bool = False, count: int | None = None) -> list[Variable]:
+        """For each interval a variable for the amounts up to it, chained so that rows stay short.
+
+        Each is at most that sum, or `at_least` that sum: whichever the rows that use it need.
+        """
+        sums = self._family(name, count)
+        for t, variable in enumerate(sums):
+            total = weighted(amounts.get(t, {}))
+            total += sums[t - 1] if t > 0 else 0.0
+            self.problem += variable >= total if at_least else variable <= total, f"{variable.name}_sum"
+        return sums
+
+
+class CopyStreams:
+    """Copies out and back of all rate classes: their room, and what they do to the duration of intervals.
+
+    Args:
+        problem: to add to.
+        candidates: all activations.
+        swap: the choice variables.
+        residency: tells which swapped values a replay reads early.
+        unit_bytes: the program's unit of memory.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
         candidates: Candidates,
-        items: tuple[ActivationClass, ...],
-        marks: Marks,
         swap: Mapping[int, Variable],
         residency: Residency,
         unit_bytes: float,
     ) -> None:
-        self.unit_bytes = unit_bytes
-        self.program, self.marks, self.swap, self.residency = program, marks, swap, residency
-        self.link = candidates.dataflow.profile.link
-        self.forward_ops = candidates.dataflow.profile.forward_ops
-        swappable = [item for item in items if item.value in swap]
-        self.classes = [_CopyClass(program, group, marks.count, unit_bytes) for group in _by_density(swappable)]
-        for group in self.classes:
-            self._add_monotone(group)
-            self._add_out(group)
-            self._add_back(group)
+        forward_ops = candidates.dataflow.profile.forward_ops
+        forward_marks = sum(slot < forward_ops for slot in residency.marks.slots)
+        groups = _by_rate([i for i in residency.classes if i.id in swap])
+        self.rate_classes = [
+            RateClass(problem, f"c{number}", members, swap, residency, forward_marks, unit_bytes)
+            for number, members in enumerate(groups)
+        ]
 
-    def _add_monotone(self, group: _CopyClass) -> None:
-        """Cumulative times never shrink."""
-        for cumulative in (group.out, group.back):
-            for earlier, later in pairwise(cumulative):
-                self.program.at_most({earlier: 1.0, later: -1.0}, 0.0)
+    def away(self, t: int) -> dict[Variable, float]:
+        """Memory that swaps have freed by mark t and not taken again."""
+        return {c.freed[t]: 1.0 for c in self.rate_classes} | {c.taken[t]: -1.0 for c in self.rate_classes}
 
-    def _add_out(self, group: _CopyClass) -> None:
-        """Only what was made is copied; only what was copied and can be away is freed; in the end all is copied."""
-        interval_of = self.marks.interval_of
-        made = self._running_sum(
-            group.items, lambda i: interval_of(i.born + 1), lambda i: i.out_ms / group.out_unit_ms, -1.0
-        )
-        released = self._running_sum(
-            group.items, lambda i: interval_of(i.first_away), lambda i: i.memory_bytes / self.unit_bytes, -1.0
-        )
-        for t in range(self.marks.count):
-            self.program.at_most({group.out[t]: 1.0, made[t]: -1.0}, 0.0)
-            self.program.at_most({group.freed[t]: 1.0, released[t]: -1.0}, 0.0)
-            self.program.at_most({group.freed[t]: 1.0, group.out[t]: -group.most_freed}, 0.0)
-        all_out = {self.swap[item.value]: item.out_ms / group.out_unit_ms for item in group.items}
-        self.program.at_most({group.out[-1]: -1.0} | all_out, 0.0)
-        if any(item.gaps for item in group.items):
-            self._add_gaps(group)
+    def out_ms(self, t: int) -> Expression:
+        """Time of copying out in interval t."""
+        return _within(t, [(c.copied_out, c.out_unit_ms) for c in self.rate_classes])
 
-    def _add_gaps(self, group: _CopyClass) -> None:
-        """At a mark of the forward pass, only what nothing looks at there is away."""
-        interval_of = self.marks.interval_of
-        changes: dict[int, Terms] = {}
-        for item in group.items:
-            bytes_of, swap = item.memory_bytes / self.unit_bytes, self.swap[item.value]
-            starts = [interval_of(slot) for slot in (*(gap.first_slot for gap in item.gaps), item.release + 1)]
-            for t, sign in [(t, -1.0) for t in starts] + [(interval_of(gap.need_slot), 1.0) for gap in item.gaps]:
-                of_interval = changes.setdefault(t, {})
-                of_interval[swap] = of_interval.get(swap, 0.0) + sign * bytes_of
-        able: Variable | None = None  # bytes of swapped values that can be away at mark t
-        for t in range(sum(slot < self.forward_ops for slot in self.marks.slots)):
-            before, able = able, self.program.variable()
-            chain: Terms = {able: 1.0} | changes.get(t, {})
-            if before is not None:
-                chain[before] = -1.0
-            self.program.at_most(chain, 0.0)
-            self.program.at_most({group.freed[t]: 1.0, group.taken[t]: -1.0, able: -1.0}, 0.0)
+    def in_ms(self, t: int) -> Expression:
+        """Time of copying in in interval t."""
+        return _within(t, [(c.copied_in, c.in_unit_ms) for c in self.rate_classes])
 
-    def _add_back(self, group: _CopyClass) -> None:
-        """What was read by then is back by then and takes room, and so does what was copied ahead of need."""
-        unpacked = [item for item in group.items if item.need != NEVER]
-        own = self.residency.own
-        due = self._running_sum(unpacked, lambda i: own[i.value], lambda i: i.in_ms / group.in_unit_ms, 1.0)
-        room = self._running_sum(unpacked, lambda i: own[i.value], lambda i: i.memory_bytes / self.unit_bytes, 1.0)
-        for t in range(self.marks.count):
-            time_terms: Terms = {group.back[t]: -1.0, due[t]: 1.0}
-            room_terms: Terms = {group.taken[t]: -1.0, room[t]: 1.0}
-            for item in group.items:
-                early = self.residency.fetched.get((item.value, t))
-                if early is not None:
-                    time_terms[early] = item.in_ms / group.in_unit_ms
-                    room_terms[early] = item.memory_bytes / self.unit_bytes
-            self.program.at_most(time_terms, 0.0)
-            self.program.at_most(room_terms, 0.0)
-            self.program.at_most({group.back[t]: group.least_taken, group.taken[t]: -1.0}, 0.0)
 
-    def _running_sum(
-        self,
-        items: Iterable[ActivationClass],
-        interval: Callable[[ActivationClass], int],
-        amount: Callable[[ActivationClass], float],
-        sign: float,
-    ) -> list[Variable]:
-        """For each interval a variable for the amount swapped of the items that count from then on.
-
-        The variables are chained, so that rows stay short.
-
-        Args:
-            sign: 1.0: the variable is at least the amount; -1.0: at most.
-        """
-        starting: dict[int, Terms] = {}
-        for item in items:
-            starting.setdefault(interval(item), {})[self.swap[item.value]] = sign * amount(item)
-        sums: list[Variable] = []
-        for t in range(self.marks.count):
-            sums.append(self.program.variable())
-            terms = {sums[t]: -sign} | starting.get(t, {})
-            if t > 0:
-                terms[sums[t - 1]] = sign
-            self.program.at_most(terms, 0.0)
-        return sums
-
-    def away(self, t: int) -> Terms:
-        """Minus the memory freed so far, plus the room taken again so far."""
-        terms: Terms = {}
-        for group in self.classes:
-            terms[group.freed[t]], terms[group.taken[t]] = -1.0, 1.0
-        return terms
-
-    def slowdown(self, t: int) -> Terms:
-        """Compute time that copies of interval t displace, at the very least.
-
-        Compute advances at rate 1 / (1 + share) while a copy runs, so a ms of copying displaces share / (1 + share);
-        two copies at once displace less than the sum of both alone, so the shares of both streams stand below.
-        """
-        both = self.link.out_compute_share + self.link.in_compute_share
-        return self._sum(t, self.link.out_compute_share / (1 + both), self.link.in_compute_share / (1 + both))
-
-    def busy(self, t: int) -> Iterator[Terms]:
-        """Busy time of each copy stream in interval t; of the one that they share, where the link is half duplex."""
-        streams = ((1.0, 0.0), (0.0, 1.0)) if self.link.full_duplex else ((1.0, 1.0),)
-        for out_factor, in_factor in streams:
-            terms = self._sum(t, out_factor, in_factor)
-            if terms:
-                yield terms
-
-    def _sum(self, t: int, out_factor: float, in_factor: float) -> Terms:
-        terms: Terms = {}
-        for group in self.classes:
-            of_out = (group.out, out_factor * group.out_unit_ms)
-            for cumulative, factor in (of_out, (group.back, in_factor * group.in_unit_ms)):
-                if factor:
-                    terms[cumulative[t]] = factor
-                    if t > 0:
-                        terms[cumulative[t - 1]] = -factor
-        return terms
+def _within(t: int, streams: Iterable[tuple[list[Variable], float]]) -> Expression:
+    """What cumulative sums grow by in interval t."""
+    terms: dict[Variable, float] = {}
+    for cumulative, unit_ms in streams:
+        terms[cumulative[t]] = unit_ms
+        if t > 0:
+            terms[cumulative[t - 1]] = -unit_ms
+    return weighted(terms)
 
 
 def _unit_ms(longest_ms: float) -> float:
@@ -201,14 +190,14 @@ def _unit_ms(longest_ms: float) -> float:
     return 1.0 if longest_ms >= SHORTEST_MS or longest_ms <= 0 else longest_ms
 
 
-def _by_density(items: Sequence[ActivationClass]) -> list[list[ActivationClass]]:
-    """At most `CLASSES` groups of values that give like numbers of bytes for a ms of copying."""
-    if not items:
+def _by_rate(classes: Sequence[ActivationClass]) -> list[list[ActivationClass]]:
+    """At most `RATE_CLASSES` groups of values that give like numbers of bytes for a ms of copying."""
+    if not classes:
         return []
-    density = {item.value: math.log(item.memory_bytes / max(item.copy_ms, 1e-9) + 1e-9) for item in items}
-    low, high = min(density.values()), max(density.values())
-    width = max((high - low) / CLASSES, 0.05)
+    rate = {i.id: math.log(i.first.memory_bytes / max(i.first.copy_ms, 1e-9) + 1e-9) for i in classes}
+    low, high = min(rate.values()), max(rate.values())
+    width = max((high - low) / RATE_CLASSES, 0.05)
     groups: dict[int, list[ActivationClass]] = {}
-    for item in items:
-        groups.setdefault(min(int((density[item.value] - low) / width), CLASSES - 1), []).append(item)
+    for i in classes:
+        groups.setdefault(min(int((rate[i.id] - low) / width), RATE_CLASSES - 1), []).append(i)
     return [groups[key] for key in sorted(groups)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,8 +14,10 @@ from pooch.planner.candidates import Candidates
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Ascending slots. Interval t lasts from the start of op `slots[t - 1]` (0 for the first) to the start of op
-    `slots[t]`; one more interval lasts from the last mark to the end of the step.
+    """Ascending slots that bound the intervals.
+
+    Interval t lasts from the start of op `slots[t - 1]` (0 for the first) to the start of op `slots[t]`; one more
+    interval lasts from the last mark to the end of the step.
 
     Attributes:
         slots: the marked slots.
@@ -35,38 +37,35 @@ class Marks:
         return bisect_left(self.slots, slot)
 
 
-def choose_marks(candidates: Candidates, count: int, extra: Iterable[int] = ()) -> Marks:
+def choose_marks(candidates: Candidates, count: int) -> Marks:
     """Cut each phase into about `count` pieces of equal work (time and bytes), and mark the fullest slot of each.
 
-    Args:
-        candidates: the activations.
-        count: pieces per phase; a phase with fewer slots is marked at each of them.
-        extra: slots to mark besides, such as those at which a simulated plan did not fit.
+    A phase with fewer slots than that is marked at each of them.
     """
-    profile = candidates.dataflow.profile
+    end, forward_ops = candidates.dataflow.end, candidates.dataflow.profile.forward_ops
     work = _work(candidates)
-    slots = set(extra)
-    for first, last in ((0, profile.forward_ops), (profile.forward_ops, candidates.dataflow.end)):
-        slots.update(_fullest_of_pieces(candidates, work, range(first, last), count))
-    return make_marks(candidates, sorted(slot for slot in slots if 0 < slot < candidates.dataflow.end))
+    slots: set[int] = set()
+    for phase in (range(forward_ops), range(forward_ops, end)):
+        slots.update(_fullest_of_pieces(candidates, work, phase, count))
+    return make_marks(candidates, sorted(slot for slot in slots if 0 < slot < end))
 
 
 def make_marks(candidates: Candidates, slots: Sequence[int]) -> Marks:
     """The marks at exactly these slots (ascending)."""
-    times = [op.time_ms for op in candidates.dataflow.profile.ops]
-    edges = [0, *slots, len(times)]
-    return Marks(tuple(slots), tuple(sum(times[a:b]) for a, b in pairwise(edges)))
+    times_ms = [op.time_ms for op in candidates.dataflow.profile.ops]
+    edges = [0, *slots, len(times_ms)]
+    return Marks(tuple(slots), tuple(sum(times_ms[begin:end]) for begin, end in pairwise(edges)))
 
 
 def _work(candidates: Candidates) -> numpy.ndarray:
     """Work of each slot: its share of the time, of the bytes born, and of the bytes first unpacked."""
     ops = candidates.dataflow.profile.ops
-    times = numpy.array([op.time_ms for op in ops])
+    times_ms = numpy.array([op.time_ms for op in ops])
     touched = numpy.zeros(len(ops) + 1)
     for item in candidates.items:
         touched[item.born] += item.memory_bytes
         touched[item.need] += item.memory_bytes  # NEVER is -1: the spare last place
-    work: numpy.ndarray = times / max(times.sum(), 1e-9) + touched[:-1] / max(touched.sum(), 1.0)
+    work: numpy.ndarray = times_ms / max(times_ms.sum(), 1e-9) + touched[:-1] / max(touched.sum(), 1.0)
     return work
 
 
@@ -75,10 +74,10 @@ def _fullest_of_pieces(candidates: Candidates, work: numpy.ndarray, slots: range
     if len(slots) <= count:
         return list(slots)
     reached = numpy.cumsum(work[slots.start : slots.stop])
-    piece = numpy.minimum((reached / reached[-1] * count).astype(int), count - 1)
+    pieces = numpy.minimum((reached / reached[-1] * count).astype(int), count - 1)
     bodies = candidates.dataflow.in_core_points[1::2][slots.start : slots.stop]
     fullest: dict[int, int] = {}
-    for place, of_piece in enumerate(piece):
-        best = fullest.get(int(of_piece), place)
-        fullest[int(of_piece)] = place if bodies[place] >= bodies[best] else best
+    for place, piece in enumerate(pieces.tolist()):
+        if bodies[place] >= bodies[fullest.get(piece, place)]:
+            fullest[piece] = place
     return [slots.start + place for place in fullest.values()]

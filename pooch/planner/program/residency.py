@@ -3,126 +3,115 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from pooch.planner.candidates import NEVER, Candidates
+from pooch.planner.candidates import NEVER
 from pooch.planner.program.classes import ActivationClass
 from pooch.planner.program.marks import Marks
-from pooch.planner.program.solver import LinearProgram, Terms, Variable
+from pooch.planner.program.solver import Problem, Variable, weighted
 
 WINDOW = 16  # intervals before its first unpack in which a value is followed as a source of earlier replays
 
 
-@dataclass(frozen=True, slots=True)
-class Back:
-    """Bounds on "was replayed by then" as variables; None stands for zero."""
-
-    at_least: Variable | None
-    at_most: Variable | None
-
-
 class Residency:
-    """Variables r[i, t]: recomputed value i was replayed by mark t; n[i, t]: a replay read swapped value i by then.
+    """Variables restored_i_t: recomputed value i was replayed by mark t; fetched_i_t: a replay read swapped i by then.
 
-    Both are monotone in t and only exist in the window in which they are not known: from the first interval in which a
-    replay could read the value to the interval of its first unpack. Outside of `WINDOW` intervals they are left out,
-    which leaves rows out and so only lowers the optimum.
+    Both exist in the window in which they are not known: from the first interval in which a replay could read the value
+    to the interval of its first unpack. More than `WINDOW` intervals before that they are left out, and their rows with
+    them, which can only lower the optimum.
 
     Args:
-        program: to add to. candidates, items: all activations, and the classes of those in the program.
+        problem: to add to.
+        classes: of the activations in the program.
         marks: the intervals.
-        swap, recompute: the choice variables.
+        swap: the choice variables, by class.
+        recompute: the same.
     """
 
     def __init__(
         self,
-        program: LinearProgram,
-        candidates: Candidates,
-        items: tuple[ActivationClass, ...],
+        problem: Problem,
+        classes: tuple[ActivationClass, ...],
         marks: Marks,
         swap: Mapping[int, Variable],
         recompute: Mapping[int, Variable],
     ) -> None:
-        self.program, self.candidates, self.items, self.marks = program, candidates, items, marks
-        self.swap, self.recompute = swap, recompute
-        self.first: dict[int, int] = {}  # first interval in which the value may be wanted by a replay
-        self.own: dict[int, int] = {item.value: self._own_interval(item) for item in items}
-        self.replayed: dict[tuple[int, int], Variable] = {}  # r[i, t]
-        self.fetched: dict[tuple[int, int], Variable] = {}  # n[i, t]
-        self.class_of = {member.value: item for item in items for member in item.members}
-        self._find_windows()
-        self._add_monotone(self.replayed, recompute)
-        self._add_monotone(self.fetched, swap)
-        self._add_sources()
+        self.classes, self.marks, self.swap, self.recompute = classes, marks, swap, recompute
+        self.class_of = {member.value: group for group in classes for member in group.members}
+        # The interval of the first unpack (of the death, for values that are not unpacked).
+        self.due = {i.id: marks.interval_of(i.first.need if i.first.need != NEVER else i.first.death) for i in classes}
+        self.first = self._first_wanted()
+        self.restored = self._family(problem, "restored", recompute)
+        self.fetched = self._family(problem, "fetched", swap)
+        self._add_sources(problem)
 
-    def _own_interval(self, item: ActivationClass) -> int:
-        """The interval of the first unpack; of the death, where nobody unpacks it."""
-        return self.marks.interval_of(item.need if item.need != NEVER else item.death)
+    def restored_at_least(self, group: ActivationClass, t: int) -> Variable | None:
+        """How many of a class were replayed by mark t, from below; None for zero."""
+        if t < self.due[group.id]:
+            return self.restored.get((group.id, t))
+        return self.recompute.get(group.id) if group.first.need != NEVER else None
 
-    def _find_windows(self) -> None:
-        """From the last activation to the first: a source may be wanted as soon as what it serves."""
+    def restored_at_most(self, group: ActivationClass, t: int) -> Variable | None:
+        """How many of a class were replayed by mark t, from above; None for zero."""
+        return self.restored.get((group.id, t), self.recompute.get(group.id))
+
+    def _first_wanted(self) -> dict[int, int]:
+        """The first interval in which a replay may want a value: a source is wanted as soon as what it serves."""
         wanted: dict[int, int] = {}
-        self.first = dict(self.own)
-        for member in sorted((member for item in self.items for member in item.members), key=lambda m: -m.value):
-            item = self.class_of[member.value]
-            own = self.own[item.value]
-            first = max(min(wanted.get(member.value, own), own), own - WINDOW)
-            self.first[item.value] = min(first, self.first[item.value])
-            if item.value in self.recompute:
+        firsts = dict(self.due)
+        for member in sorted((m for group in self.classes for m in group.members), key=lambda m: -m.value):
+            group = self.class_of[member.value]
+            due = self.due[group.id]
+            first = max(min(wanted.get(member.value, due), due), due - WINDOW)
+            firsts[group.id] = min(first, firsts[group.id])
+            if group.id in self.recompute:
                 for source in member.sources:
                     wanted[source] = min(wanted.get(source, self.marks.count), first)
+        return firsts
 
-    def _add_monotone(self, table: dict[tuple[int, int], Variable], choice: Mapping[int, Variable]) -> None:
-        """v[i, t] <= v[i, t + 1] <= choice_i, for each interval of the window."""
-        for value, chosen in choice.items():
-            following = chosen
-            for t in reversed(range(self.first[value], self.own[value])):
-                table[value, t] = self.program.variable(float(self.class_of[value].count))
-                self.program.at_most({table[value, t]: 1.0, following: -1.0}, 0.0)
-                following = table[value, t]
+    def _family(self, problem: Problem, name: str, choice: Mapping[int, Variable]) -> dict[tuple[int, int], Variable]:
+        """Rows name_stays: v_i_t <= v_i_(t + 1) <= choice_i, in the window of each class that has the choice."""
+        family: dict[tuple[int, int], Variable] = {}
+        for i in self.classes:
+            if i.id not in choice:
+                continue
+            following = choice[i.id]
+            for t in reversed(range(self.first[i.id], self.due[i.id])):
+                family[i.id, t] = problem.new(f"{name}_{i}_{t}", float(i.count))
+                problem += family[i.id, t] <= following, f"{name}_stays_{i}_{t}"
+                following = family[i.id, t]
+        return family
 
-    def _add_sources(self) -> None:
-        """keep_i + r[i, t] + n[i, t] >= r[j, t]: when j has been replayed, its source i was there, and it stays.
+    def _add_sources(self, problem: Problem) -> None:
+        """Rows sources: restored_j_t <= keep_i + restored_i_t + fetched_i_t for each source i of j.
 
-        Of classes, these are the sums over j; a source of several members counts for each of them.
+        When j had been replayed its source was there, for one of these reasons, and it stays. Of classes, these are
+        the sums over their members; a source of several members counts for each of them.
         """
-        for item in self.items:
-            if item.value in self.recompute:
-                for sources in zip(*(member.sources for member in item.members), strict=True):
-                    self._add_source(item, sources)
+        for j in self.classes:
+            if j.id in self.recompute:
+                for place, sources in enumerate(zip(*(member.sources for member in j.members), strict=True)):
+                    if all(source in self.class_of for source in sources):
+                        self._add_source(problem, j, place, self._serving(sources))
 
-    def _add_source(self, item: ActivationClass, sources: tuple[int, ...]) -> None:
-        if any(source not in self.class_of for source in sources):
-            return
-        serving: dict[int, int] = {}  # by class: how many members of `item` one of it serves at most
+    def _serving(self, sources: tuple[int, ...]) -> dict[int, int]:
+        """By class of these sources: how many replays one member of it serves at most."""
+        serving: dict[int, int] = {}
         for source in dict.fromkeys(sources):
-            of_class = self.class_of[source].value
-            serving[of_class] = max(serving.get(of_class, 0), sources.count(source))
-        last = self.own[item.value] if item.need != NEVER else self.own[item.value] - 1
-        first = max(self.first[item.value], *(self.first[value] for value in serving))
-        for t in range(first, min(last, *(self.own[value] - 1 for value in serving)) + 1):
-            self._add_source_row(item, serving, t)
+            i = self.class_of[source].id
+            serving[i] = max(serving.get(i, 0), sources.count(source))
+        return serving
 
-    def _add_source_row(self, item: ActivationClass, serving: Mapping[int, int], t: int) -> None:
-        terms: Terms = {self.replayed.get((item.value, t), self.recompute[item.value]): 1.0}
-        most = 0
-        for value, times in serving.items():
-            most += times * self.class_of[value].count
-            for choice, back in ((self.swap, self.fetched), (self.recompute, self.replayed)):
-                if value in choice:
-                    terms[choice[value]] = terms.get(choice[value], 0.0) + times
-                    terms[back[value, t]] = terms.get(back[value, t], 0.0) - times
-        if len(terms) > 1:
-            self.program.at_most(terms, float(most))
-
-    def replayed_by(self, item: ActivationClass, t: int) -> Back:
-        """Bounds on whether the value has been replayed by mark t."""
-        chosen = self.recompute.get(item.value)
-        if chosen is None:
-            return Back(None, None)
-        if t >= self.own[item.value]:
-            return Back(chosen if item.need != NEVER else None, chosen)
-        variable = self.replayed.get((item.value, t))
-        if variable is not None:
-            return Back(variable, variable)
-        return Back(None, chosen)
+    def _add_source(self, problem: Problem, j: ActivationClass, place: int, serving: Mapping[int, int]) -> None:
+        last = self.due[j.id] if j.first.need != NEVER else self.due[j.id] - 1
+        last = min(last, *(self.due[i] - 1 for i in serving))
+        first = max(self.first[j.id], *(self.first[i] for i in serving))
+        most = sum(times * self.class_of[i].count for i, times in serving.items())
+        for t in range(first, last + 1):
+            terms: dict[Variable, float] = {self.restored.get((j.id, t), self.recompute[j.id]): 1.0}
+            for i, times in serving.items():
+                for choice, back in ((self.swap, self.fetched), (self.recompute, self.restored)):
+                    if i in choice:  # keep_i is what is neither swapped nor recomputed
+                        terms[choice[i]] = terms.get(choice[i], 0.0) + times
+                        terms[back[i, t]] = terms.get(back[i, t], 0.0) - times
+            if len(terms) > 1:
+                problem += weighted(terms) <= most, f"sources_{j}_{place}_{t}"

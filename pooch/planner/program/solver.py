@@ -1,23 +1,35 @@
-"""The only file that knows PuLP: linear programs with whole numbers, solved by HiGHS, or CBC where it is missing."""
+"""Solves an integer program with HiGHS, through PuLP, for no longer than anybody wants to wait.
+
+HiGHS runs in a thread of its own: its simplex method checks neither its time limit nor a request to stop while it
+struggles with one basis (5 s were seen), and Python notices Ctrl-C only between calls.
+"""
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import math
+import threading
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from pooch.planner.program.importing import imported_apart
-from pooch.planner.program.solver_thread import call_highs
+POLL_S = 0.05
+_abandoned: list[threading.Thread] = []
 
-pulp = imported_apart("pulp")
+# PuLP keeps the exceptions of solvers that are not installed, and an exception keeps every frame that was running.
+# Imported in a thread of its own, PuLP cannot keep alive the model of a user's function that plans for the first time.
+with ThreadPoolExecutor(1, thread_name_prefix="pooch-import") as _pool:
+    pulp: Any = _pool.submit(importlib.import_module, "pulp").result()
 
-Variable = int  # position in the program
-Terms = dict[Variable, float]  # a linear expression
+Variable = Any  # pulp.LpVariable
+Expression = Any  # pulp.LpAffineExpression
 
 
 class SolverUnavailable(Exception):
-    """No solver is installed, or it crashed; the planner then answers with a cheap policy's plan."""
+    """HiGHS is missing or crashed; the planner then answers with the best plan of the rules and the local search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +37,10 @@ class Limits:
     """When the solver may stop.
 
     Attributes:
-        gap: relative distance of solution and bound at which it is done.
-        nodes: branch-and-bound nodes (the same on every machine). time_s: a safety.
-        latest_s: seconds after which it is left to itself where it does not heed its time limit.
+        gap: relative distance between solution and bound at which it is done.
+        nodes: branch-and-bound nodes (the same on every machine).
+        time_s: a safety net.
+        latest_s: seconds after which it is abandoned if it does not heed its time limit.
     """
 
     gap: float
@@ -41,140 +54,133 @@ class Solution:
     """What the solver found.
 
     Attributes:
-        values: one per variable; empty where no solution was found.
-        objective: of the solution (inf without one). bound: no solution is below this (-inf if not even that is known).
+        values: by the name of the variable; empty where no solution was found.
+        objective: of the solution (inf without one).
+        bound: no solution is below this (-inf if not even that is known).
         infeasible: it was proven that there is no solution.
-        solver: who said so.
     """
 
-    values: tuple[float, ...]
+    values: Mapping[str, float]
     objective: float
     bound: float
-    infeasible: bool
-    solver: str
+    infeasible: bool = False
 
 
-class LinearProgram:
-    """Minimise a linear objective under rows `terms <= upper`; collects, then hands everything to PuLP at once."""
+class Problem(pulp.LpProblem):  # type: ignore[misc]
+    """A PuLP problem to minimise, whose variables keep the order in which they were made; PuLP sorts them by name."""
 
-    def __init__(self) -> None:
-        self._bounds: list[tuple[float, float | None]] = []
-        self._is_whole: list[bool] = []
-        self._rows: list[tuple[Terms, float]] = []
-        self._objective: Terms = {}
+    def __init__(self, name: str) -> None:
+        super().__init__(name, pulp.LpMinimize)
+        self._made: list[Variable] = []
 
-    def variable(self, upper: float | None = None) -> Variable:
-        """A continuous variable from 0 to `upper`."""
-        self._bounds.append((0.0, upper))
-        self._is_whole.append(False)
-        return len(self._bounds) - 1
+    def new(self, name: str, upper: float | None = None, *, whole: bool = False) -> Variable:
+        """A variable from 0 to `upper`."""
+        make = getattr(self, "add_variable", pulp.LpVariable)  # PuLP from 3.3 on, and before
+        self._made.append(make(name, 0.0, upper, pulp.LpInteger if whole else pulp.LpContinuous))
+        return self._made[-1]
 
-    def binary(self) -> Variable:
-        """A variable that is 0 or 1."""
-        return self.whole(1)
+    def variables(self) -> list[Variable]:
+        """All variables; PuLP asks for them in order to build HiGHS's columns."""
+        return self._made
 
-    def whole(self, most: int) -> Variable:
-        """A whole number from 0 to `most`."""
-        handle = self.variable(float(most))
-        self._is_whole[handle] = True
-        return handle
 
-    def at_most(self, terms: Mapping[Variable, float], upper: float) -> None:
-        """Add the row `terms <= upper`."""
-        self._rows.append((dict(terms), upper))
+def weighted(terms: Mapping[Variable, float]) -> Expression:
+    """The sum of variables times their factors; far faster than adding them one by one."""
+    return pulp.LpAffineExpression(terms)
 
-    def minimise(self, terms: Mapping[Variable, float]) -> None:
-        """Set the objective."""
-        self._objective = dict(terms)
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Variables and rows."""
-        return len(self._bounds), len(self._rows)
+def solve(problem: Problem, limits: Limits, start: Mapping[Variable, float] | None = None) -> Solution:
+    """Hand the problem to HiGHS, step by step: PuLP's single call fails at the node limit, and takes no start.
 
-    def solve(self, limits: Limits, start: Mapping[Variable, float] | None = None) -> Solution:
-        """Hand the program to HiGHS, or to CBC where highspy is missing.
+    Args:
+        problem: what to minimise.
+        limits: when to stop.
+        start: values of some variables of a known solution.
 
-        Args:
-            limits: when to stop.
-            start: values of some variables of a known solution, for solvers that can use it.
-
-        Raises:
-            SolverUnavailable: neither solver is there, or it crashed.
-        """
-        try:
-            if pulp.HiGHS(msg=False).available():
-                return self._solve_with_highs(limits, start or {})
-            if pulp.PULP_CBC_CMD(msg=False).available():
-                return self._solve_with_cbc(limits)
-        except SolverUnavailable:
-            raise
-        except Exception as error:  # PuLP and its solvers raise whatever they like; a plan must come out all the same
-            raise SolverUnavailable(f"the solver failed: {type(error).__name__}: {error}") from error
-        raise SolverUnavailable("neither HiGHS (pip install highspy) nor CBC is installed")
-
-    def _problem(self) -> tuple[Any, list[Any]]:
-        """The program as a PuLP problem, and its variables."""
-        problem = pulp.LpProblem("pooch", pulp.LpMinimize)
-        new_variable = getattr(problem, "add_variable", pulp.LpVariable)  # PuLP 3.3 on, and before
-        width = len(str(len(self._bounds)))  # PuLP sorts by name; equal width keeps our order
-        columns = [
-            new_variable(f"x{index:0{width}d}", low, high, pulp.LpInteger if is_whole else pulp.LpContinuous)
-            for index, ((low, high), is_whole) in enumerate(zip(self._bounds, self._is_whole, strict=True))
-        ]
-        problem += pulp.LpAffineExpression([(columns[i], factor) for i, factor in self._objective.items()])
-        for terms, upper in self._rows:
-            expression = pulp.LpAffineExpression([(columns[i], factor) for i, factor in terms.items()])
-            problem.addConstraint(pulp.LpConstraint(expression, pulp.LpConstraintLE, rhs=upper))
-        return problem, columns
-
-    def _solve_with_highs(self, limits: Limits, start: Mapping[Variable, float]) -> Solution:
-        """Through PuLP's HiGHS, step by step.
-
-        Its one-call form fails where the node limit is reached, and takes no start.
-        """
-        problem, columns = self._problem()
-        solver = pulp.HiGHS(
-            msg=False, timeLimit=max(0.1, limits.time_s), gapRel=limits.gap, mip_max_nodes=limits.nodes, random_seed=0
-        )
+    Raises:
+        SolverUnavailable: HiGHS is not installed, or it crashed.
+        KeyboardInterrupt: Ctrl-C was pressed; HiGHS has stopped.
+    """
+    if not pulp.HiGHS(msg=False).available():
+        raise SolverUnavailable("HiGHS is not installed: run pip install highspy")
+    solver = pulp.HiGHS(
+        msg=False, timeLimit=max(0.1, limits.time_s), gapRel=limits.gap, mip_max_nodes=limits.nodes, random_seed=0
+    )
+    try:
         solver.createAndConfigureSolver(problem)
         solver.buildSolverModel(problem)
-        model = problem.solverModel
-        place = {column.name: column.index for column in problem.variables()}  # without those in no row
         if start:
-            known = {
-                place[columns[variable].name]: value
-                for variable, value in start.items()
-                if columns[variable].name in place
-            }
-            model.setSolution(len(known), list(known), list(known.values()))
-        bound_when_left = call_highs(solver, problem, limits.latest_s)
-        if bound_when_left is not None:
-            return Solution((), math.inf, bound_when_left, False, "HiGHS")
-        status, info = str(model.getModelStatus()), model.getInfo()
-        if status.endswith(("kInfeasible", "kUnboundedOrInfeasible")):
-            return Solution((), math.inf, math.inf, True, "HiGHS")
-        if status.endswith(("kNotset", "Error", "kMemoryLimit")):
-            raise SolverUnavailable(f"HiGHS stopped with {status.rpartition('.')[2]}")
-        objective, values = float(info.objective_function_value), list(model.getSolution().col_value)
-        bound = float(info.mip_dual_bound) if any(self._is_whole) else objective
-        if not math.isfinite(objective) or info.primal_solution_status != 2:
-            return Solution((), math.inf, bound, False, "HiGHS")
-        found = tuple(values[place[column.name]] if column.name in place else 0.0 for column in columns)
-        return Solution(found, objective, bound, False, "HiGHS")
+            places = [variable.index for variable in start]
+            problem.solverModel.setSolution(len(start), places, list(start.values()))
+        run = _Run(solver, problem)
+        run.start()
+        bound_when_abandoned = run.wait(limits.latest_s)
+    except Exception as error:  # PuLP and HiGHS raise all kinds of errors; there has to be a plan even so
+        raise SolverUnavailable(f"the solver failed: {type(error).__name__}: {error}") from error
+    if bound_when_abandoned is not None:
+        return Solution({}, math.inf, bound_when_abandoned)
+    model = problem.solverModel
+    status, info = str(model.getModelStatus()).rpartition(".")[2], model.getInfo()
+    if status in ("kInfeasible", "kUnboundedOrInfeasible"):
+        return Solution({}, math.inf, math.inf, infeasible=True)
+    if status in ("kNotset", "kMemoryLimit") or status.endswith("Error"):
+        raise SolverUnavailable(f"HiGHS stopped with {status}")
+    objective = float(info.objective_function_value)
+    bound = float(info.mip_dual_bound) if problem.isMIP() else objective
+    if not math.isfinite(objective) or info.primal_solution_status != 2:
+        return Solution({}, math.inf, bound)
+    names = (variable.name for variable in problem.variables())
+    return Solution(dict(zip(names, model.getSolution().col_value, strict=True)), objective, bound)
 
-    def _solve_with_cbc(self, limits: Limits) -> Solution:
-        """CBC tells no dual bound through PuLP, so the bound is that of the relaxation without integrality."""
-        relaxed, _ = self._problem()
-        relaxed.solve(pulp.PULP_CBC_CMD(msg=False, mip=False, timeLimit=max(1.0, limits.time_s / 2)))
-        if relaxed.status == pulp.LpStatusInfeasible:
-            return Solution((), math.inf, math.inf, True, "CBC")
-        is_solved = relaxed.sol_status == pulp.LpSolutionOptimal
-        bound = float(pulp.value(relaxed.objective)) if is_solved else -math.inf
-        problem, columns = self._problem()
-        options = {"gapRel": limits.gap, "timeLimit": max(1.0, limits.time_s / 2), "maxNodes": limits.nodes}
-        problem.solve(pulp.PULP_CBC_CMD(msg=False, **options))
-        if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-            return Solution((), math.inf, bound, problem.status == pulp.LpStatusInfeasible, "CBC")
-        values = tuple(float(column.varValue or 0.0) for column in columns)
-        return Solution(values, float(pulp.value(problem.objective)), bound, False, "CBC")
+
+class _Run(threading.Thread):
+    """One run of HiGHS on a problem, whose solver model is read when it is done."""
+
+    def __init__(self, solver: Any, problem: Problem) -> None:
+        super().__init__(name="pooch-solver", daemon=True)
+        self._solver, self._problem = solver, problem
+        self._raised: BaseException | None = None
+        self._bound = -math.inf
+        problem.solverModel.HandleUserInterrupt = True
+        problem.solverModel.cbMipInterrupt += self._take_bound
+
+    def run(self) -> None:
+        model = self._problem.solverModel
+        try:
+            self._solver.callSolver(self._problem)
+            type(model).resetGlobalScheduler(False)  # its workers belong to this thread; left alone they abort at exit
+        except BaseException as error:  # noqa: BLE001  (handed to the thread that waits)
+            self._raised = error
+
+    def _take_bound(self, event: Any) -> None:
+        self._bound = max(self._bound, event.data_out.mip_dual_bound)
+
+    def wait(self, latest_s: float) -> float | None:
+        """Wait until it is done, or abandon it after `latest_s` seconds; it then stops at the next opportunity.
+
+        Returns:
+            None where it is done; else the best dual bound it had reported (-inf without one), and nothing of the
+            model may be touched any more.
+        """
+        latest_s += time.monotonic()
+        try:
+            while self.is_alive():
+                self.join(POLL_S)
+                if self.is_alive() and time.monotonic() > latest_s:
+                    self._problem.solverModel.cancelSolve()
+                    _abandoned.append(self)
+                    return self._bound
+        except KeyboardInterrupt:
+            self._problem.solverModel.cancelSolve()
+            self.join()
+            raise
+        if self._raised is not None:
+            raise self._raised
+        return None
+
+
+@atexit.register
+def _wait_for_abandoned() -> None:
+    """A solver that is still running when the interpreter exits would abort the process."""
+    for thread in _abandoned:
+        thread.join()

@@ -1,15 +1,15 @@
 """The integer program: keep, swap or recompute for each activation, so that the step is short and memory suffices.
 
-Every row holds for every schedule of the simulator's model (`docs/planner.md` argues why, row by row), so what the
-solver proves about the program is a lower bound for all plans. It follows the design of HiRemate and OffMate (2024: a
-step is as long as its slowest stream, transfers may be cut into fractions) and Checkmate's "a replay finds its
-sources" (2019), but copies are summed up by size classes, so the program grows with activations + marks
-and not with their product.
+Every row holds for every schedule of the simulator's model (`docs/planner.md` argues why, row by row, under the names
+used here), so what the solver proves about the program is a lower bound for all plans. It follows the design of
+HiRemate and OffMate (2024: a step is as long as its slowest stream, transfers may be cut into fractions) and
+Checkmate's "a replay finds its sources" (2019), but copies are summed up by rate classes, so the program grows with
+activations + marks and not with their product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pooch.ir.plan import Choice, Decisions
 from pooch.planner.candidates import NEVER, Candidates
@@ -17,21 +17,23 @@ from pooch.planner.program.classes import ActivationClass, make_classes, share_r
 from pooch.planner.program.copies import CopyStreams
 from pooch.planner.program.marks import Marks
 from pooch.planner.program.residency import Residency
-from pooch.planner.program.solver import LinearProgram, Terms, Variable
+from pooch.planner.program.solver import Problem, Variable, weighted
 
-ORDER: tuple[Choice, ...] = ("swap", "recompute", "keep")
+UNITS = 2048  # of memory in a budget: solvers like numbers near one, whatever the budget
 
 
 class StepProgram:
-    """Builds the program for one budget and one choice of marks.
+    """The program for one budget and one choice of marks, as a PuLP problem.
 
     Args:
-        candidates: all activations. marks: where memory is checked.
-        budget_bytes: of device memory. host_budget_bytes: of the tier, None = unlimited.
-        reserve_bytes: for each slot, bytes that the simulator was seen to take beyond what the program
-            models (workspace of replays, say). With a reserve the program is no relaxation any more.
+        candidates: all activations.
+        marks: where memory is checked.
+        budget_bytes: of device memory.
+        host_budget_bytes: size of the swap tier; None: unlimited.
+        reserve_bytes: for each slot, bytes that the simulator was seen to take beyond what the program models (such
+            as workspace of replays). With a reserve the program is no longer a relaxation.
         least_bytes: activations smaller than this are left out, which can only lower the optimum.
-        merge: take activations together that stand in the same rows, as repeated blocks make them.
+        merge: take together activations that appear in the same rows, as repeated blocks make them.
     """
 
     def __init__(
@@ -45,153 +47,142 @@ class StepProgram:
         least_bytes: int = 0,
         merge: bool = False,
     ) -> None:
-        self.candidates = candidates
-        self.marks = marks
-        self.budget_bytes = budget_bytes
-        self.unit_bytes = max(1.0, budget_bytes / 2048)  # solvers like numbers near one, whatever the budget
-        self.reserve_bytes = reserve_bytes or {}
+        self.candidates, self.marks, self.budget_bytes = candidates, marks, budget_bytes
+        self.unit_bytes = max(1.0, budget_bytes / UNITS)
         large = [item for item in candidates.items if item.memory_bytes >= least_bytes]
-        self.items = make_classes(candidates, marks, large, merge=merge)
-        self.program = LinearProgram()
-        # x_i: how many of a class make each choice (only variables for choices that it has)
+        self.classes = make_classes(candidates, marks, large, merge=merge)
+        self.problem = Problem("pooch")
         self.swap: dict[int, Variable] = {}
         self.recompute: dict[int, Variable] = {}
         self._add_choices()
-        self.residency = Residency(self.program, candidates, self.items, marks, self.swap, self.recompute)
-        self.copies = CopyStreams(
-            self.program, candidates, self.items, marks, self.swap, self.residency, self.unit_bytes
-        )
-        # T_t: duration of interval t. P_t: time spent on replays until its end
-        self.duration: list[Variable] = [self.program.variable() for _ in range(marks.count)]
-        self.replayed: list[Variable] = [self.program.variable() for _ in range(marks.count)]
+        self.residency = Residency(self.problem, self.classes, marks, self.swap, self.recompute)
+        self.copies = CopyStreams(self.problem, candidates, self.swap, self.residency, self.unit_bytes)
+        self.duration = [self.problem.new(f"duration_{t}") for t in range(marks.count)]
+        self.replays = [self.problem.new(f"replays_{t}") for t in range(marks.count)]
         self._add_replays()
         self._add_durations()
-        self._add_memory()
-        self._add_host_memory(host_budget_bytes)
-        self.program.minimise(dict.fromkeys(self.duration, 1.0))
+        self._add_memory(reserve_bytes or {})
+        self._add_host(host_budget_bytes)
+        self.problem += weighted(dict.fromkeys(self.duration, 1.0)), "step_ms"
+
+    def decisions(self, values: Mapping[str, float]) -> dict[int, Choice]:
+        """What a solution says, for all activations (those left out are kept)."""
+        chosen: dict[int, Choice] = {item.value: "keep" for item in self.candidates.items}
+        for i in self.classes:
+            swapped = round(values.get(f"swap_{i}", 0.0))
+            recomputed = round(values.get(f"recompute_{i}", 0.0))
+            chosen |= i.expand({"swap": swapped, "recompute": recomputed, "keep": i.count - swapped - recomputed})
+        return chosen
+
+    def values_of(self, decisions: Decisions) -> dict[Variable, float]:
+        """Values of the choice variables that say the same as `decisions`."""
+        known = {self.swap[i.id]: i.count_of("swap", decisions) for i in self.classes if i.id in self.swap}
+        known |= {
+            self.recompute[i.id]: i.count_of("recompute", decisions) for i in self.classes if i.id in self.recompute
+        }
+        return {variable: float(count) for variable, count in known.items()}
 
     def _add_choices(self) -> None:
-        """swap_i + recompute_i <= 1 (as many as the class has); keep_i is what is left."""
-        for item in self.items:
-            if item.can_swap:
-                self.swap[item.value] = self.program.whole(item.count)
-            if item.can_recompute:
-                self.recompute[item.value] = self.program.whole(item.count)
-            if item.can_swap and item.can_recompute:
-                both = {self.swap[item.value]: 1.0, self.recompute[item.value]: 1.0}
-                self.program.at_most(both, float(item.count))
+        """Variables swap_i, recompute_i: how many of class i; keep_i is what is left."""
+        for i in self.classes:
+            if i.first.can_swap:
+                self.swap[i.id] = self.problem.new(f"swap_{i}", i.count, whole=True)
+            if i.first.can_recompute:
+                self.recompute[i.id] = self.problem.new(f"recompute_{i}", i.count, whole=True)
+            if i.first.can_swap and i.first.can_recompute:
+                self.problem += self.swap[i.id] + self.recompute[i.id] <= i.count, f"choice_{i}"
 
     def _add_replays(self) -> None:
-        """Each op that some replay needs runs at least once; not before something is made by it, and not after."""
-        shared = share_replays(self.candidates, self.items)
-        once = [self.program.variable(float(count)) for count, _ in shared.kinds]  # replay_o: ops that run again
-        total: Terms = {self.replayed[-1]: -1.0}
-        total |= {variable: time_ms for variable, (_, time_ms) in zip(once, shared.kinds, strict=True)}
-        for value, kinds in shared.users:
-            serving = {once[kind]: -float(times) for kind, times in kinds.items()}
-            self.program.at_most({self.recompute[value]: 1.0} | serving, 0.0)
-        for value, time_ms in shared.own_ms.items():
-            total[self.recompute[value]] = time_ms
-        self.program.at_most(total, 0.0)
-        for t in range(self.marks.count):
-            self._add_replays_until(t, shared.own_ms)
+        """Each op that a replay needs runs again at least once, before something made by it is back, and not after.
 
-    def _add_replays_until(self, t: int, own_ms: Mapping[int, float]) -> None:
-        """P is monotone, at most the recipes of what is back by then, at least the ops that belong to it alone."""
-        if t > 0:
-            self.program.at_most({self.replayed[t - 1]: 1.0, self.replayed[t]: -1.0}, 0.0)
-        most: Terms = {self.replayed[t]: 1.0}
-        least: Terms = {self.replayed[t]: -1.0}
-        in_forward = t < len(self.marks.slots) and self.marks.slots[t] < self.candidates.dataflow.profile.forward_ops
-        for item in () if in_forward else self.items:
-            back = self.residency.replayed_by(item, t)
-            if back.at_most is not None:
-                most[back.at_most] = -item.replay_ms
-            if back.at_least is not None and own_ms.get(item.value):
-                least[back.at_least] = own_ms[item.value]
-        self.program.at_most(most, 0.0)
-        if len(least) > 1 and t < self.marks.count - 1:
-            self.program.at_most(least, 0.0)
+        Variables again_o: how many ops of kind o, which several recipes need, run again.
+        """
+        shared = share_replays(self.candidates, self.classes)
+        again = [self.problem.new(f"again_{o}", float(count)) for o, (count, _) in enumerate(shared.kinds)]
+        for place, (i, kinds) in enumerate(shared.users):
+            serving = weighted({again[o]: float(times) for o, times in kinds.items()})
+            self.problem += self.recompute[i.id] <= serving, f"again_for_{i}_{place}"
+        own = {self.recompute[i]: time_ms for i, time_ms in shared.own_ms.items()}
+        common = {variable: time_ms for variable, (_, time_ms) in zip(again, shared.kinds, strict=True)}
+        self.problem += self.replays[-1] >= weighted(own | common), "replays_all"
+        replayed = [i for i in self.classes if i.id in self.recompute]
+        recipe_ms = {i.id: i.replay_ms for i in replayed}
+        for t, replays in enumerate(self.replays):
+            back = replayed if t == self.marks.count - 1 or not self._is_forward(t) else []
+            if t > 0:
+                self.problem += replays >= self.replays[t - 1], f"replays_stay_{t}"
+            most = {self.residency.restored_at_most(i, t): recipe_ms[i.id] for i in back}
+            self.problem += replays <= weighted(most), f"replays_most_{t}"
+            surely = ((self.residency.restored_at_least(i, t), shared.own_ms.get(i.id)) for i in back)
+            least = {variable: own_ms for variable, own_ms in surely if variable is not None and own_ms}
+            if least and t < self.marks.count - 1:
+                self.problem += replays >= weighted(least), f"replays_least_{t}"
+
+    def _is_forward(self, t: int) -> bool:
+        return self.marks.slots[t] < self.candidates.dataflow.profile.forward_ops
 
     def _add_durations(self) -> None:
-        """T_t >= compute + replays + what copies slow it down by; T_t >= busy time of each copy stream."""
-        for t in range(self.marks.count):
-            work: Terms = {self.duration[t]: -1.0, self.replayed[t]: 1.0}
-            if t > 0:
-                work[self.replayed[t - 1]] = -1.0
-            work.update(self.copies.slowdown(t))
-            self.program.at_most(work, -self.marks.compute_ms[t])
-            for busy in self.copies.busy(t):
-                self.program.at_most({**busy, self.duration[t]: -1.0}, 0.0)
+        """An interval lasts as long as its compute, replays included, and as each of its copy streams is busy.
 
-    def _add_memory(self) -> None:
-        """At the op of each mark: what nobody decides on, and what is there of the activations, within the budget."""
+        Compute advances at rate 1 / (1 + share) while a copy runs, so a ms of copying displaces share / (1 + share)
+        of it; two copies at once displace less than the sum of both alone, so both shares are in the divisor.
+        """
+        link = self.candidates.dataflow.profile.link
+        both = 1 + link.out_compute_share + link.in_compute_share
+        for t, duration in enumerate(self.duration):
+            out_ms, in_ms = self.copies.out_ms(t), self.copies.in_ms(t)
+            work = out_ms * (link.out_compute_share / both) + in_ms * (link.in_compute_share / both)
+            work += self.replays[t] + self.marks.compute_ms[t]
+            if t > 0:
+                work -= self.replays[t - 1]
+            self.problem += duration >= work, f"compute_{t}"
+            if not self.copies.rate_classes:
+                continue
+            if link.full_duplex:
+                self.problem += duration >= out_ms, f"copying_out_{t}"
+                self.problem += duration >= in_ms, f"copying_in_{t}"
+            else:
+                self.problem += duration >= out_ms + in_ms, f"copying_{t}"
+
+    def _add_memory(self, reserve_bytes: Mapping[int, int]) -> None:
+        """At the op of each mark, fixed bytes and the activations that are there are within the budget."""
         base = self.candidates.dataflow.base_points
         for t, slot in enumerate(self.marks.slots):
             point = 2 * slot + 1
-            free_bytes = self.budget_bytes - int(base[point]) - self.reserve_bytes.get(slot, 0)
-            terms: Terms = {}
-            for item in self.items:
-                if self._is_alive(item, point):
-                    free_bytes -= item.memory_bytes * item.count
-                    terms.update(self._absence(item, t))
-                elif item.born < slot and item.need == NEVER and item.value in self.swap:
-                    terms[self.swap[item.value]] = (
-                        item.memory_bytes / self.unit_bytes
-                    )  # dead: it counts as freed no longer
-            terms.update(self.copies.away(t))
-            self.program.at_most(terms, free_bytes / self.unit_bytes)
+            present_bytes = int(base[point]) + reserve_bytes.get(slot, 0)
+            absent = self.copies.away(t)
+            for i in self.classes:
+                memory = i.first.memory_bytes / self.unit_bytes
+                if self._is_alive(i, point):
+                    present_bytes += i.first.memory_bytes * i.count
+                    absent |= self._not_restored(i, t, memory)
+                elif i.first.born < slot and i.first.need == NEVER and i.id in self.swap:
+                    absent[self.swap[i.id]] = -memory  # dead: it no longer counts as freed
+            over = (present_bytes - self.budget_bytes) / self.unit_bytes
+            self.problem += weighted(absent) >= over, f"memory_{t}"
 
-    def _is_alive(self, item: ActivationClass, point: int) -> bool:
-        return 2 * item.born + 1 <= point <= self.candidates.dataflow.span_end(item.death)
+    def _is_alive(self, i: ActivationClass, point: int) -> bool:
+        return 2 * i.first.born + 1 <= point <= self.candidates.dataflow.span_end(i.first.death)
 
-    def _absence(self, item: ActivationClass, t: int) -> Terms:
-        """Memory that is not there because the value will be recomputed (swapped ones are counted by streams)."""
+    def _not_restored(self, i: ActivationClass, t: int, memory: float) -> dict[Variable, float]:
+        """Memory that is absent because values will be recomputed (for swapped ones the streams are asked)."""
         slot = self.marks.slots[t]
-        is_needed = item.need != NEVER and item.need <= slot
-        if item.value not in self.recompute or item.release >= slot or is_needed:
+        is_needed = i.first.need != NEVER and i.first.need <= slot
+        if i.id not in self.recompute or i.first.release >= slot or is_needed:
             return {}
-        terms: Terms = {self.recompute[item.value]: -item.memory_bytes / self.unit_bytes}
-        back = self.residency.replayed_by(item, t)
-        if back.at_least is not None:
-            terms[back.at_least] = item.memory_bytes / self.unit_bytes
-        return terms
+        restored = self.residency.restored_at_least(i, t)
+        return {self.recompute[i.id]: memory} | ({restored: -memory} if restored is not None else {})
 
-    def _add_host_memory(self, host_budget_bytes: int | None) -> None:
+    def _add_host(self, host_budget_bytes: int | None) -> None:
         """Swapped values are in the tier together when the forward pass ends.
 
         Those that can be away in it may be back by then and leave their room to others: they are left out.
         """
         if host_budget_bytes is None:
             return
-        terms: Terms = {
-            self.swap[item.value]: item.size_bytes / self.unit_bytes
-            for item in self.items
-            if item.value in self.swap and not any(member.gaps for member in item.members)
+        tier = {
+            self.swap[i.id]: i.first.size_bytes / self.unit_bytes
+            for i in self.classes
+            if i.id in self.swap and not any(member.gaps for member in i.members)
         }
-        self.program.at_most(terms, host_budget_bytes / self.unit_bytes)
-
-    def decisions(self, values: tuple[float, ...], order: Sequence[Choice] = ORDER) -> dict[int, Choice]:
-        """What a solution says, for all activations (those left out are kept).
-
-        Args:
-            order: of the choices that the members of a class get, the first made first.
-        """
-        chosen: dict[int, Choice] = {item.value: "keep" for item in self.candidates.items}
-        for item in self.items:
-            swapped = round(values[self.swap[item.value]]) if item.value in self.swap else 0
-            replayed = round(values[self.recompute[item.value]]) if item.value in self.recompute else 0
-            kept = item.count - swapped - replayed
-            chosen |= item.expand({"keep": kept, "swap": swapped, "recompute": replayed}, order)
-        return chosen
-
-    def start(self, decisions: Decisions) -> dict[Variable, float]:
-        """Values of the choice variables that say the same as `decisions`."""
-        known: dict[Variable, float] = {}
-        for item in self.items:
-            counts = item.counts(decisions)
-            if item.value in self.swap:
-                known[self.swap[item.value]] = float(counts["swap"])
-            if item.value in self.recompute:
-                known[self.recompute[item.value]] = float(counts["recompute"])
-        return known
+        self.problem += weighted(tier) <= host_budget_bytes / self.unit_bytes, "host"

@@ -1,1 +1,1 @@
-"""The search for a plan around the integer program: bound, starts, rounds, local search, restricted programs."""
+"""The search for a plan around the integer program: rules, bound, rounds, local search, restricted programs, rungs."""

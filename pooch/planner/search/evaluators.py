@@ -15,14 +15,15 @@ BYTES_PER_OP = 100  # about what one evaluation keeps: two points and a start pe
 
 
 class OutOfTime(Exception):
-    """The time for one part of planning is over; whoever set it goes on with what there is."""
+    """The time for one part of planning is over; the search goes on with what it has."""
 
 
 class Remembering:
-    """Evaluates the same decisions under the same budget once: the published methods share many of their steps.
+    """Evaluates the same decisions under the same budget once: parts of a search share many of their plans.
 
     Args:
-        evaluator: that is asked. ops: of the step; the longer it is, the fewer evaluations are remembered.
+        evaluator: that is asked.
+        ops: number of ops in the step; the longer it is, the fewer evaluations are remembered.
     """
 
     def __init__(self, evaluator: Evaluator, ops: int) -> None:
@@ -54,7 +55,8 @@ class Timed:
     """Raises `OutOfTime` from a moment on.
 
     Args:
-        evaluator: that is asked. until_s: the moment, on the monotonic clock.
+        evaluator: that is asked.
+        until_s: the moment, on the monotonic clock.
     """
 
     def __init__(self, evaluator: Evaluator, until_s: float) -> None:
@@ -82,9 +84,9 @@ class Timed:
 
 
 def part_of(request: PlanningRequest) -> PlanningRequest:
-    """The same request with a clock of its own, so that it plans as it would alone, and an end where the other ends.
+    """The same request with a clock of its own, so that it plans as it would alone, but no later end.
 
-    Its evaluator raises `OutOfTime` then.
+    Its evaluator raises `OutOfTime` at that end.
     """
     timed = Timed(request.evaluator, request.deadline_s)
     started_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What policies share that decide without looking at the budget: they fit, or they do not."""
+"""Outcomes of policies that decide without regard to the budget: their decisions fit, or they do not."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pooch.planner.contract import PlanningRequest, PolicyOutcome
 from pooch.planner.search.trials import Trials
 
 
-def fixed_outcome(
-    request: PlanningRequest, decisions: Decisions, policy: str, notes: tuple[str, ...] = ()
-) -> PolicyOutcome:
-    """The outcome of decisions that are given.
+def fixed_outcome(request: PlanningRequest, decisions: Decisions, policy: str) -> PolicyOutcome:
+    """The outcome of given decisions.
 
     Raises:
         InfeasibleBudget: they do not fit; the minimum is that of these decisions.
@@ -25,4 +23,4 @@ def fixed_outcome(
         trial = trials.run(decisions, least_bytes)
         if not trial.fits:
             raise InfeasibleBudget(request.budget_bytes, least_bytes, policy)
-    return PolicyOutcome(trial.decisions, trial.evaluation, candidates.compute_ms, notes=notes)
+    return PolicyOutcome(trial.decisions, trial.evaluation, candidates.compute_ms)

@@ -1,4 +1,4 @@
-"""The smallest budget under which a plan is known: what an infeasible request is told, and the last resort."""
+"""The smallest budget under which a plan is known, for the last resort and for `InfeasibleBudget`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Leanest:
 
 
 def leanest_plan(trials: Trials) -> Leanest:
-    """Look for the decisions that need the fewest bytes, without regard to time.
+    """Look for the decisions that need the fewest bytes, however long they take.
 
     A swapped value is never present where a recomputed one is not, so "swap what can be swapped" is where the search
     starts; a host budget, or the bytes in flight, can make other choices better, so single changes follow. What it
-    finds depends on the profile and the host budget only, so asking again for that many bytes is answered with a plan.
+    finds depends on the profile and the host budget only, so asking again for that many bytes always gives a plan.
     """
     starts = [_swap_within_host(trials, "keep"), _swap_within_host(trials, "recompute")]
     found = [Leanest(decisions, trials.least_budget(decisions)) for decisions in starts]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, product
 
@@ -13,6 +13,7 @@ from pooch.planner.search.trials import Trial, Trials
 SMALL = 8  # up to this many activations all changes of up to three decisions are tried
 PARTNERS = 12  # on each side of an exchange in larger problems
 MOST_LOOKED_AT = 400_000  # activations times changes looked at in one pass
+LONG_EFFORT = 150_000  # activations times evaluations of a local search at most
 CLOSE = 0.0005  # relative distance to the target at which nothing is left to improve
 Change = dict[int, Choice]
 
@@ -22,27 +23,33 @@ class Effort:
     """How far to go.
 
     Attributes:
-        trials: evaluations in all (the same on every machine). passes: over all changes, from each start.
+        trials: evaluations in all (the same on every machine).
+        passes: over all changes, from each start.
         starts: how many of the best plans to start from.
-        least_s: stop when less than this is left of the time limit.
+        leave_share: share of the time limit to leave to others.
     """
 
-    trials: int = 400
-    passes: int = 4
-    starts: int = 6
-    least_s: float = 0.0
+    trials: int
+    passes: int
+    starts: int
+    leave_share: float = 0.0
 
 
-def improve(trials: Trials, effort: Effort, target_ms: float) -> None:
+def improve(trials: Trials, effort: Effort, target_ms: float, starts: Sequence[Trial] | None = None) -> None:
     """Change good plans bit by bit as long as that makes them faster: the best first, then others to leave its valley.
 
     Args:
-        trials: holds the plans, before and after. effort: when to stop.
+        trials: holds the plans, before and after.
+        effort: when to stop.
         target_ms: a lower bound; a plan this fast needs no improvement.
+        starts: plans to start from; None: the best so far.
     """
-    last = trials.count + effort.trials
-    for start in trials.elite[: effort.starts]:
-        _climb(trials, start, effort, _Stop(trials, last, effort.least_s, target_ms))
+    most = effort.trials
+    if trials.many:  # fewer evaluations where each takes longer
+        most = min(most, max(4, LONG_EFFORT // len(trials.candidates.items)))
+    last = trials.count + most
+    for start in trials.elite[: 2 if trials.many else effort.starts] if starts is None else starts:
+        _climb(trials, start, effort, _Stop(trials, last, effort.leave_share, target_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +58,14 @@ class _Stop:
 
     trials: Trials
     last: int
-    least_s: float
+    leave_share: float
     target_ms: float
 
     @property
     def is_due(self) -> bool:
         """The best is as good as can be, or the effort is spent."""
-        best = self.trials.best
-        is_best = best is not None and best.step_ms <= self.target_ms * (1 + CLOSE)
-        return is_best or self.trials.count >= self.last or self.trials.request.remaining_s() <= self.least_s
+        is_best = self.trials.best_ms <= self.target_ms * (1 + CLOSE)
+        return is_best or self.trials.count >= self.last or not self.trials.request.has_left(self.leave_share)
 
 
 def _climb(trials: Trials, start: Trial, effort: Effort, stop: _Stop) -> None:
@@ -81,21 +87,17 @@ def _climb(trials: Trials, start: Trial, effort: Effort, stop: _Stop) -> None:
 
 def _changes(trials: Trials, best: Trial) -> Iterator[Change]:
     """Changes to try on the best plan, the most promising first."""
-    items = trials.candidates.items
+    items, chosen = trials.candidates.items, best.decisions
     if len(items) <= SMALL:
         yield from _all_changes(items)
         return
-    left = sorted((i for i in items if best.decisions[i.value] != "keep"), key=lambda i: -_cost_ms(i, best))
-    able = (item for item in items if item.can_swap or item.can_recompute)
-    kept = sorted((item for item in able if best.decisions[item.value] == "keep"), key=_cheapness)
-    yield from (_one(item, "keep") for item in left)
-    yield from (_one(item, other) for item in left for other in _others(item, best) if other != "keep")
+    left = sorted((item for item in items if chosen[item.value] != "keep"), key=lambda item: -_cost_ms(item, best))
+    kept = sorted((i for i in items if i.can_leave and chosen[i.value] == "keep"), key=lambda i: i.cost_per_byte)
+    for item in left:
+        yield {item.value: "keep"}
+    yield from ({i.value: other} for i in left for other in i.choices[1:] if other != chosen[i.value])
     yield from _exchanges(left[:PARTNERS], kept, best)
-    yield from (_one(item, choice) for item in kept[: 4 * PARTNERS] for choice in item.choices[1:])
-
-
-def _one(item: Candidate, choice: Choice) -> Change:
-    return {item.value: choice}
+    yield from ({item.value: choice} for item in kept[: 4 * PARTNERS] for choice in item.choices[1:])
 
 
 def _all_changes(items: tuple[Candidate, ...]) -> Iterator[Change]:
@@ -106,27 +108,14 @@ def _all_changes(items: tuple[Candidate, ...]) -> Iterator[Change]:
 
 
 def _exchanges(left: list[Candidate], kept: list[Candidate], best: Trial) -> Iterator[Change]:
-    """Keep a dear one, and let a kept one of at least its size go that costs less."""
-    for dear in left:
-        cost_ms = _cost_ms(dear, best)
-        large = (item for item in kept if item.memory_bytes >= dear.memory_bytes // 2)
-        partners = [item for item in large if _cheapest_ms(item) < cost_ms]
-        for partner in partners[:PARTNERS]:
+    """Keep an expensive one, and let a kept one of about its size leave that costs less."""
+    for expensive in left:
+        large = (item for item in kept if item.memory_bytes >= expensive.memory_bytes // 2)
+        cheaper = [item for item in large if item.cost_ms(item.leaving()) < _cost_ms(expensive, best)]
+        for partner in cheaper[:PARTNERS]:
             for choice in partner.choices[1:]:
-                yield {dear.value: "keep", partner.value: choice}
-
-
-def _others(item: Candidate, best: Trial) -> list[Choice]:
-    return [choice for choice in item.choices if choice != best.decisions[item.value]]
+                yield {expensive.value: "keep", partner.value: choice}
 
 
 def _cost_ms(item: Candidate, best: Trial) -> float:
-    return item.replay_ms if best.decisions[item.value] == "recompute" else item.copy_ms
-
-
-def _cheapest_ms(item: Candidate) -> float:
-    return min([item.copy_ms] * item.can_swap + [item.replay_ms] * ("recompute" in item.choices))
-
-
-def _cheapness(item: Candidate) -> float:
-    return _cheapest_ms(item) / max(1, item.memory_bytes)
+    return item.cost_ms("recompute" if best.decisions[item.value] == "recompute" else "swap")

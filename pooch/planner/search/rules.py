@@ -1,4 +1,4 @@
-"""Quick plans by simple rules: a start for the search, and the answer where no solver is at hand.
+"""Quick plans by simple rules: a start for the search, and the answer where there is no solver.
 
 Each rule is an order in which activations leave the device, and what happens to those that leave; as few leave as
 the budget asks for, found by bisection. "The head leaves, the tail stays" is what Meng et al. (2017) and
@@ -7,11 +7,13 @@ SuperNeurons (2018) do; "the cheapest replay per byte first" is the rule of Capu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pooch.ir.plan import Choice
 from pooch.planner.candidates import Candidate, Candidates
+from pooch.planner.search.shares import SHARES
 from pooch.planner.search.trials import Trials
 
 
@@ -27,17 +29,15 @@ class Rule:
 
 
 FEW_RULES = 3
-MANY = 400  # from so many activations on an evaluation takes long enough to be sparing with them
 STEPS = 64  # a rule for many activations is fitted to this fraction of them
-TIME_SHARE = 0.25  # of the time limit that rules may take, once one has fitted
 
 
 def try_rules(trials: Trials) -> None:
-    """Fit every rule to the budget; the best plan is then in `trials`. With many activations, a few rules, roughly."""
-    request, many = trials.request, len(trials.candidates.items) > MANY
+    """Fit every rule to the budget; the best plan is then in `trials`. With many activations: a few rules, roughly."""
+    many = trials.many
     for number, rule in enumerate(rules(trials.candidates)):
         is_enough = many and number >= FEW_RULES
-        is_late = request.used_share() > TIME_SHARE
+        is_late = trials.request.used_share() > SHARES.rules
         if trials.best is not None and (is_enough or is_late):
             return
         fit_rule(trials, rule, len(rule.leaving) // STEPS if many else 0)
@@ -63,26 +63,17 @@ def _fits(trials: Trials, rule: Rule, count: int) -> bool:
 
 def rules(candidates: Candidates) -> Iterator[Rule]:
     """All rules, in a fixed order."""
-    items = [item for item in candidates.items if item.can_swap or item.can_recompute]
-    by_birth = sorted(items, key=lambda item: item.value)
-    by_cost = sorted(items, key=lambda item: (_least_cost_ms(item) / max(1, item.memory_bytes), item.value))
+    by_birth = [item for item in candidates.items if item.can_leave]
+    by_cost = sorted(by_birth, key=lambda item: (item.cost_per_byte, item.value))
     yield _rule(by_birth, 0.0)
     for order in (by_birth, by_cost):
         for patience in (0.1, 0.5, 2.0):
             yield _rule(order, patience)
-    cheap_first = [item for item in by_cost if _is_recomputed(item, 0.5)]
+    cheap_first = [item for item in by_cost if item.leaving(0.5) == "recompute"]
     yield _rule([*cheap_first, *(item for item in by_birth if item not in cheap_first)], 0.5)
-    yield _rule(by_cost, float("inf"))
+    yield _rule(by_cost, math.inf)
 
 
 def _rule(order: Sequence[Candidate], patience: float) -> Rule:
     """Leaving values are recomputed where a replay costs at most `patience` times their copies, else swapped."""
-    return Rule(tuple((item.value, "recompute" if _is_recomputed(item, patience) else "swap") for item in order))
-
-
-def _is_recomputed(item: Candidate, patience: float) -> bool:
-    return item.can_recompute and (not item.can_swap or item.replay_ms <= patience * item.copy_ms)
-
-
-def _least_cost_ms(item: Candidate) -> float:
-    return min(item.replay_ms, item.copy_ms) if item.can_recompute else item.copy_ms
+    return Rule(tuple((item.value, item.leaving(patience)) for item in order))

@@ -1,6 +1,6 @@
-"""A start for the search that other rules do not find: all swap, what stalls is kept, what costs too much is replayed.
+"""A rule that asks the simulator at each step: swap all, keep what stalls, recompute what costs more to swap.
 
-This is the classification of PoocH (Ito et al. 2019), where ours is the simulator that is asked at each step.
+This is the classification of PoocH (Ito et al. 2019), with our simulator.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from pooch.planner.candidates import Candidate
 from pooch.planner.contract import Evaluator
 from pooch.planner.search.trials import Trial, Trials
 
-MOST = 600  # activations; beyond that the evaluations take too long
+MOST = 600  # activations; each takes several evaluations
 
 
 def classify_by_stalls(trials: Trials) -> None:
-    """Try the classification on all swaps, where they fit: the one rule that asks the simulator at each step.
-
-    Left out with more than `MOST` activations, as it takes several evaluations for each.
-    """
+    """Try the classification on all swaps, where they fit; not with more than `MOST` activations."""
     if len(trials.candidates.items) > MOST:
         return
     start = trials.run(swaps_within_tier(trials))
@@ -32,7 +29,7 @@ def classify_by_stalls(trials: Trials) -> None:
 
 
 def keep_or_swap(trials: Trials, start: Trial) -> Trial:
-    """Keep, of what is swapped, first what makes compute wait, then whatever the budget still holds."""
+    """Of the swapped values keep first those that make compute wait, then any that still fit."""
     stalling = unhidden(trials.request.evaluator, start.evaluation.schedule)
     current = keep_from_the_last(trials, start, stalling, stop_at_first=True)
     return keep_from_the_last(trials, current, current.evaluation.schedule.swapped)

@@ -1,7 +1,8 @@
-"""Candidate plans tried through the evaluator, and the best of them: whatever else happens, there is an answer."""
+"""Plans tried with the evaluator, and the best of them so far, which is the answer if everything later fails."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from pooch.ir.plan import Choice, Decisions
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import Evaluation, PlanningRequest
 
+MANY = 400  # from so many activations on, an evaluation takes long enough to be sparing with them
 ELITE = 6  # good plans that are remembered as places to start from
 BISECTIONS = 8  # halvings between the budget that decisions surely need and one that is known to do
 
@@ -18,8 +20,9 @@ class Trial:
     """Decisions as they were lowered and simulated.
 
     Attributes:
-        decisions: one choice per activation, as carried out: what never has to leave is kept, whatever it was allowed.
-        evaluation: of them. fits: within the device and the host budget.
+        decisions: one choice per activation, as carried out: what never has to leave is kept.
+        evaluation: of these decisions.
+        fits: whether it is within the device and the host budget.
     """
 
     decisions: dict[int, Choice]
@@ -41,12 +44,14 @@ class Trials:
     """Evaluates plans and keeps the best that fits.
 
     Args:
-        request: budgets and evaluator. candidates: the activations.
+        request: budgets and evaluator.
+        candidates: the activations.
     """
 
     def __init__(self, request: PlanningRequest, candidates: Candidates) -> None:
         self.request = request
         self.candidates = candidates
+        self.many = len(candidates.items) > MANY
         self.elite: list[Trial] = []  # that fit, the best first
         self.count = 0
         self._seen: set[tuple[Choice, ...]] = set()
@@ -77,6 +82,11 @@ class Trials:
         """The fastest plan so far that fits, the leanest among equals."""
         return self.elite[0] if self.elite else None
 
+    @property
+    def best_ms(self) -> float:
+        """Simulated duration of the best plan; inf without one."""
+        return self.best.step_ms if self.best is not None else math.inf
+
     def complete(self, decisions: Decisions) -> dict[int, Choice]:
         """Decisions with a choice for every activation: those that are not named are kept."""
         return {item.value: decisions.get(item.value, "keep") for item in self.candidates.items}
@@ -87,7 +97,7 @@ class Trials:
         return allowed is None or evaluation.schedule.host_bytes <= allowed
 
     def is_promising(self, decisions: Mapping[int, Choice]) -> bool:
-        """Whether decisions are new, and might fit and be faster than the best: told without lowering them."""
+        """Whether decisions are new, and might fit and be faster than the best; no lowering is needed to tell."""
         if tuple(decisions.values()) in self._seen:
             return False
         if self.best is not None and self.candidates.least_ms(decisions) > self.best.rank[0]:
