@@ -49,6 +49,7 @@ def command(
     from pooch.ir import Profile
 
     refuse_overwriting(output, force)
+    refuse_overwriting(lp_path, force)
     profile = Profile.load(profile_path).shared_by(ranks)
     options = options_of_policy(policy_options, planning["policy"])
     with progress_shown() as progress:
