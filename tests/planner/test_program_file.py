@@ -53,3 +53,7 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
     assert "memory_1:" in path.read_text()
+    # AND overwrites nothing unasked
+    again = CliRunner().invoke(command, arguments)
+    assert again.exit_code != 0
+    assert CliRunner().invoke(command, [*arguments, "--force"]).exit_code == 0
