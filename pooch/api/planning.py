@@ -215,7 +215,10 @@ def smallest_budget(
 
     Args:
         profile: the measured step.
-        policy, policy_options, host_budget, region: as `plan` takes them.
+        policy: who decides.
+        policy_options: parameters of the policy, by name.
+        host_budget: bytes that swapped activations may take in the swap tier. None: no limit.
+        region: what the plan will cover, "model" or "step".
 
     Raises:
         UsageError: the policy, its parameters, the region or the host budget cannot be understood.

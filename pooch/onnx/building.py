@@ -40,9 +40,12 @@ _MOST_HOST_NUMBERS = 1 << 20  # of shapes, axes and pads
 def build_model(
     graph: onnx.GraphProto, opset: int, shapes: Sequence[InputShape], trained: set[str], mode: str, path: Path
 ) -> OnnxModel:
-    """Build it.
+    """Build a trainable module from a graph.
 
     Args:
+        graph: of the file.
+        opset: version of the operators.
+        shapes: of all inputs, with every size known.
         trained: names of the initializers that become parameters.
         mode: how batch norms and dropouts behave: "exported", "train" or "eval".
         path: where it was read, for messages and for writing it back.

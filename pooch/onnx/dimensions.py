@@ -29,6 +29,7 @@ def input_shapes(
     """All inputs that are no initializers, with every size known.
 
     Args:
+        graph: of the file.
         batch_size: of the first dimension of the inputs where the file leaves it open (default 1).
         settings: sizes of the other open dimensions, by their names.
 

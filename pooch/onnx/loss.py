@@ -22,6 +22,8 @@ def loss_for(kind: str, output: torch.Tensor, takes_tokens: bool, seed: int, dev
         output: something like the model's output, for shape and type; it may have no memory.
         takes_tokens: whether the model looks its inputs up in a table, as language models do. Their classes are the
             last dimension of a three-dimensional output; otherwise classes are the second dimension.
+        seed: of the random targets.
+        device: where the targets are.
 
     Raises:
         UsageError: the loss is unknown, or does not fit the output.

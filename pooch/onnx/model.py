@@ -76,6 +76,8 @@ class OnnxModel(nn.Module):
         """Take in a tensor of the file.
 
         Args:
+            name: of the tensor in the file.
+            tensor: its contents.
             kind: "parameter", "statistics" (a buffer that training changes) or "constant".
         """
         parts = path_of(name)

@@ -37,6 +37,7 @@ def trained_names(graph: onnx.GraphProto, freeze: str = "") -> set[str]:
     """Names of the initializers that are parameters.
 
     Args:
+        graph: of the file.
         freeze: a pattern such as `encoder.*`; what it matches is not trained.
     """
     marks = _marks(graph)

@@ -27,8 +27,11 @@ def answer(row: Row, method_name: str, profiles: Profiles, time_limit_s: float, 
     """What one method makes of one row.
 
     Args:
+        row: of an experiment.
+        method_name: as the row names it.
         profiles: where profiles come from; they are kept, as methods and rows share them.
         time_limit_s: most seconds for one plan.
+        progress: called with what is being done.
 
     Raises:
         UsageError: there is no such method.

@@ -63,10 +63,15 @@ def reproduce(
     """Answer rows of an experiment.
 
     Args:
-        rows: keys, or patterns such as "resnet50-*"; none: all. quick: only the rows that stand for the others.
-        part: on the paper's hardware, here, or both.
-        folder: where answers are recorded. again: ask also what is recorded there. only_recorded: ask nothing.
+        experiment: whose rows are answered.
+        rows: keys, or patterns such as "resnet50-*". Empty: all of them.
+        quick: answer only the rows that stand for the others.
+        part: on the paper's hardware, on this machine, or both.
+        folder: where answers are recorded.
+        again: also answer what is recorded there.
+        only_recorded: answer nothing.
         time_limit_s: most seconds for one plan.
+        progress: called with what is being done.
 
     Raises:
         UsageError: a pattern fits no row.

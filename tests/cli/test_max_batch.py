@@ -80,7 +80,7 @@ def test_it_finds_the_largest_batch_of_a_network_and_trains_it(
 
 def test_any_setting_can_grow(pooch_command: Command, network: str) -> None:
     outcome = pooch_command(
-        # cuBLAS takes a workspace in each of the two passes, 64 MiB on this card: beside it there are BUDGET bytes.
+        # cuBLAS takes a workspace in each of the two passes, 64 MiB under the tests' CUBLAS_WORKSPACE_CONFIG.
         "max-batch", network, "--budget", 64 * 2**20 + BUDGET, "--grow", "layers", "--batch-size", 1, "--points", 2,
         "--most", 12, "--policy", "swap_opt", "--device-model", "V100-PCIe",
     )  # fmt: skip

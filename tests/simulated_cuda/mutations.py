@@ -139,7 +139,7 @@ def _shortened(line: str) -> str:
 _ABOUT = """# Mutations of the engine
 
 Made by `python -m tests.simulated_cuda.mutations --markdown docs/engine_mutations.md` on the simulated CUDA device
-([how it works](../tests/simulated_cuda/README.md)), numbers mode. Each row is one change of the copy engine, or of what
+(`tests/simulated_cuda/README.md` says how it works), numbers mode. Each row is one change of the copy engine, or of what
 the executor does with it, that would give wrong numbers, free or hand out memory too early or too late, or hide an
 error; and the first test that failed with it. Changes that cost time only are not in the list: the file
 `tests/simulated_cuda/engine_mutations.py` names them.

@@ -57,6 +57,9 @@ def keep_from_the_last(trials: Trials, start: Trial, values: Iterable[int], *, s
     """Step 2: walk the values last first; keep each that the budget then still holds.
 
     Args:
+        trials: evaluates plans.
+        start: the plan to start from.
+        values: the activations that may be kept.
         stop_at_first: end the walk at the first that does not fit.
     """
     decisions = {value: choice for value, choice in start.decisions.items() if choice == "swap"}

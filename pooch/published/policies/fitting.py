@@ -86,7 +86,9 @@ def with_smallest_budget(
     """Try a method that may fail; where it does, find by bisection the smallest budget at which it succeeds.
 
     Args:
-        attempt: gives None where it fails; succeeds where memory is ample.
+        request: what is asked.
+        attempt: returns None if it fails; succeeds if memory is ample.
+        policy: name of the method, for errors.
 
     Raises:
         InfeasibleBudget: it failed; the minimum was tried and succeeds.

@@ -50,6 +50,7 @@ def swap_schedule(layout: Schedule, trips: dict[int, Trip], like: Schedule | Non
 
     Args:
         layout: has room in the tier for everything that is moved.
+        trips: by value.
         like: what leaves and comes back within the forward pass does so as in this schedule; None: nothing does.
     """
     staged = [] if like is None else list(_forward_absences(like, trips))
@@ -83,7 +84,10 @@ def everything_leaves(evaluator: Evaluator, dataflow: Dataflow, decisions: Decis
     """Swap all that is decided on, also what has room to stay; its copies come in as soon as the backward pass begins.
 
     Args:
+        evaluator: lowering and simulation.
+        dataflow: of the step.
         decisions: swaps only, of values that can wait for the backward pass: no two then share room in the tier.
+        budget_bytes: bound on all device bytes.
     """
     tight = evaluator.evaluate(decisions, 0).schedule
     within = evaluator.evaluate(decisions, budget_bytes).schedule
