@@ -1,4 +1,4 @@
-"""What a device calls itself."""
+"""Describes a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pooch.torchtools import accelerators, cuda_only
 
 
 def describe_device(device: torch.device) -> Device:
-    """Name, memory and software versions of a device."""
+    """Returns the name, memory and software versions of a device."""
     software = {"torch": torch.__version__, "python": platform.python_version()}
     if accelerators.has_streams(device):
         software |= cuda_only.versions(device)

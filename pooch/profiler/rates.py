@@ -1,4 +1,4 @@
-"""How fast a device computes and moves its own memory: what a device model needs, measured."""
+"""Measures what a device model needs: how fast a device computes and moves its own memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from pooch.progress import Progress, silent
 from pooch.torchtools.accelerators import has_streams, synchronize
 from pooch.torchtools.cuda_only import has_tf32
+from pooch.torchtools.tensors import dtype_name
 
 _SMALL_OPS = 200
 _RUNS = 5
@@ -18,13 +20,15 @@ _LONGEST_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """Rates that were reached.
+    """Measured rates.
 
     Attributes:
-        matmul_tflops, convolution_tflops: by dtype, in 10^12 operations per second; only what the device can do.
-        tf32_convolution_tflops: of float32 convolutions on tensor cores, 0 where there are none.
-        memory_gb_per_s: of a copy within its memory, read and written bytes together, in 10^9 bytes per second.
-        launch_us: time of an op that does next to nothing.
+        matmul_tflops: by dtype, in 10^12 operations per second; only dtypes that the device supports.
+        convolution_tflops: the same for convolutions.
+        tf32_convolution_tflops: rate of float32 convolutions on tensor cores, 0 if there are none.
+        memory_gb_per_s: rate of a copy within the device's memory, counting bytes read and written, in 10^9 bytes per
+            second.
+        launch_us: duration of an op that does next to nothing.
     """
 
     matmul_tflops: dict[str, float]
@@ -34,17 +38,17 @@ class DeviceRates:
     launch_us: float
 
 
-def measure_rates(device: torch.device, progress: Callable[[str], None] = lambda text: None) -> DeviceRates:
-    """Measure a device. Takes some seconds and less than 2 GiB of it (256 MiB on a CPU)."""
+def measure_rates(device: torch.device, progress: Progress = silent) -> DeviceRates:
+    """Measures a device. This takes a few seconds and less than 2 GiB of its memory (256 MiB on a CPU)."""
     matmul: dict[str, float] = {}
     convolution: dict[str, float] = {}
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
         for dtype in _types(device):
-            name = str(dtype).removeprefix("torch.")
+            name = dtype_name(dtype)
             progress(f"computing in {name}")
             try:
                 matmul[name], convolution[name] = _matmul_tflops(device, dtype), _convolution_tflops(device, dtype)
-            except RuntimeError:  # not on this device
+            except RuntimeError:  # the device does not support the dtype
                 matmul.pop(name, None)
     tf32 = 0.0
     if has_tf32(device):
@@ -55,7 +59,7 @@ def measure_rates(device: torch.device, progress: Callable[[str], None] = lambda
 
 
 def _types(device: torch.device) -> tuple[torch.dtype, ...]:
-    """What is worth measuring: few processors compute in float16, and those that do not take very long."""
+    """Returns the dtypes worth measuring: few processors compute in float16, and those that do are very slow."""
     halves = (torch.float16, torch.bfloat16) if has_streams(device) else (torch.bfloat16,)
     return (torch.float32, *halves)
 

@@ -1,4 +1,4 @@
-"""How a tensor lies in its storage. Storages move and are made again; the tensors on them are put back by geometry."""
+"""The geometry of a tensor on its storage, from which tensors are recreated on storages that moved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Everything about a tensor but its bytes."""
+    """Everything about a tensor except its bytes."""
 
     dtype: torch.dtype
     size: torch.Size
@@ -20,13 +20,13 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        """Read it off a tensor."""
+        """Returns the geometry of a tensor."""
         return cls(
             tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
         )
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """A tensor of this geometry on a storage."""
+        """Returns a tensor of this geometry on a storage."""
         tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
         tensor.set_(storage, self.offset, self.size, self.stride)
         if self.conjugated:

@@ -25,7 +25,7 @@ from pooch.ir import Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.memory_trace import earlier_objects_exempt
-from pooch.workloads import built_in_workloads, Workload, load_workload
+from pooch.workloads import Workload, built_in_workloads, load_workload
 from pooch.workloads.settings import Setting
 
 LINK = Link("a fast tier", 0.01, 0.01, 1e6, 1e6)

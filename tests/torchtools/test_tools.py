@@ -8,8 +8,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pooch.torchtools.effects import StorageMap, argument_keys, effects_of, written_tensors
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.operators import is_view_name, operator_facts, reads_statistics
-from pooch.torchtools.signature import model_signature
-from pooch.torchtools.tensors import find_tensors, fingerprint, map_tensors, storage_bytes, storage_key, version_of
+from pooch.torchtools.tensors import (
+    find_tensors,
+    fingerprint,
+    map_tensors,
+    model_signature,
+    storage_bytes,
+    storage_key,
+    version_of,
+)
 
 ATEN = torch.ops.aten
 
