@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 import torch
 
 from pooch.torchtools.accelerators import has_streams
-from pooch.torchtools.geometry import Geometry
 from pooch.torchtools.memory_trace import marker
-from pooch.torchtools.tensors import bytes_in_place, has_plain_storage, storage_key
+from pooch.torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, storage_key
 
 COPY_BACK = "copy back"  # marks, in a profiler, a copy that brings a value back and is no op of the step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pooch.profiler.slots import StepAssembly
 
@@ -39,10 +39,14 @@ def outliers(kinds: Sequence[str], times_ms: Sequence[float]) -> dict[int, float
     Returns:
         {slot: median of its siblings in ms}.
     """
+    families: dict[str, list[int]] = {}
+    for slot, kind in enumerate(kinds):
+        families.setdefault(kind, []).append(slot)
     found: dict[int, float] = {}
-    for slots in _families(kinds):
-        median_ms = statistics.median(times_ms[slot] for slot in slots)
-        found |= {slot: median_ms for slot in slots if times_ms[slot] > MOST_TIMES_THE_SIBLINGS * median_ms > 0}
+    for slots in families.values():
+        if len(slots) >= _SIBLINGS:
+            median_ms = statistics.median(times_ms[slot] for slot in slots)
+            found |= {slot: median_ms for slot in slots if times_ms[slot] > MOST_TIMES_THE_SIBLINGS * median_ms > 0}
     return found
 
 
@@ -50,10 +54,3 @@ def are_worth_a_run(found: dict[int, float], times_ms: Sequence[float]) -> bool:
     """Returns whether the step has to be recorded once more to measure these ops."""
     excess_ms = sum(times_ms[slot] - median_ms for slot, median_ms in found.items())
     return excess_ms > WORTH_A_RUN * sum(times_ms)
-
-
-def _families(kinds: Sequence[str]) -> Iterator[list[int]]:
-    slots_of: dict[str, list[int]] = {}
-    for slot, kind in enumerate(kinds):
-        slots_of.setdefault(kind, []).append(slot)
-    yield from (slots for slots in slots_of.values() if len(slots) >= _SIBLINGS)

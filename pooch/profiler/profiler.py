@@ -26,7 +26,7 @@ from pooch.profiler.release import record_releases
 from pooch.profiler.session import ProfileOptions, check_same_forward, user_errors_named
 from pooch.profiler.slots import StepAssembly
 from pooch.profiler.step import Forward, record_step
-from pooch.profiler.timing import StepTimes, shortest_ms, slot_times_ms, time_step, typical
+from pooch.profiler.timing import StepTimes, slot_times_ms, time_step, typical
 from pooch.progress import Progress, silent
 from pooch.torchtools import accelerators
 from pooch.torchtools.device_memory import give_memory_back, return_large_blocks, room_bytes
@@ -201,7 +201,9 @@ class _Profiling:
         disturbed = {} if _has_other_ranks() else outliers(sibling_kinds(assembly), times_ms)
         if are_worth_a_run(disturbed, times_ms):
             again = self._record(mode, f"recorded step again, for {len(disturbed)} op times out of line", released)
-            times_ms = shortest_ms(times_ms, self._op_times(mode, again)[0])
+            again_ms, _ = self._op_times(mode, again)
+            if len(again_ms) == len(times_ms):
+                times_ms = [min(pair) for pair in zip(times_ms, again_ms, strict=True)]
         return assembly, times_ms, notes
 
     def _record(self, mode: _RecordingMode, text: str, released: ForwardRecorder) -> StepAssembly:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pooch.errors import ProfileError
 from pooch.profiler.modules import ModulePath
 from pooch.torchtools import accelerators
-from pooch.torchtools.effects import Effects, argument_keys, effects_of, written_tensors
+from pooch.torchtools.effects import argument_keys, new_tensors, written_tensors
 from pooch.torchtools.memory_trace import marker
 from pooch.torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
 from pooch.torchtools.recurrent_dropout import INITIALISER, SEED_FINGERPRINTS
@@ -158,12 +158,14 @@ class ForwardRecorder(TorchDispatchMode):
         self._calls += 1
         result, elapsed_ms = self._run(func, args, kwargs, call)
         outputs = list(find_tensors(result))
-        effects = effects_of(written, outputs, read_keys)
+        made = new_tensors(written, outputs, read_keys)
         if facts.name == INITIALISER:
             self._forget_seed()
-        elif effects.tensors:
+        elif made:
             refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
-            self._record(facts, refusal, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
+            if refusal is None and not all(map(has_plain_storage, outputs)):
+                refusal = "its result is not an ordinary strided tensor"
+            self._record(facts, refusal, call, elapsed_ms, reads, made, fingerprint(facts.name, outputs))
         slot = max(0, len(self.ops) - 1)
         self._look((args, kwargs), slot, handed_out=facts.may_surprise)
         self._look([args[position] for position in facts.statistics if position < len(args)], slot, handed_out=True)
@@ -250,12 +252,11 @@ class ForwardRecorder(TorchDispatchMode):
         call: int,
         elapsed_ms: float,
         reads: tuple[int, ...],
-        effects: Effects,
+        made: tuple[torch.Tensor, ...],
         text: str,
     ) -> None:
         index, name = len(self.ops), facts.name
-        refusal = refusal or (None if effects.ordinary else "its result is not an ordinary strided tensor")
-        writes = tuple(self._new_value(tensor, index, name).id for tensor in effects.tensors)
+        writes = tuple(self._new_value(tensor, index, name).id for tensor in made)
         refusal = refusal or self._refusal_elsewhere(facts, reads, writes)
         self.ops.append(OpRecord(name, self.path.current, call, elapsed_ms, reads, writes, text, refusal, facts.random))
 

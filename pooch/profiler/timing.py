@@ -45,7 +45,7 @@ def time_step(
 
     Args:
         forward: () -> loss tensor.
-        model: whose gradients are dropped.
+        model: the model whose gradients are dropped.
         device: synchronized before each reading of the clock.
         between: called after the forward pass.
     """
@@ -76,10 +76,3 @@ def slot_times_ms(assembly: StepAssembly) -> list[float]:
     forward = [op.time_ms for op in assembly.recorder.ops]
     backward = [(span.end_ns - span.start_ns) / 1e6 for span in assembly.spans[assembly.forward_ops : -1]]
     return [*forward, *backward, 0.0]
-
-
-def shortest_ms(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Returns the shorter time of each slot, or the first run's times if the second run has other slots."""
-    if len(first) != len(second):
-        return list(first)
-    return [min(pair) for pair in zip(first, second, strict=True)]

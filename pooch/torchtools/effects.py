@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,20 +31,6 @@ class StorageMap:
     def bind(self, storage: torch.UntypedStorage, value: int) -> None:
         """Records that the storage holds `value` from now on."""
         self._entries[storage._cdata] = (value, weakref.ref(storage))
-
-
-@dataclass(frozen=True, slots=True)
-class Effects:
-    """The effects of an op.
-
-    Attributes:
-        tensors: one tensor for each storage with a new value, in a fixed order: results first, then arguments that were
-            written but not returned.
-        ordinary: whether all results have strided memory.
-    """
-
-    tensors: tuple[torch.Tensor, ...]
-    ordinary: bool
 
 
 def written_tensors(facts: OperatorFacts, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
@@ -80,8 +65,10 @@ def _collect_keys(items: Any, keys: set[int]) -> None:
             _collect_keys(item.values(), keys)
 
 
-def effects_of(written: dict[int, torch.Tensor], outputs: list[torch.Tensor], read_keys: set[int]) -> Effects:
-    """Determines the effects of an op.
+def new_tensors(
+    written: dict[int, torch.Tensor], outputs: list[torch.Tensor], read_keys: set[int]
+) -> tuple[torch.Tensor, ...]:
+    """Returns one tensor for each storage with a new value after an op: results first, then other written arguments.
 
     Args:
         written: the result of `written_tensors` before the op ran.
@@ -89,13 +76,6 @@ def effects_of(written: dict[int, torch.Tensor], outputs: list[torch.Tensor], re
         read_keys: storages of all its tensor arguments. A result in one of them that was not written is an alias that
             the schema does not declare, such as that of `_unsafe_view`.
     """
-    return Effects(new_tensors(written, outputs, read_keys), all(map(has_plain_storage, outputs)))
-
-
-def new_tensors(
-    written: dict[int, torch.Tensor], outputs: list[torch.Tensor], read_keys: set[int]
-) -> tuple[torch.Tensor, ...]:
-    """Returns only `Effects.tensors`; arguments as for `effects_of`."""
     if len(outputs) == 1 and not written:  # most ops
         only = outputs[0]
         return (only,) if has_plain_storage(only) and storage_key(only) not in read_keys else ()

@@ -19,13 +19,13 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
 from pooch.torchtools import accelerators
-from pooch.torchtools.profiler_log import QuietAllocator, quiet_start
+from pooch.torchtools.profiler_log import quiet_allocator, quiet_start
 from pooch.torchtools.reported_memory import MemoryEvent, reported_memory
 from pooch.torchtools.requested_sizes import RequestedSizes, as_requested
 from pooch.torchtools.tensors import storage_bytes
 
 MARKER = "pooch:"
-AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # what torch names the event around each node
+AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # torch's name for the event around each node
 LINEAR = "aten::linear"
 _GRADIENT_SUMS = ("aten::add", "aten::add_")
 
@@ -88,13 +88,13 @@ class MemoryTracer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._quiet, self._sizes = device, QuietAllocator(), RequestedSizes(device)
+        self._device, self._quiet, self._sizes = device, quiet_allocator(), RequestedSizes(device)
         # Without acc_events, since torch would then build its own table of events, which takes longer than the step.
         self._profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def start(self) -> None:
         """Starts recording."""
-        self._quiet.begin()
+        self._quiet.__enter__()
         self._sizes.begin()
         with quiet_start():
             self._profiler.__enter__()
@@ -105,7 +105,7 @@ class MemoryTracer:
         try:
             self._profiler.__exit__(None, None, None)
         finally:
-            self._quiet.end()
+            self._quiet.__exit__(None, None, None)
             asked = self._sizes.end()
         trace = read_trace(self._profiler.profiler.kineto_results, self._device)  # type: ignore[union-attr]
         return replace(trace, events=as_requested(trace.events, asked)) if asked else trace
@@ -182,7 +182,7 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
             elif node and not inside_operator and "::" in name and not name.startswith("torch::autograd"):
                 operators.append(span)
                 inside_operator = True
-            if "::" in name:  # else what PyTorch names the call of a dispatch mode
+            if "::" in name:  # else it is the name of a call of a dispatch mode
                 around = (around[1], name)
         stack.extend((child, node, node_end_ns, inside_operator, around) for child in reversed(event.children))
     markers.sort(key=lambda span: span.start_ns)

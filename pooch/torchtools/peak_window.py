@@ -62,7 +62,8 @@ class PeakWindow:
             self._at_start = _live_storages()
             self.start_bytes = sum(size for _, size in self._at_start)
             tracer = MemoryTracer(torch.device("cpu"))
-            self._intercept()
+            self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
+            self._replace(torch.autograd.profiler, "_prepare_profiler", self._before_a_profiler)
             tracer.start()
             self._tracer = tracer
             atexit.register(self.close)  # an interpreter that ends with a session open crashes
@@ -89,7 +90,7 @@ class PeakWindow:
             self._died_bytes.append(sum(size for storage, size in self._at_start if storage() is None))
 
     def close(self) -> int | None:
-        """Stops measuring; returns the peak up to the last mark, or None if closed already or owned by another thread."""
+        """Stops measuring; returns the peak up to the last mark, None if closed or owned by another thread."""
         tracer = self._tracer
         if tracer is None or not self.is_mine:
             return None
@@ -120,10 +121,6 @@ class PeakWindow:
             live += event.size_bytes
             highest = max(highest, live)
         return highest
-
-    def _intercept(self) -> None:
-        self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
-        self._replace(torch.autograd.profiler, "_prepare_profiler", self._before_a_profiler)
 
     def _replace(self, module: Any, name: str, around: Callable[..., Any]) -> None:
         original = getattr(module, name)
@@ -162,7 +159,3 @@ class PeakWindow:
 def _live_storages() -> list[tuple[weakref.ref[torch.UntypedStorage], int]]:
     storages = {storage_key(t): t.untyped_storage() for t in live_tensors() if has_plain_storage(t)}
     return [(weakref.ref(storage), storage.nbytes()) for storage in storages.values()]
-
-
-def _marks_of(trace: MemoryTrace) -> list[Any]:
-    return [m for m in trace.markers if m.name.startswith(_MARK)]

@@ -33,27 +33,22 @@ def quiet_start() -> Iterator[None]:
             del os.environ[_LEVEL]
 
 
-class QuietAllocator:
-    """Suppresses "Memory block of unknown size was allocated before the profiling started" in profiles.
+@contextmanager
+def quiet_allocator() -> Iterator[None]:
+    """Context manager without "Memory block of unknown size was allocated before the profiling started".
 
     Every step frees such blocks (gradients of the previous step), which is fine. The C++ log has one level for all of
-    PyTorch; between `begin` and `end` it shows only errors.
+    PyTorch, which shows only errors meanwhile.
     """
-
-    def __init__(self) -> None:
-        self._before: int | None = None
-
-    def begin(self) -> None:
-        """Starts suppressing."""
-        level = _log_level()
-        if level is not None:
-            self._before, level.value = level.value, max(level.value, _ERRORS_ALONE)
-
-    def end(self) -> None:
-        """Stops suppressing."""
-        level = _log_level()
-        if level is not None and self._before is not None:
-            level.value = self._before
+    level = _log_level()
+    if level is None:
+        yield
+        return
+    before, level.value = level.value, max(level.value, _ERRORS_ALONE)
+    try:
+        yield
+    finally:
+        level.value = before
 
 
 @cache

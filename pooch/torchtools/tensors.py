@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -98,6 +99,33 @@ def _hides_memory(tensor: torch.Tensor) -> bool:
         return True
     is_plain = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
     return not is_plain and not isinstance(tensor, FakeTensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Everything about a tensor except its bytes; from it, tensors are recreated on storages that moved."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    conjugated: bool
+    negated: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        """Returns the geometry of a tensor."""
+        return cls(
+            tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
+        )
+
+    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Returns a tensor of this geometry on a storage."""
+        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+        tensor.set_(storage, self.offset, self.size, self.stride)
+        if self.conjugated:
+            tensor = torch._conj(tensor)
+        return torch._neg_view(tensor) if self.negated else tensor
 
 
 def describe(tensor: torch.Tensor) -> str:

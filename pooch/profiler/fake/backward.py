@@ -19,7 +19,7 @@ from pooch.profiler.fake.costs import OpCosts
 from pooch.profiler.fake.kernels import distinct_results
 from pooch.profiler.fake.trace import FakeTrace
 from pooch.profiler.fake.world import FakeWorld
-from pooch.torchtools.effects import argument_keys, effects_of, written_tensors
+from pooch.torchtools.effects import argument_keys, new_tensors, written_tensors
 from pooch.torchtools.operators import operator_facts
 from pooch.torchtools.tensors import find_tensors, has_plain_storage
 
@@ -72,7 +72,7 @@ class BackwardRecorder(TorchDispatchMode):
         written, read_keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
         start = self._trace.now()
         result = self._costs.corrected(func, args, kwargs, distinct_results(func(*args, **kwargs)))
-        if not effects_of(written, list(find_tensors(result)), read_keys).tensors:
+        if not new_tensors(written, list(find_tensors(result)), read_keys):
             return result
         cost = self._costs.cost(func, args, kwargs, result)
         if in_place and self._trace.knows(args[0].untyped_storage()):

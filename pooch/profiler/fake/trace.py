@@ -68,21 +68,20 @@ class FakeTrace:
         """Returns whether the storage was allocated in this trace and is still alive."""
         return storage._cdata in self._blocks
 
-    def born(self, storage: torch.UntypedStorage) -> None:
-        """Records an allocation; the free is recorded when the storage is gone."""
-        rounded = round_up(storage.nbytes(), self._granularity)
-        self._addresses += 1
-        self._hold(storage, _Block(self._addresses, rounded))
-        self._allocated(self._addresses, rounded)
-
     def results(self, args: Any, kwargs: Any, result: Any) -> None:
-        """Records the results of an operator: storages that are neither known nor its arguments' are new."""
+        """Records the results of an operator: storages that are neither known nor its arguments' are allocated.
+
+        Their frees are recorded when the storages are gone.
+        """
         old = argument_keys(args, kwargs)
         for tensor in find_tensors(result):
             if has_plain_storage(tensor):
                 storage = tensor.untyped_storage()
                 if storage.nbytes() and storage._cdata not in old and not self.knows(storage):
-                    self.born(storage)
+                    rounded_bytes = round_up(storage.nbytes(), self._granularity)
+                    self._addresses += 1
+                    self._hold(storage, _Block(self._addresses, rounded_bytes))
+                    self._allocated(self._addresses, rounded_bytes)
 
     def took_over(self, storage: torch.UntypedStorage, old: torch.UntypedStorage) -> None:
         """Records that the storage is actually the old one, modified in place, which fake tensors cannot express."""
