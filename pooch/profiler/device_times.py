@@ -61,14 +61,8 @@ def _is_backward_op(event: Any) -> bool:
     if not _on_cpu(event) or "::" not in event.name or is_view_name(event.name) or event.name.startswith(AUTOGRAD_NODE):
         return False
     parent = event.cpu_parent
-    under_node = False
-    while parent is not None:
-        if parent.name.startswith(AUTOGRAD_NODE):
-            under_node = True
-            break
-        if parent.name.startswith(MARKER):
-            return False
-        if "::" in parent.name and not parent.name.startswith("torch::autograd"):
+    while parent is not None and not parent.name.startswith(AUTOGRAD_NODE):
+        if parent.name.startswith(MARKER) or ("::" in parent.name and not parent.name.startswith("torch::autograd")):
             return False
         parent = parent.cpu_parent
-    return under_node and not event.name.startswith("torch::autograd")
+    return parent is not None and not event.name.startswith("torch::autograd")

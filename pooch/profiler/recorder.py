@@ -238,12 +238,8 @@ class ForwardRecorder(TorchDispatchMode):
 
     def _read_values(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> tuple[int, ...]:
         skipped = () if reads_statistics(facts, func, args) else facts.statistics
-        read: dict[int, None] = {}
-        for position, argument in enumerate(args):
-            if position not in skipped:
-                read.update(dict.fromkeys(self.value_id(t) for t in find_tensors(argument) if has_plain_storage(t)))
-        read.update(dict.fromkeys(self.value_id(t) for t in find_tensors(kwargs) if has_plain_storage(t)))
-        return tuple(read)
+        read = [argument for position, argument in enumerate(args) if position not in skipped]
+        return tuple(dict.fromkeys(self.value_id(t) for t in find_tensors([read, kwargs]) if has_plain_storage(t)))
 
     def _record(
         self,

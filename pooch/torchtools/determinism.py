@@ -83,14 +83,14 @@ def deterministic_algorithms() -> Iterator[list[str]]:
     """
     restore = _remembered()
     operators: list[str] = []
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             use_deterministic_algorithms()
             yield operators
         finally:
             restore()
-    for warning in told:
+    for warning in caught:
         found = _NO_DETERMINISTIC.match(str(warning.message))
         if found is None:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

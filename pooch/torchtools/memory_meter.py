@@ -16,9 +16,6 @@ class MemoryMeter:
     torch's profiler are added to the tensors that were live at the start. The ones of those that are freed inside still
     count, so the figure is never too low.
 
-    Args:
-        device: the device to measure.
-
     Attributes:
         peak_bytes: the peak, after the block.
         rounding_bytes: the part of the peak that a caching allocator handed out beyond what tensors requested, because

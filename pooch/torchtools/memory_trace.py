@@ -81,11 +81,7 @@ def marker(name: str) -> Any:
 
 
 class MemoryTracer:
-    """Records a `MemoryTrace` between `start` and `stop`.
-
-    Args:
-        device: the device whose memory is traced.
-    """
+    """Records a `MemoryTrace` of a device between `start` and `stop`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._quiet, self._sizes = device, quiet_allocator(), RequestedSizes(device)
@@ -106,9 +102,9 @@ class MemoryTracer:
             self._profiler.__exit__(None, None, None)
         finally:
             self._quiet.__exit__(None, None, None)
-            asked = self._sizes.end()
+            requested = self._sizes.end()
         trace = read_trace(self._profiler.profiler.kineto_results, self._device)  # type: ignore[union-attr]
-        return replace(trace, events=as_requested(trace.events, asked)) if asked else trace
+        return replace(trace, events=as_requested(trace.events, requested)) if requested else trace
 
 
 @contextmanager

@@ -52,12 +52,12 @@ def missing_bytes(error: BaseException) -> int | None:
     request = _CPU_REQUEST.search(text)
     if request is not None:
         return int(request.group(1))
-    asked_bytes, free_bytes = _said(_CUDA_REQUEST, text), _said(_CUDA_FREE, text)
-    if asked_bytes is None:
+    requested_bytes, free_bytes = _said(_CUDA_REQUEST, text), _said(_CUDA_FREE, text)
+    if requested_bytes is None:
         return None
-    if free_bytes is None or free_bytes >= asked_bytes:  # enough was free, but fragmented
-        return asked_bytes
-    return asked_bytes - free_bytes
+    if free_bytes is None or free_bytes >= requested_bytes:  # enough was free, but fragmented
+        return requested_bytes
+    return requested_bytes - free_bytes
 
 
 def _said(pattern: re.Pattern[str], text: str) -> int | None:

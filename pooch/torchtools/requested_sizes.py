@@ -24,9 +24,6 @@ class RequestedSizes:
     """Records the requests to a device's caching allocator between `begin` and `end`.
 
     It records nothing on other devices, or if the program itself records the allocator's history.
-
-    Args:
-        device: the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,46 +36,46 @@ class RequestedSizes:
 
     def end(self) -> dict[int, list[int]]:
         """Stops recording; returns {address: bytes of each request in order, negative for frees}."""
-        asked: dict[int, list[int]] = {}
+        requested: dict[int, list[int]] = {}
         if self._watches:
             self._watches = False
             for pointer, size_bytes in cuda_only.end_history(self._device):
-                asked.setdefault(pointer, []).append(size_bytes)
-        return asked
+                requested.setdefault(pointer, []).append(size_bytes)
+        return requested
 
 
-def as_requested(events: Iterable[MemoryEvent], asked: dict[int, list[int]]) -> tuple[MemoryEvent, ...]:
+def as_requested(events: Iterable[MemoryEvent], requested: dict[int, list[int]]) -> tuple[MemoryEvent, ...]:
     """Replaces the sizes of blocks by those that were requested, rounded up to the allocator's granularity.
 
     Args:
         events: in order of time.
-        asked: the requests over the same period. Addresses at which they do not match the events keep their blocks.
+        requested: the requests over the same period. Addresses at which they do not match the events keep their blocks.
     """
     events = tuple(events)
     at: dict[int, list[MemoryEvent]] = {}
     for event in events:
         at.setdefault(event.pointer, []).append(event)
-    agreeing = {pointer: iter(asked[pointer]) for pointer in at if _agree(at[pointer], asked.get(pointer, []))}
+    agreeing = {pointer: iter(requested[pointer]) for pointer in at if _agree(at[pointer], requested.get(pointer, []))}
     return tuple(_resized(event, agreeing.get(event.pointer)) for event in events)
 
 
-def _agree(events: list[MemoryEvent], asked: list[int]) -> bool:
-    return [event.size_bytes > 0 for event in events] == [size_bytes > 0 for size_bytes in asked]
+def _agree(events: list[MemoryEvent], requested: list[int]) -> bool:
+    return [event.size_bytes > 0 for event in events] == [size_bytes > 0 for size_bytes in requested]
 
 
-def _resized(event: MemoryEvent, asked: Iterator[int] | None) -> MemoryEvent:
-    if asked is None:
+def _resized(event: MemoryEvent, requested: Iterator[int] | None) -> MemoryEvent:
+    if requested is None:
         return event
-    size_bytes = without_unsplit_rest(abs(event.size_bytes), abs(next(asked)))
+    size_bytes = without_unsplit_rest(abs(event.size_bytes), abs(next(requested)))
     return replace(event, size_bytes=size_bytes if event.size_bytes > 0 else -size_bytes)
 
 
-def without_unsplit_rest(block_bytes: int, asked_bytes: int) -> int:
+def without_unsplit_rest(block_bytes: int, requested_bytes: int) -> int:
     """Returns what the bytes of a block would be if it had been split.
 
     What settings of the allocator add on purpose (powers of two, blocks that are never split) counts.
     """
-    size_bytes = round_up(asked_bytes, accelerators.GRANULE_BYTES)
+    size_bytes = round_up(requested_bytes, accelerators.GRANULE_BYTES)
     return size_bytes if 0 <= block_bytes - size_bytes <= UNSPLIT_BYTES else block_bytes
 
 
@@ -87,7 +84,7 @@ def allocated_as_requested(device: torch.device) -> int:
     blocks = None if cuda_only.rounds_up_to_powers(device) else cuda_only.blocks_in_use(device)
     if blocks is None:
         return accelerators.allocated_bytes(device)
-    return sum(without_unsplit_rest(block, asked) for block, asked in blocks)
+    return sum(without_unsplit_rest(block, requested) for block, requested in blocks)
 
 
 def rounding_bytes(device: torch.device) -> int:
@@ -101,9 +98,9 @@ def rounding_of(counters: Mapping[str, int]) -> int:
     It is limited to what granularity can explain for that number of blocks. What other settings of the allocator add
     (powers of two, blocks that are never split) is over the budget like anything else.
     """
-    asked_bytes = counters.get("requested_bytes.all.peak", 0)
-    if asked_bytes == 0:  # the allocator does not count them
+    requested_bytes = counters.get("requested_bytes.all.peak", 0)
+    if requested_bytes == 0:  # the allocator does not count them
         return 0
     small, large = (counters.get(f"allocation.{pool}_pool.peak", 0) for pool in ("small", "large"))
     most_bytes = accelerators.GRANULE_BYTES * (small + large) + UNSPLIT_BYTES * large
-    return max(0, min(counters.get("allocated_bytes.all.peak", 0) - asked_bytes, most_bytes))
+    return max(0, min(counters.get("allocated_bytes.all.peak", 0) - requested_bytes, most_bytes))

@@ -27,12 +27,7 @@ _ADD = torch.ops.aten.add.Tensor
 
 
 class BackwardRecorder(TorchDispatchMode):
-    """Records every backward operator in a trace.
-
-    Args:
-        trace: the memory trace.
-        costs: costs of operators.
-    """
+    """Records every backward operator in a trace."""
 
     def __init__(self, trace: FakeTrace, costs: OpCosts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

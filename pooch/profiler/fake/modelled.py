@@ -53,5 +53,5 @@ class ModelledCosts:
     def notes(self) -> list[str]:
         """Returns notes that all times are modelled."""
         model = self._model
-        told = f"modelled: no op was run; times from a roofline of {model.title} ({model.source or 'no source named'})"
-        return [told, "modelled: a convolution's workspace is taken to be as large as its results, at most 64 MiB"]
+        note = f"modelled: no op was run; times from a roofline of {model.title} ({model.source or 'no source named'})"
+        return [note, "modelled: a convolution's workspace is taken to be as large as its results, at most 64 MiB"]

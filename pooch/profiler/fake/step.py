@@ -36,14 +36,7 @@ class FakeStep:
 
 
 class FakeForwardRecorder(ForwardRecorder):
-    """Records forward ops of a fake world: looks costs up, and traces memory by the lifetimes of storages.
-
-    Args:
-        model: the model that is profiled.
-        world: the fake world.
-        trace: the memory trace to record.
-        costs: costs of operators.
-    """
+    """Records forward ops of a fake world: looks costs up, and traces memory by the lifetimes of storages."""
 
     def __init__(self, model: torch.nn.Module, world: FakeWorld, trace: FakeTrace, costs: OpCosts) -> None:
         super().__init__(model)
@@ -76,11 +69,7 @@ class FakeForwardRecorder(ForwardRecorder):
 
 
 class LinearCalls(TorchFunctionMode):
-    """Tells the recorder about calls of `F.linear`, as torch's profiler does for a real step.
-
-    Args:
-        recorder: the recorder to tell.
-    """
+    """Tells the recorder about calls of `F.linear`, as torch's profiler does for a real step."""
 
     def __init__(self, recorder: FakeForwardRecorder) -> None:
         super().__init__()
@@ -96,14 +85,7 @@ class LinearCalls(TorchFunctionMode):
 
 
 def record_fake_releases(forward: Forward, model: torch.nn.Module, world: FakeWorld, costs: OpCosts) -> ForwardRecorder:
-    """As `record_releases`, in a fake world.
-
-    Args:
-        forward: () -> loss tensor.
-        model: the model that is profiled.
-        world: the fake world.
-        costs: costs of operators.
-    """
+    """As `record_releases`, in a fake world."""
     recorder = FakeForwardRecorder(model, world, FakeTrace(), costs)
     with quiet_collector(), world.entered():
         return record_releases(forward, model, recorder)
