@@ -66,9 +66,9 @@ class TierError(PoochError):
 
 
 class FileFormatError(PoochError):
-    """A file is unreadable, truncated, of another kind, or from a newer version."""
+    """A file is unreadable, truncated, of another kind, or written by a newer version."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its type if it has none."""
+    """Returns the first line of an error's message, or the name of its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -46,3 +46,8 @@ def format_ms(milliseconds: float) -> str:
     if abs(milliseconds) >= 1 or milliseconds == 0:
         return f"{milliseconds:.1f} ms"
     return f"{milliseconds * 1000:.1f} us"
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Returns the smallest multiple of `multiple` that is not less than `number`."""
+    return -(-number // multiple) * multiple

@@ -95,7 +95,7 @@ class Guard:
 
     def _apply_again(self, plan: Plan) -> None:
         """Apply a plan of the current profile, also if layers were frozen or unfrozen since."""
-        from pooch.torchtools.signature import model_signature
+        from pooch.torchtools.tensors import model_signature
 
         self._apply(replace(plan, model_signature=model_signature(self.model)))
 

@@ -156,7 +156,7 @@ class DeviceModel:
     @property
     def blas_workspace_bytes(self) -> int:
         """Bytes that cuBLAS takes in each thread that multiplies matrices; 0 on a CPU."""
-        return round(self.blas_workspace_mib * 2**20) if self.kind == "cuda" else 0
+        return round(self.blas_workspace_mib * 2**20) if self.kind != "cpu" else 0
 
     def as_device(self, software: dict[str, str]) -> Device:
         """The device of a profile, marked as modelled."""

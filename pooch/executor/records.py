@@ -8,8 +8,7 @@ from functools import cache
 import torch
 
 from pooch.executor.engines.protocol import Ticket
-from pooch.torchtools.geometry import Geometry
-from pooch.torchtools.tensors import version_of
+from pooch.torchtools.tensors import Geometry, version_of
 
 
 class Record:

@@ -12,9 +12,8 @@ import torch
 
 from pooch.torchtools.accelerators import drawing_from, random_snapshot
 from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
-from pooch.torchtools.geometry import Geometry
 from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
-from pooch.torchtools.tensors import has_plain_storage, map_tensors, result_tensors, storage_key, version_of
+from pooch.torchtools.tensors import Geometry, has_plain_storage, map_tensors, result_tensors, storage_key, version_of
 
 # Gives the storage of a value made by the step; the flag says that the op is going to write into it.
 Resolve = Callable[[int, bool], torch.UntypedStorage]

@@ -31,7 +31,7 @@ from pooch.torchtools import accelerators, cuda_only
 from pooch.torchtools.calls import refuse_taken
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.raw_looks import RawLooks
-from pooch.torchtools.signature import model_signature
+from pooch.torchtools.tensors import model_signature
 from pooch.torchtools.training_state import model_device
 
 OnMismatch = Literal["warn", "error"]

@@ -38,7 +38,7 @@ from pooch.ir import Plan
 from pooch.torchtools import accelerators
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.peak_window import PeakWindow
-from pooch.torchtools.rounding import rounding_bytes
+from pooch.torchtools.requested_sizes import rounding_bytes
 from pooch.torchtools.tensors import storage_bytes
 
 MEASURE_EVERY = 1000

@@ -11,7 +11,7 @@ from pooch.api.children import errors_sent, send
 from pooch.errors import PoochError, first_line
 from pooch.ir import Plan
 from pooch.measure.checking import compared
-from pooch.torchtools.deterministic_mode import deterministic_algorithms, use_deterministic_algorithms
+from pooch.torchtools.determinism import deterministic_algorithms, use_deterministic_algorithms
 from pooch.workloads.loading import WorkloadFactory
 
 if TYPE_CHECKING:

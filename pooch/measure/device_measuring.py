@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from pooch.ir import Link
-    from pooch.profiler.rates import DeviceRates
+    from pooch.profiler.hardware import DeviceRates
 
 
 def measure_device_model(device: torch.device, name: str, progress: Progress = silent) -> DeviceModel:
@@ -23,8 +23,7 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = s
         progress: called with what is being done.
     """
     from pooch.api.device_links import measure_device_link
-    from pooch.profiler.hardware import describe_device
-    from pooch.profiler.rates import measure_rates
+    from pooch.profiler.hardware import describe_device, measure_rates
     from pooch.torchtools.accelerators import has_streams
     from pooch.torchtools.cuda_only import blas_workspace_bytes
 

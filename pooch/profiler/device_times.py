@@ -1,17 +1,16 @@
-"""Op times on a device with streams: the kernels that each op launched, as the device itself timed them, without a
-synchronization per op.
+"""Op times on a device with streams: the kernels that each op launched, as the device itself timed them, without
+synchronizing after each op.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from pooch.profiler.assembly import StepAssembly
 from pooch.profiler.recorder import ForwardRecorder
-from pooch.profiler.step import check_loss
+from pooch.profiler.slots import StepAssembly
+from pooch.profiler.step import Forward, check_loss
 from pooch.torchtools.accelerators import synchronize
 from pooch.torchtools.memory_trace import AUTOGRAD_NODE, MARKER
 from pooch.torchtools.operators import is_view_name
@@ -19,13 +18,16 @@ from pooch.torchtools.profiler_log import quiet_start
 from pooch.torchtools.training_state import model_device
 
 
-def device_slot_times_ms(
-    forward: Callable[[], torch.Tensor], model: torch.nn.Module, assembly: StepAssembly
-) -> list[float] | None:
-    """Device time of each slot's op in one more run of the step, in ms.
+def device_slot_times_ms(forward: Forward, model: torch.nn.Module, assembly: StepAssembly) -> list[float] | None:
+    """Measures the device time of each slot's op in one more run of the step, in ms.
+
+    Args:
+        forward: () -> loss tensor.
+        model: the model that is profiled.
+        assembly: the recorded step that the times are for.
 
     Returns:
-        None where the ops differ from the assembly, or torch's profiler got no times from the device.
+        The times, or None if the ops differ from the assembly or torch's profiler got no times from the device.
     """
     recorder = ForwardRecorder(model)
     activities = list(torch.profiler.supported_activities())
@@ -43,8 +45,8 @@ def device_slot_times_ms(
 
 
 def _kernels_ms(event: Any) -> float:
-    """Device time of what an event and the events inside of it launched. Torch's own sum counts a named stretch's
-    shadow on the device (an annotation of the same name) beside the kernels that it spans.
+    """Returns the device time of what an event and the events inside it launched. Torch's own sum also counts the
+    annotation of a named range on the device, which has the same name, besides the kernels that it spans.
     """
     own_us = sum(kernel.duration for kernel in event.kernels if kernel.name != event.name)
     return float(own_us / 1000 + sum(_kernels_ms(child) for child in event.cpu_children))
@@ -55,18 +57,12 @@ def _on_cpu(event: Any) -> bool:
 
 
 def _is_backward_op(event: Any) -> bool:
-    """An outermost operator under an autograd node; not one of ours (a copy that brings a value back)."""
+    """Returns whether this is an outermost operator under an autograd node and not one of Pooch's."""
     if not _on_cpu(event) or "::" not in event.name or is_view_name(event.name) or event.name.startswith(AUTOGRAD_NODE):
         return False
     parent = event.cpu_parent
-    under_node = False
-    while parent is not None:
-        if parent.name.startswith(AUTOGRAD_NODE):
-            under_node = True
-            break
-        if parent.name.startswith(MARKER):
-            return False
-        if "::" in parent.name and not parent.name.startswith("torch::autograd"):
+    while parent is not None and not parent.name.startswith(AUTOGRAD_NODE):
+        if parent.name.startswith(MARKER) or ("::" in parent.name and not parent.name.startswith("torch::autograd")):
             return False
         parent = parent.cpu_parent
-    return under_node and not event.name.startswith("torch::autograd")
+    return parent is not None and not event.name.startswith("torch::autograd")

@@ -1,4 +1,4 @@
-"""What the host takes to issue each op to a device with streams."""
+"""How long the host takes to issue each op to a device with streams."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pooch.profiler.timing import StepTimes
 def host_times_ms(
     launching_ms: Sequence[float], forward_ops: int, plain: StepTimes, times_ms: Sequence[float]
 ) -> list[float]:
-    """The time that the host took for a plain step, by op: in proportion to what launching took while it was recorded.
+    """Estimates the host's time for each op of a plain step, in proportion to launch times while the step was recorded.
 
-    Where more kernels wait than the device takes at once (1,024 on CUDA) the host waits for it, and seems slower than
-    it is. The backward pass has no Python in it, so none of its ops is taken to cost more than a forward op does.
+    If more kernels are waiting than the device accepts at once (1,024 on CUDA), the host waits for the device and seems
+    slower than it is. The backward pass runs no Python, so its ops are not counted as costing more than forward ops on
+    average.
 
     Args:
-        launching_ms: by slot, of the recorded step, the closing slot included.
-        forward_ops: how many of them are of the forward pass.
+        launching_ms: by slot, duration of the launch in the recorded step, the closing slot included.
+        forward_ops: number of slots of the forward pass.
         plain: an unprofiled step.
-        times_ms: by slot, the time of the op in the profile.
+        times_ms: by slot, duration of the op in the profile.
     """
     forward, backward = launching_ms[:forward_ops], launching_ms[forward_ops:-1]
     most_backward_ms = plain.forward_host_ms / max(1, forward_ops) * len(backward)
@@ -37,10 +38,11 @@ def _shared_out(total_ms: float, weights: Sequence[float]) -> list[float]:
 
 
 def never_late(host_ms: Sequence[float], times_ms: Sequence[float]) -> list[float]:
-    """Host times of which none makes the device wait in-core: what would, is waiting for the device and no work.
+    """Limits host times so that none makes the device wait in-core: such time is spent waiting for the device.
 
     Args:
-        host_ms, times_ms: by op, of the host and of the device.
+        host_ms: by op, time of the host.
+        times_ms: by op, time of the device.
     """
     held: list[float] = []
     ahead_ms = 0.0
@@ -51,11 +53,11 @@ def never_late(host_ms: Sequence[float], times_ms: Sequence[float]) -> list[floa
 
 
 def paced_by_launches(kernels_ms: Sequence[float], launch_ms: float) -> list[float]:
-    """By op, how long it takes in a step whose host needs so long for each: where kernels are short, the device waits.
+    """Returns how long each op takes if the host needs a given time for each: after short kernels the device waits.
 
     Args:
-        kernels_ms: by slot, what the device itself takes; the closing slot, which is not launched, is the last.
-        launch_ms: of the host, for each op.
+        kernels_ms: by slot, time that the device itself takes; the closing slot, which is not launched, comes last.
+        launch_ms: time that the host takes for each op.
     """
     paced: list[float] = []
     end_ms = host_ms = 0.0

@@ -1,4 +1,4 @@
-"""Which module is running: the path that labels ops, and the extent of a call of the model."""
+"""Tracks which module is running: the path that labels ops, and the extent of a call of the model."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ class ModulePath:
     """Stack of the modules that are running now.
 
     Args:
-        model: whose modules have names.
-        on_enter, on_leave: called when a call of the model begins and ends, where a plan's region will: before the
-            model's forward pre-hooks and after its forward hooks.
+        model: the model whose modules have names.
+        on_enter: called when a call of the model begins, before the model's forward pre-hooks, where a plan's region
+            will begin.
+        on_leave: called when a call of the model ends, after the model's forward hooks.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        on_enter: Callable[[], None] | None = None,
-        on_leave: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, on_enter: Callable[[], None], on_leave: Callable[[], None]) -> None:
         self._model = model
         self._names = {id(module): name for name, module in model.named_modules()}
         self._on_enter, self._on_leave = on_enter, on_leave
@@ -34,15 +30,15 @@ class ModulePath:
 
     @property
     def current(self) -> str:
-        """Path of the innermost running module, "" at the top."""
+        """Path of the innermost running module, or "" outside of all modules."""
         return self._stack[-1] if self._stack else ""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Follow every module call inside.
+        """Context manager that tracks every module call.
 
         Raises:
-            UsageError: the model is compiled, or under a plan.
+            UsageError: if the model is compiled or under a plan.
         """
         handles = [
             register_module_forward_pre_hook(self._enter),
@@ -58,13 +54,11 @@ class ModulePath:
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        if self._on_enter is not None:
-            self._on_enter()
+        self._on_enter()
         try:
             yield
         finally:
-            if self._on_leave is not None:
-                self._on_leave()
+            self._on_leave()
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         self._stack.append(self._names.get(id(module), self.current))

@@ -1,8 +1,8 @@
-"""A store that keeps no saved tensor on the device: for steps that do not fit.
+"""A store that keeps no saved tensor on the device, for steps that do not fit.
 
-One copy per storage: a storage saved twice moves once. On the CPU the bytes go to an unlinked file, on a
-GPU to host memory. Nothing is overlapped and nothing is recomputed, so a step under this store computes exactly what
-plain training computes, in the least memory that moving saved tensors alone can reach.
+There is one copy per storage: a storage that is saved twice is moved once. On the CPU the bytes go to an unlinked file,
+on a GPU to host memory. Nothing is overlapped and nothing is recomputed, so a step with this store computes exactly
+what plain training computes, in the least memory that moving saved tensors can reach on its own.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ from dataclasses import dataclass, field
 import torch
 
 from pooch.torchtools.accelerators import has_streams
-from pooch.torchtools.geometry import Geometry
 from pooch.torchtools.memory_trace import marker
-from pooch.torchtools.tensors import bytes_in_place, has_plain_storage, storage_key
+from pooch.torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, storage_key
 
-COPY_BACK = "copy back"  # the name of a copy that brings a value back, which is no op of the step, in a profiler
+COPY_BACK = "copy back"  # marks, in a profiler, a copy that brings a value back and is no op of the step
 
 
 @dataclass
 class _Entry:
-    """One storage that left: `host` holds its bytes on a GPU, `offset` says where they lie in the file on the CPU."""
+    """One storage that left the device.
+
+    Attributes:
+        size_bytes: its size.
+        device: where it came from.
+        offset: position of its bytes in the file, on the CPU.
+        host: its bytes, on a GPU.
+        back: the storage on the device, as long as something holds one.
+    """
 
     size_bytes: int
     device: torch.device
@@ -50,17 +57,17 @@ class OffloadStore:
     _entries: dict[int, _Entry] = field(default_factory=dict)
 
     def put(self, tensor: torch.Tensor) -> object:
-        """Copy the tensor's storage out, once for all tensors that share it."""
+        """Copies the tensor's storage out, once for all tensors that share it."""
         key = storage_key(tensor)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = self._copy_out(tensor.untyped_storage())
-            entry.back = weakref.ref(tensor.untyped_storage())  # as long as the program holds it, it need not come back
+            entry.back = weakref.ref(tensor.untyped_storage())  # not copied back while the program holds it
             weakref.finalize(tensor.untyped_storage(), self._entries.pop, key, None).atexit = False
         return _Handle(entry, Geometry.of(tensor))
 
     def get(self, handle: object) -> torch.Tensor:
-        """The tensor again, with its geometry; its storage is shared by all who read it."""
+        """Returns the tensor; all readers share its storage."""
         assert isinstance(handle, _Handle)
         storage = handle.entry.back() if handle.entry.back is not None else None
         if storage is None or storage.nbytes() != handle.entry.size_bytes:  # gone, or emptied by the program
@@ -95,7 +102,7 @@ class OffloadStore:
 
 @contextmanager
 def saved_tensors_offloaded(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, autograd's saved tensors leave the device, except for parameters, buffers and their views."""
+    """Context manager in which saved tensors leave the device, except parameters, buffers and their views."""
     store = OffloadStore()
     staying = {storage_key(tensor) for tensor in (*model.parameters(), *model.buffers()) if has_plain_storage(tensor)}
 

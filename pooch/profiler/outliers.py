@@ -1,20 +1,20 @@
-"""Op times that a hiccup of the machine made too long, told from the times of the same op elsewhere in the step."""
+"""Finds op times that a disturbance made too long, by the times of the same op elsewhere in the step."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from pooch.profiler.assembly import StepAssembly
+from pooch.profiler.slots import StepAssembly
 
 MOST_TIMES_THE_SIBLINGS = 4.0
-WORTH_A_RUN = 0.03  # of the step: what outliers must take together to be measured again
+WORTH_A_RUN = 0.03  # share of the step that outliers must take together to be measured again
 _SIBLINGS = 3
 
 
 def sibling_kinds(assembly: StepAssembly) -> list[str]:
-    """For each slot, what it has in common with its siblings: the same operator with results of the same shapes (in the
-    backward pass: reading saved values of the same shapes).
+    """Returns, for each slot, what its siblings share with it: the operator and the shapes of its results or, in the
+    backward pass, of the saved values that it reads.
     """
     values = assembly.recorder.values
     kinds = [op.fingerprint for op in assembly.recorder.ops]
@@ -24,36 +24,33 @@ def sibling_kinds(assembly: StepAssembly) -> list[str]:
             read_in.setdefault(slot, []).append(f"{values[unpack.value].dtype}{values[unpack.value].shape}")
     for slot in range(assembly.forward_ops, assembly.end):
         read = " ".join(read_in.get(slot, ()))
-        # Without saved values nothing tells how large the op is, so it stands alone.
+        # Without saved values nothing tells how large the op is, so it has no siblings.
         kinds.append(f"{assembly.spans[slot].node} {assembly.spans[slot].name} {read}" if read else f"slot {slot}")
     return kinds
 
 
 def outliers(kinds: Sequence[str], times_ms: Sequence[float]) -> dict[int, float]:
-    """Slots that took many times as long as their siblings.
+    """Finds slots that took many times as long as their siblings.
 
     Args:
-        kinds: of each slot, from `sibling_kinds`.
-        times_ms: of each slot.
+        kinds: the kind of each slot, from `sibling_kinds`.
+        times_ms: the duration of each slot's op.
 
     Returns:
         {slot: median of its siblings in ms}.
     """
+    families: dict[str, list[int]] = {}
+    for slot, kind in enumerate(kinds):
+        families.setdefault(kind, []).append(slot)
     found: dict[int, float] = {}
-    for slots in _families(kinds):
-        median_ms = statistics.median(times_ms[slot] for slot in slots)
-        found |= {slot: median_ms for slot in slots if times_ms[slot] > MOST_TIMES_THE_SIBLINGS * median_ms > 0}
+    for slots in families.values():
+        if len(slots) >= _SIBLINGS:
+            median_ms = statistics.median(times_ms[slot] for slot in slots)
+            found |= {slot: median_ms for slot in slots if times_ms[slot] > MOST_TIMES_THE_SIBLINGS * median_ms > 0}
     return found
 
 
 def are_worth_a_run(found: dict[int, float], times_ms: Sequence[float]) -> bool:
-    """Whether the step has to be recorded once more to know these ops' times."""
+    """Returns whether the step has to be recorded once more to measure these ops."""
     excess_ms = sum(times_ms[slot] - median_ms for slot, median_ms in found.items())
     return excess_ms > WORTH_A_RUN * sum(times_ms)
-
-
-def _families(kinds: Sequence[str]) -> Iterator[list[int]]:
-    slots_of: dict[str, list[int]] = {}
-    for slot, kind in enumerate(kinds):
-        slots_of.setdefault(kind, []).append(slot)
-    yield from (slots for slots in slots_of.values() if len(slots) >= _SIBLINGS)

@@ -1,4 +1,4 @@
-"""Bytes of the optimizer's state, also of what it will only create at its first step."""
+"""Bytes of gradients and of the optimizer's state, including state that only its first step will create."""
 
 from __future__ import annotations
 
@@ -14,31 +14,43 @@ from pooch.torchtools.training_state import RandomStates, model_device
 if TYPE_CHECKING:
     from pooch.profiler.optimizers import Shadow
 
+_HISTORY_NOTE = (
+    "LBFGS is counted with a full history, which it reaches after some steps; what it allocates while it calls its "
+    "closure is not counted"
+)
+
+
+def gradient_bytes(model: torch.nn.Module, device: torch.device) -> int:
+    """Returns the bytes of the gradients that the model's parameters hold now on a device, as its allocator counts."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and p.grad.device == device]
+    return storage_bytes(gradients, granule_bytes(device.type))
+
 
 def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
-    """Device bytes of the state that the optimizer has now."""
+    """Returns the device bytes of the state that the optimizer has now."""
     if optimizer is None:
         return 0
-    return storage_bytes([t for state in optimizer.state.values() for t in find_tensors(state)])
+    return storage_bytes(t for state in optimizer.state.values() for t in find_tensors(state))
 
 
 def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.nn.Module) -> tuple[int, list[str]]:
-    """Device bytes of the state that the optimizer's steps will create and keep, besides what it has now.
+    """Predicts the device bytes of the state that the optimizer's steps will create and keep, beyond what it has now.
 
-    A shadow of the optimizer takes a step on fake tensors, so nothing of the real one is touched.
+    A shadow of the optimizer takes a step on fake tensors, so the real one is not touched.
 
     Args:
         optimizer: may be a wrapper, such as Accelerate's or Lightning's.
-        model: whose device counts.
+        model: state on this model's device is counted.
 
     Returns:
-        The bytes, and notes: on a guess where the step cannot be taken on fake tensors, or on an upper bound.
+        The bytes, and notes for the reader of the profile: about a guess, if the step cannot be taken on fake tensors,
+        or about an upper bound.
 
     Raises:
-        UsageError: it is no optimizer.
-        ProfileError: it wraps an optimizer that cannot be found.
+        UsageError: if it is not an optimizer.
+        ProfileError: if it wraps an optimizer that cannot be found.
     """
-    from pooch.profiler.optimizers import unwrapped  # which needs fake tensors, whose profiles need this file
+    from pooch.profiler.optimizers import unwrapped  # it needs fake tensors, and their profiles need this file
 
     if optimizer is None:
         return 0, []
@@ -46,11 +58,11 @@ def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.n
     device = model_device(model)
     if isinstance(real, torch.optim.LBFGS):
         return _full_history_bytes(real), [_HISTORY_NOTE]
-    if _has_all_states(real):
+    if has_all_states(real):
         return 0, []
     random = RandomStates.of(device)
     try:
-        return _stepped_bytes(real, device)
+        return _stepped_bytes(real, device), []
     except PoochError:
         raise
     except Exception as error:  # noqa: BLE001  (any optimizer of the user's may run here)
@@ -59,13 +71,16 @@ def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.n
         random.restore(device)
 
 
-def _has_all_states(optimizer: torch.optim.Optimizer) -> bool:
-    """As after its first step; asking may not create what it asks for."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    return all(optimizer.state.get(parameter) for parameter in parameters)
+def has_all_states(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether every parameter that is trained has state, as after the first step; creates no state."""
+    return all(optimizer.state.get(parameter) for parameter in _trained(optimizer))
 
 
-def _stepped_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[int, list[str]]:
+def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _stepped_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
     from pooch.profiler.optimizers import Shadow, kept_as_it_was
 
     with kept_as_it_was(optimizer):
@@ -74,36 +89,27 @@ def _stepped_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> tu
         try:
             shadow.step()
         except Exception:
-            if not shadow.has_all_states():  # many create all of it first, and fail at the arithmetic
+            if not has_all_states(shadow.optimizer):  # many create all state first, and fail at the arithmetic
                 raise
-    return _bytes_on(device, shadow) - before, []
+    return _bytes_on(device, shadow) - before
 
 
 def _bytes_on(device: torch.device, shadow: Shadow) -> int:
-    granule = granule_bytes(device.type)
-    here = {t.untyped_storage()._cdata: t for t in shadow.states() if t.device.type == device.type}
-    return sum(-(-storage_bytes([tensor]) // granule) * granule for tensor in here.values())
+    return storage_bytes((t for t in shadow.states() if t.device.type == device.type), granule_bytes(device.type))
 
 
 def _guess(optimizer: torch.optim.Optimizer, error: Exception) -> tuple[int, list[str]]:
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    guess = 2 * sum(p.numel() * p.element_size() for p in parameters)
+    guess = 2 * sum(p.numel() * p.element_size() for p in _trained(optimizer))
     note = (
-        f"the state of {type(optimizer).__name__} could not be foreseen ({type(error).__name__}); {guess} bytes "
+        f"the state of {type(optimizer).__name__} could not be predicted ({type(error).__name__}); {guess} bytes "
         "were assumed: take one optimizer step before profiling to have it measured"
     )
     return guess, [note]
 
 
-_HISTORY_NOTE = (
-    "LBFGS is counted with a full history, which it has after some steps; what it holds besides while it calls its "
-    "closure is not counted"
-)
-
-
 def _full_history_bytes(optimizer: torch.optim.LBFGS) -> int:
-    """What L-BFGS holds at most, beyond what it has: a direction and a gradient as long as all parameters, pairs of
-    such, and as many numbers.
+    """Returns what L-BFGS holds at most beyond what it has: a direction and a gradient as long as all parameters,
+    `history_size` pairs of the same length, and one number for each of them.
     """
     group = optimizer.param_groups[0]
     parameters, pairs = group["params"], int(group["history_size"])

@@ -1,4 +1,4 @@
-"""Recording the forward pass: ops, the values that they read and write, and what autograd saves."""
+"""Records the forward pass: ops, the values that they read and write, and what autograd saves."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pooch.errors import ProfileError
 from pooch.profiler.modules import ModulePath
 from pooch.torchtools import accelerators
-from pooch.torchtools.effects import Effects, argument_keys, effects_of, written_tensors
+from pooch.torchtools.effects import argument_keys, new_tensors, written_tensors
 from pooch.torchtools.memory_trace import marker
 from pooch.torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
 from pooch.torchtools.recurrent_dropout import INITIALISER, SEED_FINGERPRINTS
 from pooch.torchtools.tensors import (
+    call_when_freed,
     dtype_name,
     find_tensors,
     fingerprint,
@@ -33,7 +34,11 @@ from pooch.torchtools.training_state import model_device
 
 @dataclass
 class OpRecord:
-    """One forward op as it happened; `call` numbers its marker in the memory trace."""
+    """One forward op as it happened; fields as in `Op`.
+
+    Attributes:
+        call: number of its marker in the memory trace.
+    """
 
     name: str
     module: str
@@ -48,9 +53,11 @@ class OpRecord:
 
 @dataclass
 class ValueRecord:
-    """One value as it happened; fields as in `pooch.ir.Value`, filled in as the step goes on.
+    """One value as it happened; fields as in `Value`, filled in during the step.
 
-    `elsewhere`: the device that it lies on, if that is not the model's. `beside`: another stream works on it.
+    Attributes:
+        elsewhere: the device that holds it, if that is not the model's.
+        beside: whether another stream uses it.
     """
 
     id: int
@@ -74,8 +81,11 @@ class ValueRecord:
 class ForwardRecorder(TorchDispatchMode):
     """A dispatch mode that records every op below autograd.
 
-    Values are keyed by storage; a storage's finalizer tells when it is gone, so that an address reused later is
-    never taken for it.
+    Values are keyed by storage. The finalizer of a storage tells when it is gone, so an address that is reused later is
+    never mistaken for it.
+
+    Args:
+        model: the model that is profiled.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -101,8 +111,8 @@ class ForwardRecorder(TorchDispatchMode):
             self.model_begin = len(self.ops)
             if self._is_beside():
                 raise ProfileError(
-                    "the model is called on another stream than the step began on, so nothing of it could be planned: "
-                    "enter the stream before profiling, and before the planned step"
+                    "the model is called on another stream than the one the step began on, so none of it could be "
+                    "planned: enter the stream before profiling and before the planned step"
                 )
 
     def _leave_model(self) -> None:
@@ -111,21 +121,21 @@ class ForwardRecorder(TorchDispatchMode):
             self.model_end = len(self.ops)
 
     def model_extent(self) -> tuple[int, int]:
-        """First op of the model's first call, and the op after its last; (0, 0) where the model itself is not called.
+        """Returns the first op of the model's first call and the op after its last; (0, 0) if the model is not called.
 
-        An exception that leaves the call ends it too, so whatever begins ends.
+        An exception that leaves the call also ends it, so whatever begins also ends.
         """
         return max(0, self.model_begin), max(0, self.model_end)
 
     @property
     def inside_model(self) -> bool:
-        """Whether the first call of the model's forward is running (later calls count as outside)."""
+        """Whether the first call of the model is running; later calls count as outside."""
         return self._depth > 0 and self.model_end < 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._op.acquire(blocking=False):
             raise ProfileError(
-                "the step computes in two threads at once, so its ops come in no fixed order: keep a backward pass "
+                "the step computes in two threads at once, so the order of its ops is not fixed: keep a backward pass "
                 "within the step on one device"
             )
         try:
@@ -148,20 +158,22 @@ class ForwardRecorder(TorchDispatchMode):
         self._calls += 1
         result, elapsed_ms = self._run(func, args, kwargs, call)
         outputs = list(find_tensors(result))
-        effects = effects_of(written, outputs, read_keys)
+        made = new_tensors(written, outputs, read_keys)
         if facts.name == INITIALISER:
             self._forget_seed()
-        elif effects.tensors:
+        elif made:
             refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
-            self._record(facts, refusal, call, elapsed_ms, reads, effects, fingerprint(facts.name, outputs))
+            if refusal is None and not all(map(has_plain_storage, outputs)):
+                refusal = "its result is not an ordinary strided tensor"
+            self._record(facts, refusal, call, elapsed_ms, reads, made, fingerprint(facts.name, outputs))
         slot = max(0, len(self.ops) - 1)
         self._look((args, kwargs), slot, handed_out=facts.may_surprise)
         self._look([args[position] for position in facts.statistics if position < len(args)], slot, handed_out=True)
         return result
 
     def _run_beside(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> Any:
-        """An op on a stream of the program's own, as FSDP's collectives and prefetchers do: no op of the plan, and what
-        it works on is nothing that a plan could move.
+        """Runs an op on a stream of the program's own, as FSDP's collectives and prefetches do. It is not part of the
+        plan, and a plan cannot move anything that it uses.
         """
         call = self._calls
         self._calls += 1
@@ -176,32 +188,37 @@ class ForwardRecorder(TorchDispatchMode):
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
-        """Run an op under its marker; gives its result and its time in ms."""
+        """Runs an op under its marker; returns its result and its time in ms."""
         with marker(f"op {call}"):
             start = time.perf_counter()
             result = func(*args, **kwargs)
             return result, (time.perf_counter() - start) * 1000
 
     def _address(self, storage: torch.UntypedStorage) -> int:
-        """Where a storage lies, as the memory trace names it."""
+        """Returns the address of a storage, as in the memory trace."""
         return storage.data_ptr()
 
     def _is_beside(self) -> bool:
-        """On another stream than the step began on."""
+        """Returns whether another stream is current than the one the step began on."""
         return self._stream is not None and self._stream_now() != self._stream
 
     def _stream_now(self) -> torch.Stream | None:
         return accelerators.current_stream(self._device) if accelerators.is_in_use(self._device) else None
 
     def looked(self, arguments: Any, handed_out: bool) -> None:
-        """The program looks at tensors without an op."""
+        """Notes that the program accesses tensors without an op.
+
+        Args:
+            arguments: nested arguments that contain the tensors.
+            handed_out: whether the program gets the address, and may use it at any time from then on.
+        """
         if not self._own_work:
             with self.unwatched():
                 self._look(arguments, max(0, len(self.ops) - 1), handed_out)
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
-        """What is done inside is ours, not the program's."""
+        """Context manager for Pooch's own work, which is not recorded."""
         self._own_work += 1
         try:
             yield
@@ -209,7 +226,7 @@ class ForwardRecorder(TorchDispatchMode):
             self._own_work -= 1
 
     def _look(self, arguments: Any, slot: int, handed_out: bool = False) -> None:
-        """Note that values have to be there in a slot; all of them where it cannot be told which."""
+        """Notes that values must be on the device in a slot; that applies to all of them if the tensors are opaque."""
         tensors, hidden = tensors_with_memory(arguments)
         keys = self._value_of.keys() if hidden else {storage_key(t) for t in tensors} & self._value_of.keys()
         for key in keys:
@@ -221,12 +238,8 @@ class ForwardRecorder(TorchDispatchMode):
 
     def _read_values(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> tuple[int, ...]:
         skipped = () if reads_statistics(facts, func, args) else facts.statistics
-        read: dict[int, None] = {}
-        for position, argument in enumerate(args):
-            if position not in skipped:
-                read.update(dict.fromkeys(self.value_id(t) for t in find_tensors(argument) if has_plain_storage(t)))
-        read.update(dict.fromkeys(self.value_id(t) for t in find_tensors(kwargs) if has_plain_storage(t)))
-        return tuple(read)
+        read = [argument for position, argument in enumerate(args) if position not in skipped]
+        return tuple(dict.fromkeys(self.value_id(t) for t in find_tensors([read, kwargs]) if has_plain_storage(t)))
 
     def _record(
         self,
@@ -235,18 +248,17 @@ class ForwardRecorder(TorchDispatchMode):
         call: int,
         elapsed_ms: float,
         reads: tuple[int, ...],
-        effects: Effects,
+        made: tuple[torch.Tensor, ...],
         text: str,
     ) -> None:
         index, name = len(self.ops), facts.name
-        refusal = refusal or (None if effects.ordinary else "its result is not an ordinary strided tensor")
-        writes = tuple(self._new_value(tensor, index, name).id for tensor in effects.tensors)
+        writes = tuple(self._new_value(tensor, index, name).id for tensor in made)
         refusal = refusal or self._refusal_elsewhere(facts, reads, writes)
         self.ops.append(OpRecord(name, self.path.current, call, elapsed_ms, reads, writes, text, refusal, facts.random))
 
     def _refusal_elsewhere(self, facts: OperatorFacts, reads: tuple[int, ...], writes: tuple[int, ...]) -> str | None:
-        """Why an op on another device cannot be replayed: the backward pass that replays is on the model's, and neither
-        the streams of another accelerator nor its random numbers are in order there.
+        """Returns why an op on another device cannot be replayed, or None. The backward pass that replays runs on the
+        model's device, where neither the streams nor the random numbers of another device are in order.
         """
         for other in (self.values[i].elsewhere for i in (*reads, *writes)):
             if other and not other.startswith("cpu"):
@@ -256,7 +268,7 @@ class ForwardRecorder(TorchDispatchMode):
         return None
 
     def _forget_seed(self) -> None:
-        """What was recorded last made the seed of a recurrent dropout: in most steps there is no such thing."""
+        """Removes the last two ops if they drew the seed of a recurrent dropout, which most steps do not do."""
         if [op.fingerprint for op in self.ops[-2:]] != SEED_FINGERPRINTS:
             return
         values = {value for op in self.ops[-2:] for value in op.writes}
@@ -267,7 +279,7 @@ class ForwardRecorder(TorchDispatchMode):
         del self.ops[-2:], self.values[-len(values) :]
 
     def value_id(self, tensor: torch.Tensor) -> int:
-        """Id of the value that the tensor's storage holds now; unknown storages existed before the step."""
+        """Returns the id of the value that the tensor's storage holds; unknown storages existed before the step."""
         key = storage_key(tensor)
         known = self._value_of.get(key)
         if known is not None:
@@ -302,27 +314,26 @@ class ForwardRecorder(TorchDispatchMode):
         )
         self.values.append(value)
         if key not in self._value_of:
-            # The registry of finalizers must not keep the recorder, and with it the model, alive.
-            weakref.finalize(storage, _storage_gone, weakref.ref(self), key).atexit = False
+            call_when_freed(storage, self.storage_gone, key)
             self._storages[key] = weakref.ref(storage)
         self._value_of[key] = value.id
         return value
 
     def storage_gone(self, key: int) -> None:
-        """The program and autograd have both let go of a storage."""
+        """Called when both the program and autograd have released a storage."""
         value = self._value_of.pop(key, None)
         if value is not None:
             self.values[value].released_after = len(self.ops) - 1
 
     def end_forward(self) -> None:
-        """The forward pass is over: find what lies in storages that the program has emptied since."""
+        """Called at the end of the forward pass: finds values whose storages the program has emptied since."""
         for key, reference in self._storages.items():
             storage, value = reference(), self._value_of.get(key)
             if storage is not None and value is not None and storage.nbytes() < self.values[value].size_bytes:
                 self.values[value].role = "transient"
 
     def note_saved(self, tensor: torch.Tensor) -> int | None:
-        """Note that autograd saves the tensor; returns its value's id (None where its memory is not ordinary)."""
+        """Notes that autograd saves the tensor; returns its value's id, or None if its memory is not ordinary."""
         with self.unwatched():
             if not has_plain_storage(tensor):
                 return None
@@ -330,9 +341,3 @@ class ForwardRecorder(TorchDispatchMode):
         value.saved = True
         value.saved_outside_model |= not self.inside_model
         return value.id
-
-
-def _storage_gone(recorder: weakref.ref[ForwardRecorder], key: int) -> None:
-    alive = recorder()
-    if alive is not None:
-        alive.storage_gone(key)

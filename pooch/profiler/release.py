@@ -1,47 +1,63 @@
-"""When the program itself lets go of each value: a forward pass in which autograd saves nothing.
+"""Finds out when the program itself releases each value, with a forward pass in which autograd saves nothing.
 
-A pack hook that drops what it gets leaves only the program's own references; each storage's finalizer then tells
-the slot after which the program let go. The pass needs almost no memory, so it also works for models that do not fit.
+A pack hook that drops its argument leaves only the program's own references, and the finalizer of each storage tells
+the slot after which the program released it. The pass needs almost no memory, so it also works for models that do not
+fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from typing import Any
 
 import torch
 
 from pooch.errors import ProfileError
 from pooch.profiler.recorder import ForwardRecorder
+from pooch.profiler.step import Forward
 from pooch.torchtools.raw_looks import RawLooks
-from pooch.torchtools.sharding import reshard
-
-
-def _no_unpack(handle: None) -> torch.Tensor:
-    raise ProfileError("the forward pass itself runs a backward pass: profile a forward that only computes the loss")
 
 
 def record_releases(
-    forward: Callable[[], torch.Tensor], model: torch.nn.Module, recorder: ForwardRecorder | None = None
+    forward: Forward, model: torch.nn.Module, recorder: ForwardRecorder | None = None
 ) -> ForwardRecorder:
-    """Run the forward pass without letting autograd keep anything. `recorder`: a fresh one (None: the usual kind).
+    """Runs the forward pass without letting autograd keep anything.
+
+    Args:
+        forward: () -> loss tensor.
+        model: the model that is profiled.
+        recorder: a fresh recorder, or None for one of the usual kind.
 
     Returns:
-        The recorder; `values[i].released_after` is the index of the last op before the program let go of value i,
-        or None where it still held it when `forward` returned (the loss itself among them).
+        The recorder. `values[i].released_after` is the index of the last op before the program released value i, or
+        None if it still held the value when `forward` returned, as it does with the loss.
     """
-    used = recorder or ForwardRecorder(model)
-
-    def pack(tensor: torch.Tensor) -> None:
-        used.note_saved(tensor)
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, _no_unpack)
+    recorder = recorder or ForwardRecorder(model)
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, _no_unpack)
     try:
-        with used.path.watched(), hooks, RawLooks(used.looked), used:
+        with recorder.path.watched(), hooks, RawLooks(recorder.looked), recorder:
             loss = forward()
     finally:
-        reshard(model)
-    held = [value.released_after for value in used.values]
+        _reshard(model)
+    held = [value.released_after for value in recorder.values]
     del loss
-    for value, released in zip(used.values, held, strict=True):
+    for value, released in zip(recorder.values, held, strict=True):
         value.released_after = released
-    return used
+    return recorder
+
+
+def _no_unpack(handle: object) -> torch.Tensor:
+    raise ProfileError("the forward pass itself runs a backward pass: profile a forward that only computes the loss")
+
+
+def _reshard(model: torch.nn.Module) -> None:
+    """Releases what FSDP gathered for a backward pass that will not run.
+
+    A forward pass leaves the root's parameters gathered, and the model then exposes them in place of its own.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # loaded by any program that shards a model
+    if fsdp is None or not hasattr(fsdp, "FSDPModule"):
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()

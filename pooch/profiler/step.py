@@ -1,52 +1,36 @@
-"""Recording a whole step: the forward pass under the recorder, the backward pass as plain training runs it.
+"""Records a whole step: the forward pass under the recorder, the backward pass as plain training runs it.
 
-No dispatch mode is active during the backward pass. Autograd itself looks whether one is (it then stops adding
-gradients in
-place), so a mode would change the very memory that is measured. The backward pass is read from torch's profiler
-instead.
+No dispatch mode is active during the backward pass. Autograd checks for one, and if it finds one it no longer adds
+gradients in place, so a mode would change the very memory that is measured. The backward pass is read from torch's
+profiler instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import cast
 
 import torch
 
 from pooch.errors import ProfileError
+from pooch.profiler.offload import OffloadStore
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, marker, quiet_collector
 from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.tensors import has_plain_storage
 
-
-class SavedStore(Protocol):
-    """Where saved tensors wait for the backward pass."""
-
-    def put(self, tensor: torch.Tensor) -> object:
-        """Take the tensor; returns a handle."""
-
-    def get(self, handle: object) -> torch.Tensor:
-        """Give the tensor back."""
-
-
-class InPlaceStore:
-    """Plain training: the tensor itself is the handle."""
-
-    def put(self, tensor: torch.Tensor) -> object:
-        """The tensor itself."""
-        return tensor
-
-    def get(self, handle: object) -> torch.Tensor:
-        """The tensor itself."""
-        assert isinstance(handle, torch.Tensor)
-        return handle
+Forward = Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """One read of a saved value by the backward pass; `pointer` is where its storage lay then."""
+    """One read of a saved value by the backward pass.
+
+    Attributes:
+        value: id of the value, or -1 for memory that is not ordinary.
+        pointer: address of its storage at that time.
+    """
 
     value: int
     pointer: int
@@ -54,7 +38,13 @@ class Unpack:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A recorded step: forward ops and values, reads of the backward pass in order, and the memory trace."""
+    """A recorded step.
+
+    Attributes:
+        recorder: forward ops and values.
+        unpacks: reads of saved values by the backward pass, in order.
+        trace: the memory trace.
+    """
 
     recorder: ForwardRecorder
     unpacks: tuple[Unpack, ...]
@@ -62,32 +52,40 @@ class StepRecord:
 
 
 def check_loss(loss: object) -> torch.Tensor:
-    """The loss, if a backward pass can start from it.
+    """Checks that a backward pass can start from the loss.
+
+    Args:
+        loss: what the forward pass returned.
 
     Raises:
-        ProfileError: it is no tensor, not a scalar, or needs no gradient.
+        ProfileError: if it is not a tensor, is not a scalar, or does not require grad.
     """
     if not isinstance(loss, torch.Tensor):
         raise ProfileError(f"forward() returned {type(loss).__name__}, not a tensor: return the loss")
     if loss.numel() != 1:
         raise ProfileError(f"forward() returned a tensor of shape {tuple(loss.shape)}: return a scalar loss")
     if not loss.requires_grad:
-        raise ProfileError("the loss needs no gradient: no parameter with requires_grad=True takes part in it")
+        raise ProfileError("the loss does not require grad: no parameter with requires_grad=True contributes to it")
     return loss
 
 
 def record_step(
-    forward: Callable[[], torch.Tensor], model: torch.nn.Module, device: torch.device, store: SavedStore | None = None
+    forward: Forward, model: torch.nn.Module, device: torch.device, store: OffloadStore | None = None
 ) -> StepRecord:
-    """Run one step and record it. `store`: where saved tensors wait (in place if None)."""
-    store = store or InPlaceStore()
+    """Runs one step and records it.
+
+    Args:
+        forward: () -> loss tensor.
+        model: the model that is profiled.
+        device: the device whose memory is traced.
+        store: where saved tensors wait for the backward pass, or None to keep them in place.
+    """
     recorder = ForwardRecorder(model)
     unpacks: list[Unpack] = []
 
     def pack(tensor: torch.Tensor) -> tuple[int | None, object]:
         value = recorder.note_saved(tensor)
-        made = value is not None and recorder.values[value].role == "made"
-        if not made:
+        if store is None or value is None or recorder.values[value].role != "made":
             return value, tensor
         with torch._C._DisableTorchDispatch(), recorder.unwatched():  # the recorder must not see what the store does
             return value, store.put(tensor)
@@ -95,7 +93,7 @@ def record_step(
     def unpack(handle: tuple[int | None, object]) -> torch.Tensor:
         value, kept = handle
         with marker(f"unpack {len(unpacks)}"), torch._C._DisableTorchDispatch():
-            tensor = kept if isinstance(kept, torch.Tensor) else store.get(kept)
+            tensor = kept if isinstance(kept, torch.Tensor) else cast(OffloadStore, store).get(kept)
         pointer = tensor.untyped_storage().data_ptr() if has_plain_storage(tensor) else 0
         unpacks.append(Unpack(-1 if value is None else value, pointer))
         return tensor

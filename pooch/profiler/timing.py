@@ -1,4 +1,4 @@
-"""How long each slot's op takes, and how long the unprofiled step takes."""
+"""Durations of each slot's op and of the unprofiled step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pooch.profiler.assembly import StepAssembly
-from pooch.profiler.step import check_loss
+from pooch.profiler.slots import StepAssembly
+from pooch.profiler.step import Forward, check_loss
 from pooch.torchtools.accelerators import synchronize
 
 
@@ -18,8 +18,10 @@ class StepTimes:
     """Duration of one step's passes, in ms.
 
     Attributes:
-        forward_ms, backward_ms: until the device is done.
-        forward_host_ms, backward_host_ms: until the host has issued all of it; the same on a CPU.
+        forward_ms: forward pass, until the device is done.
+        backward_ms: backward pass, until the device is done.
+        forward_host_ms: forward pass, until the host has issued all of it; the same as `forward_ms` on a CPU.
+        backward_host_ms: backward pass, until the host has issued all of it; the same as `backward_ms` on a CPU.
     """
 
     forward_ms: float
@@ -29,22 +31,22 @@ class StepTimes:
 
     @property
     def step_ms(self) -> float:
-        """Both passes."""
+        """Duration of both passes, in ms."""
         return self.forward_ms + self.backward_ms
 
 
 def time_step(
-    forward: Callable[[], torch.Tensor],
+    forward: Forward,
     model: torch.nn.Module,
     device: torch.device,
     between: Callable[[], None] = lambda: None,
 ) -> StepTimes:
-    """Time one step, forward and backward, without recording anything; gradients are dropped before it.
+    """Times one step, forward and backward, without recording anything. Gradients are dropped first.
 
     Args:
         forward: () -> loss tensor.
-        model: whose gradients are dropped.
-        device: waited for before each reading of the clock.
+        model: the model whose gradients are dropped.
+        device: synchronized before each reading of the clock.
         between: called after the forward pass.
     """
     model.zero_grad(set_to_none=True)
@@ -64,24 +66,13 @@ def time_step(
 
 
 def typical(samples: Sequence[StepTimes]) -> StepTimes:
-    """The median of three or more steps; of fewer, the fastest, since disturbances only make a step slower."""
-    ordered = sorted(samples, key=_step_ms_of)
+    """Returns the median of three or more steps; of fewer, the fastest, since disturbances only make a step slower."""
+    ordered = sorted(samples, key=lambda times: times.step_ms)
     return ordered[(len(ordered) - 1) // 2] if len(ordered) > 2 else ordered[0]
 
 
-def _step_ms_of(times: StepTimes) -> float:
-    return times.step_ms
-
-
 def slot_times_ms(assembly: StepAssembly) -> list[float]:
-    """Measured duration of each slot's op in one recorded step (CPU clocks), in ms; the closing slot takes none."""
+    """Returns the duration of each slot's op in one recorded step in ms (CPU clock); the closing slot takes none."""
     forward = [op.time_ms for op in assembly.recorder.ops]
     backward = [(span.end_ns - span.start_ns) / 1e6 for span in assembly.spans[assembly.forward_ops : -1]]
     return [*forward, *backward, 0.0]
-
-
-def shortest_ms(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """The shorter time of each slot; the first run's where the second one has other slots."""
-    if len(first) != len(second):
-        return list(first)
-    return [min(pair) for pair in zip(first, second, strict=True)]

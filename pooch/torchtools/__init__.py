@@ -1,3 +1,1 @@
-"""What both the profiler and the executor have to know about torch: operators, storages, memory meters, random
-state.
-"""
+"""What both the profiler and the executor need from torch: operators, storages, memory meters, random state."""

@@ -1,9 +1,9 @@
-"""What a device is to us: streams, events, counters, random state. The CPU has none of these.
+"""What Pooch needs from a device: streams, events, counters, random state. The CPU has none of these.
 
-PyTorch's generic interface reaches all of it (`torch.accelerator`, `torch.Stream`, `torch.Event`, and the module of the
-device's own type for what differs in name only), so any accelerator with streams is asked in the same way. What CUDA
-alone has is in `cuda_only`. Only CUDA has been tried: PyTorch's real CUDA build on a simulated runtime. ROCm calls
-itself "cuda"; Intel's XPU and vendors' NPUs have the same functions, and have not been tried.
+PyTorch's generic interface covers all of it (`torch.accelerator`, `torch.Stream`, `torch.Event`, and the module of the
+device's own type for what differs only in name), so any accelerator with streams is used in the same way. What only
+CUDA has is in `cuda_only`. Only CUDA has been tested, with PyTorch's real CUDA build on a simulated runtime. ROCm calls
+itself "cuda"; Intel's XPU and vendors' NPUs provide the same functions but have not been tested.
 """
 
 from __future__ import annotations
@@ -24,27 +24,31 @@ def _has_streams(device_type: str) -> bool:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether it computes and copies in streams of its own, beside the host."""
+    """Returns whether the device computes and copies in its own streams, alongside the host."""
     return _has_streams(device.type)
 
 
 def granule_bytes(device_type: str) -> int:
-    """What the device's allocator counts in multiples of; `device_type` as in a profile ("cpu", "cuda")."""
+    """Returns the granularity of the device's allocator.
+
+    Args:
+        device_type: type of the device as in a profile, such as "cpu" or "cuda".
+    """
     return 1 if device_type == "cpu" else GRANULE_BYTES
 
 
 def is_in_use(device: torch.device) -> bool:
-    """Whether it has streams, and this process has begun to use it."""
+    """Returns whether the device has streams and this process has begun to use it."""
     return has_streams(device) and bool(_module(device).is_initialized())
 
 
 def is_available(device_type: str) -> bool:
-    """Whether this process can make tensors on such a device."""
+    """Returns whether this process can create tensors on such a device."""
     return device_type == "cpu" or bool(torch.get_device_module(device_type).is_available())
 
 
 def all_accelerators() -> list[torch.device]:
-    """Every device with streams here; none where there is no such device."""
+    """Returns all devices with streams on this machine."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or not has_streams(kind):
         return []
@@ -52,12 +56,12 @@ def all_accelerators() -> list[torch.device]:
 
 
 def accelerators_in_use() -> list[torch.device]:
-    """Those of them that this process may have left something on."""
+    """Returns the devices with streams that this process has begun to use."""
     return [device for device in all_accelerators() if is_in_use(device)]
 
 
 def current_device(device_type: str) -> torch.device:
-    """The device of a type that is current; "cpu" is one too."""
+    """Returns the current device of a type, which may be "cpu"."""
     device = torch.device(device_type)
     return torch.device(device_type, torch.accelerator.current_device_index()) if has_streams(device) else device
 
@@ -70,25 +74,30 @@ def _module(device: torch.device) -> Any:
 
 
 def current_stream(device: torch.device) -> torch.Stream:
-    """The calling thread's stream on a device, which need not be the thread's current device."""
-    return torch.accelerator.current_stream(device.index)  # asked for each op: a number is looked up at once
+    """Returns the calling thread's current stream on a device, which need not be the thread's current device."""
+    return torch.accelerator.current_stream(device.index)  # runs for each op, and an index is the fastest argument
 
 
 def new_stream(device: torch.device) -> torch.Stream:
-    """A stream beside the others."""
+    """Returns a new stream."""
     return torch.Stream(device)
 
 
 def new_event(device: torch.device, *, timed: bool = False) -> torch.Event:
-    """An event to record; `timed`: it also tells when it was reached."""
+    """Returns a new event.
+
+    Args:
+        device: the device that will record it.
+        timed: whether the event records the time at which it is reached.
+    """
     return torch.Event(device, enable_timing=timed)
 
 
 @contextmanager
 def on_stream(stream: torch.Stream) -> Iterator[None]:
-    """What the calling thread issues inside goes to a stream.
+    """Context manager that makes a stream the calling thread's current one.
 
-    A `torch.Stream` is a context itself, but it remembers where it was entered, so two threads cannot enter one.
+    A `torch.Stream` is itself a context manager, but it stores where it was entered, so two threads cannot enter one.
     """
     with torch.accelerator.device_index(stream.device_index):
         before = torch.accelerator.current_stream(stream.device_index)
@@ -100,7 +109,7 @@ def on_stream(stream: torch.Stream) -> Iterator[None]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device; nothing to do on the CPU."""
+    """Waits for the device to finish; does nothing on the CPU."""
     if has_streams(device):
         torch.accelerator.synchronize(device)
 
@@ -109,49 +118,49 @@ def synchronize(device: torch.device) -> None:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Device bytes of the tensors that live now."""
+    """Returns the device bytes of the tensors that are live now."""
     return int(torch.accelerator.memory_allocated(device))
 
 
 def peak_allocated_bytes(device: torch.device) -> int:
-    """The most since `reset_peaks`."""
+    """Returns the highest number of allocated bytes since `reset_peaks`."""
     return int(torch.accelerator.max_memory_allocated(device))
 
 
 def peak_reserved_bytes(device: torch.device) -> int:
-    """The most that the caching allocator had taken from the device since `reset_peaks`."""
+    """Returns the highest number of bytes that the caching allocator held of the device since `reset_peaks`."""
     return int(torch.accelerator.max_memory_reserved(device))
 
 
 def memory_counters(device: torch.device) -> dict[str, int]:
-    """All that the caching allocator counts, peaks since `reset_peaks`, by PyTorch's names."""
+    """Returns all counters of the caching allocator by PyTorch's names; peaks count since `reset_peaks`."""
     return dict(torch.accelerator.memory_stats(device))
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Peaks are counted from here."""
+    """Resets the peak counters."""
     torch.accelerator.reset_peak_memory_stats(device)
 
 
 def empty_cache(device: torch.device) -> None:
-    """Give back what the caching allocator keeps for later; nothing to do on the CPU."""
+    """Releases the cached memory of the caching allocator; does nothing on the CPU."""
     if has_streams(device):
         torch.accelerator.empty_cache()
 
 
 def available_bytes(device: torch.device) -> int:
-    """What the device has free, and what the caching allocator holds without using it."""
+    """Returns the bytes that are free on the device or cached by the caching allocator."""
     cached = torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
     return int(torch.accelerator.get_memory_info(device)[0] + cached)
 
 
 def total_bytes(device: torch.device) -> int:
-    """Memory of the device in all."""
+    """Returns the total memory of the device."""
     return int(_module(device).get_device_properties(device).total_memory)
 
 
 def name_of(device: torch.device) -> str:
-    """What the device calls itself."""
+    """Returns the name of the device."""
     return str(_module(device).get_device_properties(device).name)
 
 
@@ -159,27 +168,27 @@ def name_of(device: torch.device) -> str:
 
 
 def random_state(device: torch.device) -> bytes:
-    """State of the default generator of a device, or of the CPU.
+    """Returns the state of the default generator of a device, which may be the CPU.
 
-    Not kept as a tensor: on the CPU it would take 5,056 bytes for each op, of the memory that a plan counts to the
-    byte.
+    It is not kept as a tensor: on the CPU, a tensor would take 5,056 bytes for each op, of the memory that a plan
+    counts to the byte.
     """
     state = _module(device).get_rng_state(device) if has_streams(device) else torch.get_rng_state()
     return bytes(state.numpy().tobytes())
 
 
 def random_snapshot(device: torch.device) -> bytes | torch.Generator:
-    """Where the default generator of a device, or of the CPU, stands; takes no memory of the device."""
+    """Returns a snapshot of the default generator of a device or of the CPU; it takes no device memory."""
     generator = _shared_generator(device)
     return random_state(device) if generator is None else generator.clone_state()
 
 
 @contextmanager
 def drawing_from(device: torch.device, snapshot: bytes | torch.Generator) -> Iterator[None]:
-    """Inside, the default generator goes on from a snapshot; afterwards it stands where it stood.
+    """Context manager in which the default generator continues from a snapshot; its own state is restored afterwards.
 
-    Where a generator can point at another state, it is never set: a generator of CUDA's that is set makes the next
-    recurrent layer of cuDNN begin its dropout anew, with a seed that it draws, and all later numbers are others.
+    A generator that can share another state is never set: setting a CUDA generator makes the next recurrent layer of
+    cuDNN initialize its dropout again with a newly drawn seed, which changes all later random numbers.
     """
     if isinstance(snapshot, bytes):
         before = random_state(device)
@@ -190,9 +199,9 @@ def drawing_from(device: torch.device, snapshot: bytes | torch.Generator) -> Ite
             set_random_state(device, before)
         return
     generator = _shared_generator(device)
-    assert generator is not None, "the snapshot is one of its states"
+    assert generator is not None, "the snapshot is a state of this generator"
     own = generator.graphsafe_get_state()
-    generator.graphsafe_set_state(snapshot.clone_state())  # a copy: it is drawn from, and may be needed again
+    generator.graphsafe_set_state(snapshot.clone_state())  # a copy: the snapshot may be needed again
     try:
         yield
     finally:
@@ -200,7 +209,7 @@ def drawing_from(device: torch.device, snapshot: bytes | torch.Generator) -> Ite
 
 
 def _shared_generator(device: torch.device) -> torch.Generator | None:
-    """The default generator of a device, if it can point at a state that another one has."""
+    """Returns the default generator of a device if it can share another generator's state, else None."""
     if not has_streams(device):
         return None
     generators = getattr(_module(device), "default_generators", ())
@@ -215,13 +224,13 @@ def _can_share(kind: Any, device_type: str) -> bool:
     generator = kind(device_type)
     try:
         generator.graphsafe_set_state(generator.graphsafe_get_state())
-    except (AttributeError, RuntimeError):  # NotImplementedError is one too
+    except (AttributeError, RuntimeError):  # NotImplementedError is a RuntimeError
         return False
     return True
 
 
 def set_random_state(device: torch.device, state: bytes) -> None:
-    """Set the default generator of a device, or of the CPU."""
+    """Sets the state of the default generator of a device or of the CPU."""
     tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8)
     if has_streams(device):
         _module(device).set_rng_state(tensor, device)

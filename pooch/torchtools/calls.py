@@ -1,7 +1,7 @@
-"""A region around every call of a module, that leaves `forward`, hooks, copies and wrappers of the module alone.
+"""A region around every call of a module that does not affect `forward`, hooks, copies or wrappers of the module.
 
-`torch.nn.Module` has a place for this: what lies in `_compiled_call_impl` is called instead of `_call_impl`, and copies
-of the module are made without it. `Module.compile()` uses it, so a module has either a region or a compiled call.
+`torch.nn.Module` has a place for this: the function in `_compiled_call_impl` is called in place of `_call_impl`, and
+copies of the module do not have it. `Module.compile()` uses it, so a module has either a region or a compiled call.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Region = Callable[[], AbstractContextManager[object]]
 
 
 class CallRegion:
-    """Runs each call of a module, the module's own hooks included, inside of a region.
+    """Runs each call of a module, including the module's own hooks, within a region.
 
-    Copies of the module do not have it. Calling `module.forward(...)` itself goes past it.
+    Copies of the module do not have the region, and direct calls of `module.forward(...)` bypass it.
 
     Args:
-        module: whose calls they are; it holds the region, and is not held by it.
-        region: makes the context of one call.
-        purpose: what the region is for. One that only watches gives way to one that does not.
+        module: the module; it holds the region, and the region does not keep it alive.
+        region: creates the context manager for one call.
+        purpose: what the region is for. A region that only watches yields to one that does not.
 
     Raises:
-        UsageError: the module is compiled, under a plan, or being profiled.
+        UsageError: if the module is compiled, under a plan, or being profiled.
     """
 
     def __init__(self, module: torch.nn.Module, region: Region, purpose: Purpose) -> None:
@@ -42,14 +42,14 @@ class CallRegion:
         vars(module)[PLACE] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The call itself."""
+        """Calls the module."""
         if torch.compiler.is_compiling():
             if not torch.compiler.is_exporting():
                 _refuse_to_compile_a_planned_model()
-        elif callable(_compiling_now()):  # in a part of a compiled function that Dynamo left to Python
+        elif callable(_compiling_now()):  # in a part of a compiled function that Dynamo runs in Python
             _refuse_to_compile_a_planned_model()
         module = self._module()
-        assert module is not None, "it is being called"
+        assert module is not None, "the module is being called"
         with self._region():
             return module._call_impl(*args, **kwargs)
 
@@ -60,12 +60,12 @@ class CallRegion:
         return _nothing, ()
 
     def is_in_place(self) -> bool:
-        """Whether calls of the module still pass here."""
+        """Returns whether calls of the module still go through this region."""
         module = self._module()
         return module is not None and vars(module).get(PLACE) is self
 
     def remove(self) -> None:
-        """Leave the module's calls as they were, unless something else has taken the place since."""
+        """Restores the module's calls, unless something else has taken the place since."""
         module = self._module()
         if module is not None and self.is_in_place():
             del vars(module)[PLACE]
@@ -78,18 +78,18 @@ def _nothing() -> None:
     return None
 
 
-# `torch.compiler.disable` would import Dynamo now. Where a compiler insists on a whole graph, it shows the name.
+# `torch.compiler.disable` would import Dynamo. A compiler that insists on a whole graph shows this function's name.
 @torch._compile._disable_dynamo
 def _refuse_to_compile_a_planned_model() -> None:
     raise UsageError(
-        "the model was compiled while it is under a plan, and compiled code saves activations out of the plan's sight: "
-        "train without torch.compile, or take the plan off first"
+        "the model was compiled while it is under a plan, and compiled code saves activations where the plan cannot "
+        "see them: train without torch.compile, or remove the plan first"
     )
 
 
 @contextmanager
 def called_within(module: torch.nn.Module, region: Region, purpose: Purpose) -> Iterator[None]:
-    """A region around the calls of a module, for a while."""
+    """Context manager that places a region around the calls of a module."""
     placed = CallRegion(module, region, purpose)
     try:
         yield
@@ -98,10 +98,10 @@ def called_within(module: torch.nn.Module, region: Region, purpose: Purpose) -> 
 
 
 def refuse_taken(model: torch.nn.Module) -> None:
-    """Refuse a model whose calls, or those of one of its modules, are not free to be given a region.
+    """Checks that a region can be placed around the calls of a model and of its modules.
 
     Raises:
-        UsageError: it is compiled, or has a region already.
+        UsageError: if the model is compiled or has a region already.
     """
     refuse_compiled(model)
     for name, module in model.named_modules():
@@ -109,26 +109,26 @@ def refuse_taken(model: torch.nn.Module) -> None:
         if isinstance(there, CallRegion) and there.purpose != "watch":
             state = "under a plan" if there.purpose == "plan" else "being profiled"
             what = f"module {name!r} of the model" if name else "the model"
-            raise UsageError(f"{what} is {state} already: end that first (`run.remove()` takes a plan off)")
+            raise UsageError(f"{what} is {state} already: end that first (`run.remove()` removes a plan)")
 
 
 def refuse_compiled(model: torch.nn.Module) -> None:
-    """Refuse a model that `torch.compile` has a part in.
+    """Checks that `torch.compile` was not applied to any part of a model.
 
     Raises:
-        UsageError: it, or one of its modules, is compiled.
+        UsageError: if the model or one of its modules is compiled.
     """
     compiled = compiled_part(model)
     if compiled is not None:
         raise UsageError(
-            f"{compiled} is compiled by torch.compile, and compiled code saves activations out of a plan's sight: "
-            "give the model as it was before compiling, and train it so"
+            f"{compiled} is compiled by torch.compile, and compiled code saves activations where a plan cannot see "
+            "them: give the model as it was before compiling, and train that"
         )
 
 
 def compiled_part(model: torch.nn.Module) -> str | None:
-    """One of the modules of a model that are compiled, in words; None where none is. Asked before every step."""
-    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # whoever compiles has imported it
+    """Returns a description of a compiled module of the model, or None. This is called before every step."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # loaded by any program that compiles
     if dynamo is None:
         return None
     ahead: list[torch.nn.Module | None] = [model]

@@ -1,5 +1,5 @@
-"""What CUDA alone has (and ROCm, which calls itself CUDA): page-locking in place, a limit of memory, graph capture, and
-algorithms that cuDNN chooses by timing. No other file of the package asks for CUDA by name.
+"""What only CUDA has (and ROCm, which calls itself CUDA): locking existing pages, a memory limit, graph capture, and
+algorithms that cuDNN chooses by timing. No other file of the package refers to CUDA by name.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the proces
 
 
 def _is_cuda(device: torch.device) -> bool:
-    """Whether what follows applies to a device."""
+    """Returns whether this file applies to a device."""
     return device.type == "cuda"
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """{"cuda": version} that PyTorch was built with, for a CUDA device; else nothing."""
+    """Returns {"cuda": version that PyTorch was built with} for a CUDA device, else an empty dictionary."""
     return {"cuda": str(torch.version.cuda or torch.version.hip)} if _is_cuda(device) else {}
 
 
 def locks_in_place(device: torch.device) -> bool:
-    """Whether memory that is there already can be page-locked for a device, by `lock_pages`."""
+    """Returns whether existing memory can be page-locked for a device with `lock_pages`."""
     return _is_cuda(device)
 
 
 def lock_pages(pointer: int, size_bytes: int, device: torch.device) -> int:
-    """Page-lock memory that is there already; returns CUDA's error code, 0 where it went well."""
+    """Page-locks existing memory; returns CUDA's error code, 0 on success."""
     code = int(_runtime().cudaHostRegister(pointer, size_bytes, _PORTABLE))
     if code != 0:
         _forget_error(device)
@@ -37,7 +37,7 @@ def lock_pages(pointer: int, size_bytes: int, device: torch.device) -> int:
 
 
 def unlock_pages(pointer: int) -> None:
-    """Undo `lock_pages`, once the device is done with the memory."""
+    """Undoes `lock_pages`, once the device has finished using the memory."""
     _runtime().cudaHostUnregister(pointer)
 
 
@@ -46,16 +46,16 @@ def _runtime() -> Any:
 
 
 def _forget_error(device: torch.device) -> None:
-    """A failed call leaves its error behind, and the next kernel launch would be blamed for it: launch one."""
+    """Clears the error of a failed call, which the next kernel launch would report, by launching a kernel."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
 
 
 def limit_memory(device: torch.device, share: float) -> None:
-    """Let this process take no more than a share of the device's memory.
+    """Limits this process to a share of the device's memory.
 
     Raises:
-        RuntimeError: the device is no CUDA device, and knows no such limit.
+        RuntimeError: if the device is not a CUDA device and has no such limit.
     """
     if not _is_cuda(device):
         raise RuntimeError(f"the memory of a device of type {device.type} cannot be limited for one process")
@@ -63,28 +63,28 @@ def limit_memory(device: torch.device, share: float) -> None:
 
 
 def occupy(device: torch.device, milliseconds: float) -> None:
-    """Keep the current stream busy for about so long, so that what is issued next waits in line; nothing elsewhere."""
+    """Keeps the current stream busy for about this long, so that later work waits in line; CUDA only."""
     if _is_cuda(device):
         torch.cuda._sleep(int(milliseconds * _CYCLES_PER_MS))
 
 
 def is_capturing() -> bool:
-    """Whether the current stream's work is being captured into a CUDA graph."""
+    """Returns whether the current stream's work is being captured into a CUDA graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def chooses_algorithms_by_timing(device: torch.device) -> bool:
-    """Whether cuDNN does on this device: for each thread anew, so that a replay may get another one."""
+    """Returns whether cuDNN does so on this device; each thread chooses anew, so a replay may get another algorithm."""
     return _is_cuda(device) and torch.backends.cudnn.benchmark
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Whether its tensor cores can compute float32 convolutions in TF32."""
+    """Returns whether the device's tensor cores can compute float32 convolutions in TF32."""
     return _is_cuda(device) and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def blas_workspace_bytes(device: torch.device) -> int:
-    """What cuBLAS takes in each thread that first calls it, found by a small product; nothing elsewhere."""
+    """Returns the size of cuBLAS's workspace for each thread, measured with a small product; 0 elsewhere."""
     if not _is_cuda(device):
         return 0
     forget_blas_workspaces()
@@ -98,13 +98,13 @@ def blas_workspace_bytes(device: torch.device) -> int:
 
 
 def forget_blas_workspaces() -> None:
-    """Give cuBLAS's workspaces back to the caching allocator; who calls it next takes a new one."""
+    """Releases cuBLAS's workspaces to the caching allocator; the next call of cuBLAS allocates a new one."""
     if torch.cuda.is_initialized():
         torch._C._cuda_clearCublasWorkspaces()
 
 
 def begin_history(device: torch.device) -> bool:
-    """Have the caching allocator write down what it is asked for; False where it does not, or does so already."""
+    """Makes the caching allocator record its requests; returns False if it cannot or already does."""
     if not _is_cuda(device) or not torch.cuda.is_initialized() or torch._C._cuda_isHistoryEnabled():
         return False
     torch.cuda.memory._record_memory_history(context=None)
@@ -112,7 +112,7 @@ def begin_history(device: torch.device) -> bool:
 
 
 def end_history(device: torch.device) -> list[tuple[int, int]]:
-    """(address, bytes) of each allocation and, negative, each free since `begin_history`; it is not written on."""
+    """Stops recording and returns (address, bytes) of each allocation and, with negative bytes, each free."""
     try:
         traces = torch.cuda.memory._snapshot()["device_traces"]
     finally:
@@ -122,8 +122,8 @@ def end_history(device: torch.device) -> list[tuple[int, int]]:
 
 
 def blocks_in_use(device: torch.device) -> list[tuple[int, int]] | None:
-    """(bytes, bytes asked for) of each block that the caching allocator has handed out on a device; None where it does
-    not tell.
+    """Returns (bytes, requested bytes) of each block that the caching allocator has handed out on a device, or None if
+    it does not record them.
     """
     if not _is_cuda(device):
         return None
@@ -133,7 +133,7 @@ def blocks_in_use(device: torch.device) -> list[tuple[int, int]] | None:
 
 
 def rounds_up_to_powers(device: torch.device) -> bool:
-    """Whether the caching allocator was set to hand out powers of two, or parts of them."""
+    """Returns whether the caching allocator is configured to round sizes up to (fractions of) powers of two."""
     if not _is_cuda(device):
         return False
     settings: dict[str, Any] = torch.cuda.memory._snapshot().get("allocator_settings", {})

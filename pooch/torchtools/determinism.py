@@ -1,16 +1,27 @@
-"""Operators whose kernels on an accelerator may give other bits when they run again: no replay repeats them.
+"""Deterministic algorithms: operators that may return other bits when they run again, and PyTorch's switches.
 
-Source: the documentation of `torch.use_deterministic_algorithms` (PyTorch 2.13), by the names that ATen gives the
-operators; what holds for CUDA is taken to hold for other accelerators. Backward operators are listed too, since a
-region may contain a backward pass. Added to what is documented: `index_reduce`, `kthvalue`, the attention and embedding
-kernels and the transposed convolutions, whose kernels add up with atomics as well.
+The operators are those that the documentation of `torch.use_deterministic_algorithms` (PyTorch 2.13) names, by their
+names in ATen; what applies to CUDA is assumed to apply to other accelerators. Backward operators are included, since a
+region may contain a backward pass. Added to what is documented are `index_reduce`, `kthvalue`, the attention and
+embedding kernels and the transposed convolutions, whose kernels also accumulate with atomics.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 
-# Repeatable after `torch.use_deterministic_algorithms(True)`.
+_settings: Any = torch.utils.deterministic
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_NO_DETERMINISTIC = re.compile(r"^(\S+) does not have a deterministic implementation")
+
+# Deterministic after `torch.use_deterministic_algorithms(True)`.
 _ON_REQUEST = {
     "_embedding_bag_backward", "_embedding_bag_dense_backward", "_flash_attention_backward", "_index_put_impl_",
     "_scaled_dot_product_flash_attention_backward", "_unsafe_index_put", "convolution_backward",
@@ -19,7 +30,7 @@ _ON_REQUEST = {
     "replication_pad2d_backward", "replication_pad3d_backward", "scatter", "scatter_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_",
 }  # fmt: skip
-# In deterministic mode these raise an error, or warn and run as they are.
+# In deterministic mode these raise an error, or warn and run unchanged.
 _NEVER = {
     "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "_ctc_loss_backward", "_cudnn_ctc_loss",
     "_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
@@ -36,16 +47,21 @@ _NEVER_OF_FLOATS = {"cumsum", "cumsum_"}
 
 
 def may_vary(name: str) -> bool:
-    """Whether an operator is listed, whatever its arguments. `name`: such as "aten::scatter_add"."""
+    """Returns whether an operator is listed, whatever its arguments.
+
+    Args:
+        name: name of the operator, such as "aten::scatter_add".
+    """
     namespace, _, base = name.partition("::")
     return namespace == "aten" and base in _ON_REQUEST | _NEVER | _NEVER_OF_FLOATS
 
 
 def varies_now(name: str, dtype: torch.dtype) -> str | None:
-    """Why an operator may give other bits when it runs again on an accelerator, as things are set now; or None.
+    """Returns why an operator may return other bits when it runs again on an accelerator as configured now, or None.
 
     Args:
-        name: such as "aten::scatter_add". dtype: of its result.
+        name: name of the operator, such as "aten::scatter_add".
+        dtype: dtype of its result.
     """
     base = name.removeprefix("aten::")
     if base in _NEVER or (base in _NEVER_OF_FLOATS and (dtype.is_floating_point or dtype.is_complex)):
@@ -56,3 +72,54 @@ def varies_now(name: str, dtype: torch.dtype) -> str | None:
             "torch.use_deterministic_algorithms(True) was called before"
         )
     return None
+
+
+@contextmanager
+def deterministic_algorithms() -> Iterator[list[str]]:
+    """Context manager in which every operator uses a deterministic algorithm if it has one.
+
+    Yields a list that, after the block, names the operators that were used and have none. cuBLAS reads its environment
+    variable on first use, so it is unaffected in a process that has already computed on a GPU.
+    """
+    restore = _remembered()
+    operators: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            use_deterministic_algorithms()
+            yield operators
+        finally:
+            restore()
+    for warning in caught:
+        found = _NO_DETERMINISTIC.match(str(warning.message))
+        if found is None:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        elif found.group(1) not in operators:
+            operators.append(found.group(1))
+
+
+def use_deterministic_algorithms() -> None:
+    """Switches PyTorch, cuDNN and cuBLAS to deterministic algorithms; operators without one warn."""
+    os.environ.setdefault(_WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    _settings.fill_uninitialized_memory = False  # it costs time and changes no number that is read
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+def _remembered() -> Callable[[], None]:
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = _settings.fill_uninitialized_memory
+    cudnn = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+    workspace = os.environ.get(_WORKSPACE)
+
+    def restore() -> None:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        _settings.fill_uninitialized_memory = fill
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+        if workspace is None:
+            os.environ.pop(_WORKSPACE, None)
+        else:
+            os.environ[_WORKSPACE] = workspace
+
+    return restore

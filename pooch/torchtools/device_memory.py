@@ -1,4 +1,4 @@
-"""How much memory the device has left for this process, and keeping freed memory available."""
+"""How much memory is left on the device for this process, and keeping freed memory available."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that this process can still take on a device.
+    """Returns the bytes that this process can still allocate on a device.
 
-    On a CPU this is the least of what `ulimit -d` and `ulimit -v`, the control group and the machine leave. On a GPU it
-    is what the card has free, and what the caching allocator holds without using it.
+    On a CPU, this is the minimum of what `ulimit -d`, `ulimit -v`, the control group and the machine leave. On a GPU,
+    it is what is free on the device or cached by the caching allocator.
     """
     if accelerators.has_streams(device):
         return accelerators.available_bytes(device)
@@ -31,17 +31,17 @@ def free_bytes(device: torch.device) -> int:
 
 
 def room_bytes(device: torch.device, live_bytes: int) -> int:
-    """Bytes that the process's tensors may take in all, with a little left for what measuring itself takes.
+    """Returns the total bytes that the process's tensors may take, less some slack for the measurement itself.
 
     Args:
-        device: where they lie.
-        live_bytes: what they take now.
+        device: the device that holds them.
+        live_bytes: the bytes that they take now.
     """
     return live_bytes + free_bytes(device) - _SLACK_BYTES
 
 
 def give_memory_back(device: torch.device) -> None:
-    """Collect garbage and return cached blocks, so that what was let go of is free for the next attempt."""
+    """Collects garbage and releases cached blocks, so that freed memory is available to the next attempt."""
     gc.collect()
     if accelerators.has_streams(device):
         accelerators.empty_cache(device)
@@ -51,11 +51,11 @@ def give_memory_back(device: torch.device) -> None:
 
 @cache
 def return_large_blocks() -> None:
-    """From now on, let the C library give each large block back to the system as soon as it is freed.
+    """Makes the C library return each large block to the system as soon as it is freed, from now on.
 
-    By default glibc keeps freed blocks of up to 32 MiB for later, in pieces that a larger tensor does not fit into.
-    Under a limit these count as if they were in use. Blocks that come fresh from the system cost page faults, so this
-    is only done where memory is limited.
+    By default, glibc keeps freed blocks of up to 32 MiB for later, in pieces that do not fit a larger tensor, and
+    these count against a memory limit as if they were in use. Fresh blocks from the system cost page faults, so this is
+    only done where memory is limited.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""Contents of tensors, kept aside without a tensor: what measures memory does not count them as the user's."""
+"""Copies of tensor contents that are not tensors, so that memory measurements do not count them as the user's."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from pooch.errors import ProfileError
 from pooch.torchtools.tensors import storage_key, tensors_with_memory
 from pooch.units import format_bytes
 
-_SMALL_BYTES = 2**20  # what is larger goes into a file: a step that barely fits has no room for a second copy
+_SMALL_BYTES = 2**20  # larger contents go to a file: a step that barely fits has no room for a second copy
 _CHUNK_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A stretch of a storage that a tensor covers; `small`: its bytes, None where the file has them."""
+    """The range of a storage that a tensor covers.
+
+    Attributes:
+        storage: the storage.
+        begin: first byte of the range.
+        end: the byte after the last one of the range.
+        small: a copy of the bytes, or None if the file has them.
+    """
 
     storage: torch.UntypedStorage
     begin: int
@@ -30,26 +37,26 @@ class _Stretch:
     small: bytes | None
 
     def chunks(self) -> Iterator[torch.Tensor]:
-        """Its bytes as they are now, in the device's memory."""
+        """Yields the current bytes in pieces, in the device's memory."""
         whole = torch.empty(0, dtype=torch.uint8, device=self.storage.device).set_(self.storage)
         for begin in range(self.begin, self.end, _CHUNK_BYTES):
             yield whole[begin : min(begin + _CHUNK_BYTES, self.end)]
 
 
 class KeptContents:
-    """The contents of tensors as they are now: small ones as bytes in host memory, large ones in a file without a name.
+    """The current contents of tensors: small ones as bytes in host memory, large ones in an unnamed file.
 
     Args:
-        tensors: of any device; those without memory, such as fake ones, are left out.
+        tensors: may be on any device; those without memory, such as fake tensors, are skipped.
 
     Raises:
-        ProfileError: the file cannot be written.
+        ProfileError: if the file cannot be written.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._file: IO[bytes] | None = None
         self._stretches: list[_Stretch] = []
-        self._opaque: list[tuple[torch.Tensor, torch.Tensor]] = []  # sparse ones, for which there is no other way
+        self._opaque: list[tuple[torch.Tensor, torch.Tensor]] = []  # sparse tensors and the like are cloned
         seen: set[tuple[int, int, int]] = set()
         try:
             for tensor in tensors:
@@ -82,13 +89,13 @@ class KeptContents:
             self._file.flush()
         except OSError as error:
             raise ProfileError(
-                f"buffers of {format_bytes(size_bytes)} cannot be kept aside in {_directory()} ({error.strerror}): "
-                "set POOCH_SPILL_DIRECTORY to a folder with more room"
+                f"buffers of {format_bytes(size_bytes)} cannot be saved in {_directory()} ({error.strerror}): "
+                "set POOCH_SPILL_DIRECTORY to a directory with more room"
             ) from error
         return stretch
 
     def restore(self) -> None:
-        """Put the contents back, where they changed."""
+        """Restores contents that have changed."""
         if self._file is not None:
             self._file.seek(0)
         for stretch in self._stretches:
@@ -106,11 +113,11 @@ class KeptContents:
         assert self._file is not None
         read = self._file.read(size_bytes)
         if len(read) != size_bytes:
-            raise ProfileError(f"buffers kept aside in {_directory()} cannot be read back: the file was cut off")
+            raise ProfileError(f"buffers saved in {_directory()} cannot be read back: the file was truncated")
         return read
 
     def close(self) -> None:
-        """Give the file's room back."""
+        """Deletes the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -121,7 +128,7 @@ def _directory() -> str:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte of a tensor's storage that it covers, and the one after the last."""
+    """Returns the first byte of its storage that a tensor covers, and the byte after the last one."""
     has_memory = tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
     if not has_memory or tensor.numel() == 0:
         return 0, 0

@@ -6,19 +6,23 @@ import torch
 
 from pooch.torchtools import accelerators
 from pooch.torchtools.memory_trace import MemoryTracer, live_bytes, quiet_collector
-from pooch.torchtools.rounding import rounding_bytes
+from pooch.torchtools.requested_sizes import rounding_bytes
 
 
 class MemoryMeter:
-    """A context; `peak_bytes` afterwards is the highest number of bytes of all the process's tensors on the device.
+    """Context manager that measures the highest number of bytes of all the process's tensors on a device.
 
-    On a GPU the caching allocator's own counter. On the CPU, whose allocator keeps none, the allocations that it
-    reports to torch's profiler, above the tensors that lived at the start; what lived at the start and is freed inside
-    counts as if it stayed, so the figure is never too low.
-    `rounding_bytes` is the part of the peak that a caching allocator handed out beyond what tensors asked for, when it
-    rounded up or left a block whole; 0 on the CPU. A peak that passes a budget by no more does so for that reason.
-    `reserved_bytes` is the most that the caching allocator took from the GPU, what it keeps for later included; None
-    on the CPU.
+    On a GPU, it reads the caching allocator's counter. The CPU allocator has none, so the allocations it reports to
+    torch's profiler are added to the tensors that were live at the start. The ones of those that are freed inside still
+    count, so the figure is never too low.
+
+    Attributes:
+        peak_bytes: the peak, after the block.
+        rounding_bytes: the part of the peak that a caching allocator handed out beyond what tensors requested, because
+            it rounded up or did not split a block; 0 on the CPU. A peak that exceeds a budget by no more than this
+            does so for that reason.
+        reserved_bytes: the highest number of bytes that the caching allocator held of the GPU, cached memory included;
+            None on the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:

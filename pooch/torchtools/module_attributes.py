@@ -1,4 +1,4 @@
-"""Attributes of modules, put back as they were: what a forward pass counts, collects and caches."""
+"""Restores attributes of modules: what a forward pass counts, collects and caches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _Containers = dict[int, tuple[Any, Any]]
 
 @contextmanager
 def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Put the attributes of all modules back at the end, whatever happens inside.
+    """Context manager that restores the attributes of all modules at the end, whatever happens inside.
 
-    Attributes keep the objects that they had; lists, dictionaries and sets (hooks, parameters and buffers among them)
-    have what they held; tensors in attributes have their contents. Parameters keep `requires_grad`, but contents of
-    parameters and buffers are not looked at here. What modules hold of other kinds is not looked into. Wrappers of
-    torch.distributed, which arrange themselves in their first steps, stay as they have become.
+    Attributes refer to the same objects as before. Lists, dictionaries and sets, including those of hooks, parameters
+    and buffers, have the same items, and tensors in attributes have the same contents. Parameters keep `requires_grad`;
+    contents of parameters and buffers are not examined here, and neither are objects of other types. Wrappers of
+    torch.distributed, which set themselves up in their first steps, are left as they are.
     """
     containers: _Containers = {}
     for module in model.modules():
@@ -34,7 +34,7 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for container, held in containers.values():
-            _put_back(container, held)
+            put_back(container, held)
         for parameter, flag in flags:
             if parameter.requires_grad is not flag:
                 parameter.requires_grad_(flag)
@@ -43,12 +43,12 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
 
 
 def has_lazy_parameters(model: torch.nn.Module) -> bool:
-    """Whether some parameters or buffers get their shapes only in the first forward pass."""
+    """Returns whether some parameters or buffers get their shapes only in the first forward pass."""
     return any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _remember(value: Any, containers: _Containers) -> None:
-    """Containers of Python's own within a value, each with what it holds now."""
+    """Records Python's own containers within a value, each with its current items."""
     if not isinstance(value, (dict, list, tuple, set, deque)) or id(value) in containers:
         return
     held = dict(value) if isinstance(value, dict) else list(value)
@@ -65,21 +65,30 @@ def _plain_tensors(containers: _Containers) -> Iterator[torch.Tensor]:
                 yield each
 
 
-def _put_back(container: Any, held: Any) -> None:
+def put_back(container: Any, held: Any) -> bool:
+    """Restores the items of a dictionary, list, deque or set.
+
+    Args:
+        container: the container, modified in place.
+        held: a copy of its former items.
+
+    Returns:
+        Whether the items had changed.
+    """
     if isinstance(container, dict):
-        _put_back_items(container, held)
-    elif isinstance(container, (list, deque)):
-        if len(container) != len(held) or any(a is not b for a, b in zip(container, held, strict=True)):
-            container.clear()
-            container.extend(held)
-    elif container != set(held):
-        container.clear()
-        container.update(held)
-
-
-def _put_back_items(container: dict[Any, Any], held: dict[Any, Any]) -> None:
-    is_same = len(container) == len(held) and all(k in container and container[k] is v for k, v in held.items())
-    if not is_same:
+        if len(container) == len(held) and all(k in container and container[k] is v for k, v in held.items()):
+            return False
         for key in [key for key in container if key not in held]:
             del container[key]
         container.update(held)
+    elif isinstance(container, (list, deque)):
+        if len(container) == len(held) and all(a is b for a, b in zip(container, held, strict=True)):
+            return False
+        container.clear()
+        container.extend(held)
+    else:
+        if container == set(held):
+            return False
+        container.clear()
+        container.update(held)
+    return True

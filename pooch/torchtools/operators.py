@@ -1,7 +1,6 @@
-"""Facts about one ATen operator that decide how it is traced and whether it can be replayed.
+"""Facts about ATen operators that decide how they are traced and whether they can be replayed.
 
-Most of them follow from the operator's schema. What the schema does not say stands in the tables below, each entry
-with its reason.
+Most of them follow from the operator's schema. The tables below hold what the schema does not declare, with reasons.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from pooch.torchtools.cuda_only import chooses_algorithms_by_timing
 from pooch.torchtools.determinism import may_vary, varies_now
 from pooch.torchtools.tensors import find_tensors
 
-# These update running statistics through arguments that their schema does not mark as written. In training mode
-# their outputs do not depend on the running statistics, so a replay gets scratch copies and the real ones move once.
+# These update running statistics through arguments that their schema does not mark as written. In training mode,
+# outputs do not depend on the running statistics, so a replay gets scratch copies and the real ones move only once.
 _BATCH_NORMS = {
     "aten::native_batch_norm",
     "aten::cudnn_batch_norm",
     "aten::miopen_batch_norm",
     "aten::_native_batch_norm_legit",
     "aten::_batch_norm_with_update",
-    "aten::batch_norm_update_stats",  # these three: SyncBatchNorm's parts
+    "aten::batch_norm_update_stats",  # this and the next two are parts of SyncBatchNorm
     "aten::batch_norm_gather_stats",
     "aten::batch_norm_gather_stats_with_counts",
 }
@@ -42,9 +41,9 @@ _REFUSALS = {
 }
 _CUDNN_RNN = "aten::_cudnn_rnn"
 _CONVOLUTIONS = {"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"}
-# Other views check their extent against the storage, which is empty while its bytes are elsewhere.
+# Other views check their extent against the storage, which is empty while its bytes are off the device.
 _READ_NOTHING = {"aten::detach", "aten::alias"}
-# Tells the allocator who uses the memory; the schema says that it writes there, and it reads and writes no contents.
+# It tells the allocator who uses the memory. The schema declares a write, but it accesses no contents.
 _RECORD_STREAM = "aten::record_stream"
 _REFUSED_NAMESPACES = {
     "c10d": "collectives must run once on every rank",
@@ -55,18 +54,21 @@ _REFUSED_NAMESPACES = {
 
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
-    """What is known of an operator before it runs.
+    """What is known about an operator before it runs.
 
     Attributes:
-        name: such as "aten.relu_.default".
-        is_view: every output aliases an input, or there is none, and nothing is written: it computes nothing.
-        written: positions of arguments that it writes in place; written_names: the same for keyword arguments.
-        statistics: positions of running statistics that it updates without saying so.
-        random: draws from the random generator.
+        name: name of the overload, such as "aten.relu_.default".
+        is_view: whether every output aliases an input, or there is none, and nothing is written, so that it computes
+            nothing.
+        written: positions of arguments that it writes in place.
+        written_names: names of keyword arguments that it writes in place.
+        statistics: positions of running statistics that it updates without declaring so.
+        random: whether it draws from the random generator.
         refusal: why it cannot be replayed, or None.
-        may_surprise: it may write to its arguments without saying so, or read them after it returned (collectives).
-        reads_nothing: a view of any memory whatever is in it, even of none.
-        depends_on_call: whether it can be replayed depends on its arguments or on settings: `call_refusal` tells.
+        may_surprise: whether it may write to its arguments without declaring so, or read them after it returned, as
+            collectives do.
+        reads_nothing: whether it is a view that is valid whatever its memory holds, even if it is empty.
+        depends_on_call: whether its replay depends on its arguments or on settings, see `call_refusal`.
     """
 
     name: str
@@ -83,7 +85,7 @@ class OperatorFacts:
 
 @cache
 def operator_facts(func: Any) -> OperatorFacts:
-    """Facts about an `OpOverload` (computed once for each)."""
+    """Returns the facts about an `OpOverload`, which are computed only once."""
     schema = func._schema
     arguments = schema.arguments
     written = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
@@ -107,21 +109,21 @@ def operator_facts(func: Any) -> OperatorFacts:
 
 
 def reads_statistics(facts: OperatorFacts, func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a batch norm uses its running statistics as input (evaluation mode) instead of updating them."""
+    """Returns whether a batch norm reads its running statistics (evaluation mode) instead of updating them."""
     if not facts.statistics:
         return False
     for position, argument in enumerate(func._schema.arguments):
         if argument.name in ("train", "training"):
             return not (position < len(args) and args[position])
-    return False  # those without such an argument always train
+    return False  # those without such an argument are always in training mode
 
 
 def call_refusal(func: Any, args: tuple[Any, ...]) -> str | None:
-    """Why this very call cannot be replayed, where that depends on its arguments or on settings; or None."""
+    """Returns why this call cannot be replayed, if that depends on its arguments or on settings; else None."""
     name = func._schema.name
     if name == _CUDNN_RNN:
         if _argument(func, args, "dropout") and _argument(func, args, "train"):
-            return "cuDNN draws this dropout from a state of its own, which the call moves on"
+            return "cuDNN draws this dropout from a state of its own, which the call advances"
         return None
     there = next((tensor for tensor in find_tensors(args) if accelerators.has_streams(tensor.device)), None)
     if there is None:
@@ -134,8 +136,8 @@ def call_refusal(func: Any, args: tuple[Any, ...]) -> str | None:
 def _convolution_refusal(func: Any, args: tuple[Any, ...], device: torch.device) -> str | None:
     if chooses_algorithms_by_timing(device):
         return (
-            "torch.backends.cudnn.benchmark chooses its algorithm by timing, for each thread anew, so a replay in the "
-            "backward pass may be another one"
+            "torch.backends.cudnn.benchmark chooses its algorithm by timing, separately in each thread, so a replay in "
+            "the backward pass may use another one"
         )
     is_repeatable = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
     if _argument(func, args, "transposed") and not is_repeatable:
@@ -153,7 +155,7 @@ def _argument(func: Any, args: tuple[Any, ...], name: str) -> Any:
 
 @cache
 def is_view_name(name: str) -> bool:
-    """Whether a profiler event such as "aten::transpose" names a pure view (no kernel, no memory)."""
+    """Returns whether a profiler event such as "aten::transpose" is a pure view (no kernel, no memory)."""
     schemas = torch._C._jit_get_schemas_for_operator(name)
     return bool(schemas) and all(_is_view_schema(schema) for schema in schemas if "out" not in schema.overload_name)
 

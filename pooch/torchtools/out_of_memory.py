@@ -1,4 +1,4 @@
-"""Telling that device memory ran out, and by how much."""
+"""Recognizes errors that mean that device memory ran out, and by how much."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pooch.units import parse_bytes
 _CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+ [KMG]i?B)")
 _CUDA_FREE = re.compile(r"of which ([\d.]+ [KMG]i?B) is free")
-# PyTorch's CPU allocator, oneDNN, MKL, the C++ library and CUDA's libraries have no error type of their own for it.
+# PyTorch's CPU allocator, oneDNN, MKL, the C++ library and CUDA's libraries have no error type of their own for this.
 _SAID = re.compile(
     r"DefaultCPUAllocator"
     r"|could not (create a primitive(?! descriptor)|create a memory object|initialize a memory object)"
@@ -24,7 +24,7 @@ _SAID = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that memory ran out, in any of the forms in which PyTorch and its libraries say it."""
+    """Returns whether the error means that memory ran out, in any of the forms that PyTorch and its libraries use."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if isinstance(error, OSError):
@@ -33,7 +33,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def forgotten(error: BaseException) -> BaseException:
-    """The error, and those that it came from, without the frames that hold what the failed attempt had allocated."""
+    """Returns the error after removing the tracebacks, whose frames hold what the failed attempt allocated.
+
+    The same applies to the errors that caused it.
+    """
     following: BaseException | None = error
     seen: set[int] = set()
     while following is not None and id(following) not in seen:
@@ -44,17 +47,17 @@ def forgotten(error: BaseException) -> BaseException:
 
 
 def missing_bytes(error: BaseException) -> int | None:
-    """Bytes that were asked for in vain, less those that were free; None where the error does not say."""
+    """Returns the requested bytes that were not available, or None if the error does not say."""
     text = str(error)
     request = _CPU_REQUEST.search(text)
     if request is not None:
         return int(request.group(1))
-    asked_bytes, free_bytes = _said(_CUDA_REQUEST, text), _said(_CUDA_FREE, text)
-    if asked_bytes is None:
+    requested_bytes, free_bytes = _said(_CUDA_REQUEST, text), _said(_CUDA_FREE, text)
+    if requested_bytes is None:
         return None
-    if free_bytes is None or free_bytes >= asked_bytes:  # enough was free, but in pieces
-        return asked_bytes
-    return asked_bytes - free_bytes
+    if free_bytes is None or free_bytes >= requested_bytes:  # enough was free, but fragmented
+        return requested_bytes
+    return requested_bytes - free_bytes
 
 
 def _said(pattern: re.Pattern[str], text: str) -> int | None:

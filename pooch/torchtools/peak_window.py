@@ -1,10 +1,10 @@
-"""A peak on the CPU that is measured around the program's own code, without a `with` in it: from now on until the
-backward pass returns.
+"""Measures a peak on the CPU around the program's own code, without a `with` statement in it.
 
-The CPU allocator reports to torch's profiler, whose sessions belong to a thread and cannot be ended from inside of a
-backward pass (the engine puts the thread's state back when it returns). So, as long as a window is open, the function
-through which every backward pass runs tells when one has returned, and the one that prepares a profiler closes the
-window first: a session of the user's always has its way.
+The measurement lasts from now on until the backward pass returns. The CPU allocator reports to torch's profiler, whose
+sessions belong to a thread and cannot be ended during a backward pass, since the engine restores the thread's state
+when it returns. While a window is open, the function through which every backward pass runs therefore reports when one
+has returned, and the function that prepares a profiler closes the window first, so a session of the user's always takes
+precedence.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ _MARK = "mark of a window"
 
 
 class PeakWindow:
-    """One at a time in a process. The figure counts until the last `mark()`; what lived at the start and died since
-    is taken off from the mark on that follows.
+    """A measurement; a process has at most one at a time.
+
+    The figure counts up to the last `mark()`. What was live at the start and was freed is subtracted from
+    the next mark on.
 
     Args:
         backward_returned: called after each backward pass of this thread, with whether it failed.
-        interrupted: called when the user starts a profiler: it has to close the window.
+        interrupted: called when the user starts a profiler; it has to close the window.
 
     Attributes:
-        start_bytes: of all tensors that lived when it was opened.
+        start_bytes: bytes of all tensors that were live when the window was opened.
     """
 
     _exclusive: ClassVar[threading.Lock] = threading.Lock()
@@ -50,7 +52,7 @@ class PeakWindow:
         self.start_bytes = 0
 
     def open(self) -> bool:
-        """Begin to measure; False where a profiler runs already, be it the user's or another window's."""
+        """Starts measuring; returns False if a profiler is already running, be it the user's or another window's."""
         if not self._exclusive.acquire(blocking=False):
             return False
         try:
@@ -60,7 +62,8 @@ class PeakWindow:
             self._at_start = _live_storages()
             self.start_bytes = sum(size for _, size in self._at_start)
             tracer = MemoryTracer(torch.device("cpu"))
-            self._intercept()
+            self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
+            self._replace(torch.autograd.profiler, "_prepare_profiler", self._before_a_profiler)
             tracer.start()
             self._tracer = tracer
             atexit.register(self.close)  # an interpreter that ends with a session open crashes
@@ -71,23 +74,23 @@ class PeakWindow:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread opened it: no other can close it."""
+        """Whether this thread opened the window; no other thread can close it."""
         return threading.get_ident() == self._thread
 
     @property
     def is_in_backward(self) -> bool:
-        """Whether a backward pass of this thread is under way."""
+        """Whether this thread is running a backward pass."""
         return self._backward_depth > 0
 
     def mark(self) -> None:
-        """What comes until here counts. Not inside of a dispatch mode."""
+        """Makes everything up to now count. It must not be called within a dispatch mode."""
         if self._tracer is not None and self.is_mine:
             with marker(f"{_MARK} {len(self._died_bytes)}"):
                 pass
             self._died_bytes.append(sum(size for storage, size in self._at_start if storage() is None))
 
     def close(self) -> int | None:
-        """End; the peak until the last mark. None where it was closed already, or belongs to another thread."""
+        """Stops measuring; returns the peak up to the last mark, None if closed or owned by another thread."""
         tracer = self._tracer
         if tracer is None or not self.is_mine:
             return None
@@ -105,8 +108,9 @@ class PeakWindow:
         self._exclusive.release()
 
     def _highest(self, trace: MemoryTrace) -> int:
-        """Highest bytes above the start until the last mark."""
-        marks = [(m.start_ns, died) for m, died in zip(_marks_of(trace), self._died_bytes, strict=True)]
+        """Returns the highest number of bytes above the start up to the last mark."""
+        starts = [each.start_ns for each in trace.markers if each.name.startswith(_MARK)]
+        marks = list(zip(starts, self._died_bytes, strict=True))
         live = highest = taken_off = reached = 0
         for event in trace.events:
             while reached < len(marks) and event.time_ns >= marks[reached][0]:
@@ -118,10 +122,6 @@ class PeakWindow:
             highest = max(highest, live)
         return highest
 
-    def _intercept(self) -> None:
-        self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
-        self._replace(torch.autograd.profiler, "_prepare_profiler", self._before_a_profiler)
-
     def _replace(self, module: Any, name: str, around: Callable[..., Any]) -> None:
         original = getattr(module, name)
 
@@ -132,7 +132,7 @@ class PeakWindow:
             return around(original, *args, **kwargs)
 
         def undo() -> None:
-            if getattr(module, name) is replacement:  # else somebody has wrapped it: what we leave passes calls on
+            if getattr(module, name) is replacement:  # else it was wrapped since, and the replacement passes calls on
                 setattr(module, name, original)
 
         setattr(module, name, replacement)
@@ -159,7 +159,3 @@ class PeakWindow:
 def _live_storages() -> list[tuple[weakref.ref[torch.UntypedStorage], int]]:
     storages = {storage_key(t): t.untyped_storage() for t in live_tensors() if has_plain_storage(t)}
     return [(weakref.ref(storage), storage.nbytes()) for storage in storages.values()]
-
-
-def _marks_of(trace: MemoryTrace) -> list[Any]:
-    return [m for m in trace.markers if m.name.startswith(_MARK)]

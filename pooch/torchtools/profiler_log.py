@@ -1,6 +1,6 @@
-"""Silence for what PyTorch's profiler and allocator would write to stderr while they measure for us.
+"""Silences what PyTorch's profiler and allocator would write to stderr during Pooch's measurements.
 
-Python's `warnings` and whatever else is written to stderr pass.
+Python's `warnings` and all other output to stderr are unaffected.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ERRORS_ALONE = 2
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Around the start of a profiler: Kineto ("USDT: profiler_start") reads how much it should log at its first one.
+    """Context manager around the start of a profiler: Kineto reads its log level when the first one starts.
 
-    Where the program has used a profiler before, or has set a level, that stays as it is.
+    If the program has used a profiler before or has set a level, that level stays.
     """
     is_ours = _LEVEL not in os.environ
     os.environ.setdefault(_LEVEL, _NOTHING)
@@ -33,32 +33,27 @@ def quiet_start() -> Iterator[None]:
             del os.environ[_LEVEL]
 
 
-class QuietAllocator:
-    """While memory is profiled: no "Memory block of unknown size was allocated before the profiling started".
+@contextmanager
+def quiet_allocator() -> Iterator[None]:
+    """Context manager without "Memory block of unknown size was allocated before the profiling started".
 
-    Every step frees such blocks (gradients of the step before), and they are known to us. The C++ log has one level for
-    all of PyTorch; it shows errors alone between `begin` and `end`.
+    Every step frees such blocks (gradients of the previous step), which is fine. The C++ log has one level for all of
+    PyTorch, which shows only errors meanwhile.
     """
-
-    def __init__(self) -> None:
-        self._before: int | None = None
-
-    def begin(self) -> None:
-        """From here on."""
-        level = _log_level()
-        if level is not None:
-            self._before, level.value = level.value, max(level.value, _ERRORS_ALONE)
-
-    def end(self) -> None:
-        """Until here."""
-        level = _log_level()
-        if level is not None and self._before is not None:
-            level.value = self._before
+    level = _log_level()
+    if level is None:
+        yield
+        return
+    before, level.value = level.value, max(level.value, _ERRORS_ALONE)
+    try:
+        yield
+    finally:
+        level.value = before
 
 
 @cache
 def _log_level() -> ctypes.c_int | None:
-    """The level of the C++ log, which no function of PyTorch sets; None where its library has none by that name."""
+    """Returns the level of the C++ log, which no function of PyTorch sets; None if the library has no such variable."""
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libc10.so", "libc10.dylib", "c10.dll"):
         try:

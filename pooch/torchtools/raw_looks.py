@@ -1,4 +1,4 @@
-"""Looks at a tensor's memory that no dispatched op shows, such as `print(x)`, `x.tolist()` or `x.numpy()`."""
+"""Detects accesses to a tensor's memory that no dispatched op shows, such as `print(x)` or `x.numpy()`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 Tensor: Any = torch.Tensor
 
 _READING = frozenset({Tensor.__repr__, Tensor.__format__, Tensor.tolist, Tensor.__deepcopy__})
-# Whoever gets the address may read or write at any time from then on.
+# With the address, the program may read or write at any time from then on.
 _HANDING_OUT = frozenset(
     {
         Tensor.numpy,
@@ -32,10 +32,10 @@ _HANDING_OUT = frozenset(
 
 
 class RawLooks(TorchFunctionMode):
-    """Tells of every such look before it happens, while it is entered.
+    """Function mode that reports every such access before it happens.
 
     Args:
-        looked: called with the arguments, and whether the address is handed out.
+        looked: called with the arguments and whether the address is handed out.
     """
 
     def __init__(self, looked: Callable[[Any, bool], None]) -> None:

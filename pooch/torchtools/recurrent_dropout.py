@@ -1,9 +1,9 @@
-"""How PyTorch begins the dropout state of cuDNN's recurrent layers.
+"""How PyTorch initializes the dropout state of cuDNN's recurrent layers.
 
-It does so in the first training step, and again whenever the generator of the device was seeded or set, in the middle
-of the layer's call: it draws a seed (`torch.empty((), dtype=int64).random_(generator).item()`) and gives it to
-`_cudnn_init_dropout_state`. So the ops of one step are not those of the next. None of them is an op of the plan: what
-they make is read by the host, or outlives the step.
+It does so in the first training step, and again whenever the device's generator was seeded or set, within the call of
+the layer: it draws a seed (`torch.empty((), dtype=int64).random_(generator).item()`) and passes it to
+`_cudnn_init_dropout_state`. One step therefore runs other ops than the next. None of them belongs to the plan: what
+they create is read by the host or outlives the step.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ SEED_FINGERPRINTS = [f"{name}(int64[])" for name in _SEED_OPS]
 
 
 class InitialisationWatch:
-    """Follows the ops of such an initialisation as they come."""
+    """Follows the ops of such an initialization as they run."""
 
     def __init__(self) -> None:
         self._position = 0
 
     def takes(self, name: str, made: tuple[torch.Tensor, ...]) -> bool:
-        """Whether an op that the plan does not expect may be the next of an initialisation.
+        """Returns whether an op that the plan does not expect may be the next one of an initialization.
 
         Args:
-            name: of the operator. made: what it made.
+            name: name of the operator.
+            made: the tensors that it created.
         """
         is_next = name == _OPS[self._position] and (name == INITIALISER or _is_seed(made))
         self._position = (self._position + 1) % len(_OPS) if is_next else 0

@@ -1,4 +1,4 @@
-"""What the allocator told torch's profiler: each allocation and each free, with its address."""
+"""Reads what the allocator reported to torch's profiler: each allocation and each free, with its address."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
-from pooch.errors import ProfileError
+from pooch.errors import ProfileError, first_line
 
-MEMORY_EVENT = "[memory]"  # what torch names a report of its allocators
+MEMORY_EVENT = "[memory]"  # torch's name for a report of its allocators
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MemoryEvent:
-    """An allocation (size_bytes > 0) or a free (size_bytes < 0) at address `pointer`. The bytes are those that the
-    allocator counts: on a GPU whole blocks, multiples of 512.
+    """An allocation or a free.
+
+    Attributes:
+        time_ns: when it happened.
+        pointer: the address.
+        size_bytes: positive for an allocation, negative for a free; as the allocator counts, which on a GPU is in whole
+            blocks, multiples of 512 bytes.
     """
 
     time_ns: int
@@ -30,20 +35,20 @@ class MemoryEvent:
 
 
 def reported_memory(results: Any, device: torch.device, in_tree: Sequence[MemoryEvent]) -> tuple[MemoryEvent, ...]:
-    """Every allocation and free on the device, in order of time.
+    """Returns every allocation and free on the device, in order of time.
 
-    The profiler's list of events has the time and the bytes of all of them, and no address. Its tree has addresses, and
-    loses what happened outside of any op, unless the memory is the CPU's: `nn.Sequential` lets go of an output between
-    two ops, and so does autograd between two nodes. Where the tree lacks some, all are read from the trace file that
-    the profiler writes.
+    The profiler's list of events has the times and sizes of all of them, but no addresses. Its tree has addresses, but
+    unless the memory is the CPU's it misses what happened outside of any op: `nn.Sequential` releases an output between
+    two ops, and autograd between two nodes. If the tree misses some, all are read from the trace file that the profiler
+    writes.
 
     Args:
-        results: of torch's profiler (`kineto_results`).
-        device: whose memory.
-        in_tree: those of its events that the profiler's tree has.
+        results: the results of torch's profiler (`kineto_results`).
+        device: the device whose memory is traced.
+        in_tree: the events that the profiler's tree has.
 
     Raises:
-        ProfileError: the profiler's list and its file do not agree, or the file could not be written.
+        ProfileError: if the profiler's list and its file do not agree, or the file could not be written.
     """
     kind = _kind(device)
     listed = sorted(
@@ -57,15 +62,11 @@ def reported_memory(results: Any, device: torch.device, in_tree: Sequence[Memory
             f"torch's profiler lists {len(listed)} allocations and frees, and names the addresses of {len(events)}: "
             f"the memory of the step cannot be measured with PyTorch {torch.__version__}"
         )
-    return tuple(sorted(events, key=_time_of))
-
-
-def _time_of(event: MemoryEvent) -> int:
-    return event.time_ns
+    return tuple(sorted(events, key=lambda event: event.time_ns))
 
 
 def _kind(device: torch.device) -> int:
-    """The device's type as the profiler numbers it."""
+    """Returns the profiler's number for the device's type."""
     kinds: dict[str, int] = {name.lower(): kind.value for name, kind in DeviceType.__members__.items()}
     custom = device.type == torch._C._get_privateuse1_backend_name()
     return kinds["privateuse1" if custom else device.type]
@@ -76,16 +77,16 @@ def _is_on(device: torch.device, kind: int, event_kind: Any, event_index: int) -
 
 
 def _written(results: Any, device: torch.device, kind: int) -> list[MemoryEvent]:
-    """Memory events from the profiler's trace file (once for each of its sessions)."""
+    """Reads memory events from the profiler's trace file, which each session can write only once."""
     with tempfile.TemporaryDirectory(prefix="pooch-") as folder:
         path = Path(folder) / "trace.json"
         try:
             results.save(str(path))
             reports, base_ns = _reports_in(path.read_text(errors="replace"))
         except (OSError, RuntimeError, ValueError, KeyError) as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ProfileError(
-                f"torch's profiler could not write its trace to {folder} ({said}): set TMPDIR to a directory with room"
+                f"torch's profiler could not write its trace to {folder} ({first_line(error)}): set TMPDIR to a "
+                "directory with room"
             ) from error
     return [
         MemoryEvent(base_ns + int(time_us * 1000), fields["Addr"], fields["Bytes"])
@@ -95,7 +96,7 @@ def _written(results: Any, device: torch.device, kind: int) -> list[MemoryEvent]
 
 
 def _reports_in(text: str) -> tuple[list[tuple[Decimal, dict[str, int]]], int]:
-    """The memory events in a trace file: (time in us, fields), and the time in ns that all are counted from."""
+    """Returns the memory events in a trace file as (time in us, fields), and the base of these times in ns."""
     reports: list[tuple[Decimal, dict[str, int]]] = []
 
     def keep(found: dict[str, Any]) -> dict[str, Any] | None:
@@ -103,7 +104,7 @@ def _reports_in(text: str) -> tuple[list[tuple[Decimal, dict[str, int]]], int]:
             return found
         if found.get("name") == MEMORY_EVENT:
             reports.append((found["ts"], found["args"]))
-        return None  # a long step writes hundreds of thousands of others
+        return None  # drop all others, of which a long step writes hundreds of thousands
 
     whole = json.loads(text, object_hook=keep, parse_float=Decimal, strict=False)
     return reports, int(whole.get("baseTimeNanoseconds", 0))

@@ -1,82 +1,106 @@
-"""What was asked for each block that a caching allocator handed out.
+"""What was requested for each block that a caching allocator handed out, and what it added.
 
-The profiler reports whole blocks. An allocator that does not split a large block counts up to 1 MiB more than was asked
-for, as its cache happens to be; what is predicted from such bytes would be as much a matter of chance.
+PyTorch's CUDA allocator hands out multiples of 512 bytes, and leaves a large block whole unless more than 1 MiB of it
+would remain. Which block it takes depends on its cache at that moment, so no plan can predict it. Plans therefore bound
+the bytes that tensors request, and a peak that exceeds a budget only by rounding calls for another remedy than a
+tighter plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
 
 from pooch.torchtools import accelerators, cuda_only
 from pooch.torchtools.reported_memory import MemoryEvent
-from pooch.torchtools.rounding import UNSPLIT_BYTES
+from pooch.units import round_up
+
+UNSPLIT_BYTES = 2**20  # the largest remainder of a large block that is not split
 
 
 class RequestedSizes:
-    """Watches what is asked of a device's caching allocator between `begin` and `end`; nothing on other devices, nor
-    where the program keeps the allocator's history itself.
+    """Records the requests to a device's caching allocator between `begin` and `end`.
+
+    It records nothing on other devices, or if the program itself records the allocator's history.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._watches = device, False
 
     def begin(self) -> None:
-        """From here on."""
+        """Starts recording."""
         if not cuda_only.rounds_up_to_powers(self._device):
             self._watches = cuda_only.begin_history(self._device)
 
     def end(self) -> dict[int, list[int]]:
-        """{address: bytes asked for at each allocation (positive) and free (negative) there, in order}."""
-        asked: dict[int, list[int]] = {}
+        """Stops recording; returns {address: bytes of each request in order, negative for frees}."""
+        requested: dict[int, list[int]] = {}
         if self._watches:
             self._watches = False
             for pointer, size_bytes in cuda_only.end_history(self._device):
-                asked.setdefault(pointer, []).append(size_bytes)
-        return asked
+                requested.setdefault(pointer, []).append(size_bytes)
+        return requested
 
 
-def as_requested(events: Iterable[MemoryEvent], asked: dict[int, list[int]]) -> tuple[MemoryEvent, ...]:
-    """The events with what was asked for, in multiples of the allocator's granularity, in the place of whole blocks.
+def as_requested(events: Iterable[MemoryEvent], requested: dict[int, list[int]]) -> tuple[MemoryEvent, ...]:
+    """Replaces the sizes of blocks by those that were requested, rounded up to the allocator's granularity.
 
     Args:
         events: in order of time.
-        asked: of the same stretch of time. Addresses at which it does not agree with the events keep their blocks.
+        requested: the requests over the same period. Addresses at which they do not match the events keep their blocks.
     """
     events = tuple(events)
     at: dict[int, list[MemoryEvent]] = {}
     for event in events:
         at.setdefault(event.pointer, []).append(event)
-    agreeing = {pointer: iter(asked[pointer]) for pointer in at if _agree(at[pointer], asked.get(pointer, []))}
+    agreeing = {pointer: iter(requested[pointer]) for pointer in at if _agree(at[pointer], requested.get(pointer, []))}
     return tuple(_resized(event, agreeing.get(event.pointer)) for event in events)
 
 
-def _agree(events: list[MemoryEvent], asked: list[int]) -> bool:
-    return [event.size_bytes > 0 for event in events] == [size_bytes > 0 for size_bytes in asked]
+def _agree(events: list[MemoryEvent], requested: list[int]) -> bool:
+    return [event.size_bytes > 0 for event in events] == [size_bytes > 0 for size_bytes in requested]
 
 
-def _resized(event: MemoryEvent, asked: Iterator[int] | None) -> MemoryEvent:
-    if asked is None:
+def _resized(event: MemoryEvent, requested: Iterator[int] | None) -> MemoryEvent:
+    if requested is None:
         return event
-    size_bytes = without_unsplit_rest(abs(event.size_bytes), abs(next(asked)))
+    size_bytes = without_unsplit_rest(abs(event.size_bytes), abs(next(requested)))
     return replace(event, size_bytes=size_bytes if event.size_bytes > 0 else -size_bytes)
 
 
-def without_unsplit_rest(block_bytes: int, asked_bytes: int) -> int:
-    """Bytes of a block, had it been split where it could be.
+def without_unsplit_rest(block_bytes: int, requested_bytes: int) -> int:
+    """Returns what the bytes of a block would be if it had been split.
 
-    What settings of the allocator add by intent (whole powers of two, blocks that are never split) counts.
+    What settings of the allocator add on purpose (powers of two, blocks that are never split) counts.
     """
-    size_bytes = -(-asked_bytes // accelerators.GRANULE_BYTES) * accelerators.GRANULE_BYTES
+    size_bytes = round_up(requested_bytes, accelerators.GRANULE_BYTES)
     return size_bytes if 0 <= block_bytes - size_bytes <= UNSPLIT_BYTES else block_bytes
 
 
 def allocated_as_requested(device: torch.device) -> int:
-    """Device bytes of all blocks that are in use now, had each been split where it could be."""
+    """Returns the device bytes of all blocks in use, as if each had been split."""
     blocks = None if cuda_only.rounds_up_to_powers(device) else cuda_only.blocks_in_use(device)
     if blocks is None:
         return accelerators.allocated_bytes(device)
-    return sum(without_unsplit_rest(block, asked) for block, asked in blocks)
+    return sum(without_unsplit_rest(block, requested) for block, requested in blocks)
+
+
+def rounding_bytes(device: torch.device) -> int:
+    """Returns the bytes of the peak since `reset_peaks` that no tensor requested; 0 without a caching allocator."""
+    return rounding_of(accelerators.memory_counters(device)) if accelerators.has_streams(device) else 0
+
+
+def rounding_of(counters: Mapping[str, int]) -> int:
+    """Returns the same from an allocator's counters: the peak of allocated bytes less the peak of requested bytes.
+
+    It is limited to what granularity can explain for that number of blocks. What other settings of the allocator add
+    (powers of two, blocks that are never split) is over the budget like anything else.
+    """
+    requested_bytes = counters.get("requested_bytes.all.peak", 0)
+    if requested_bytes == 0:  # the allocator does not count them
+        return 0
+    small, large = (counters.get(f"allocation.{pool}_pool.peak", 0) for pool in ("small", "large"))
+    most_bytes = accelerators.GRANULE_BYTES * (small + large) + UNSPLIT_BYTES * large
+    return max(0, min(counters.get("allocated_bytes.all.peak", 0) - requested_bytes, most_bytes))

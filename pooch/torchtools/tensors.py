@@ -1,41 +1,49 @@
-"""Finding tensors in arguments and naming storages. Everything in Pooch is keyed by storage, never by tensor object."""
+"""Finds tensors in arguments and identifies storages. Pooch keys everything by storage, never by tensor object."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+import hashlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pooch.units import round_up
+
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Identity of the tensor's storage while that storage lives."""
+    """Returns the identity of the tensor's storage, which is unique while the storage lives."""
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
 def has_plain_storage(tensor: torch.Tensor) -> bool:
-    """Strided memory that can be copied byte by byte (not sparse, not oneDNN-opaque, not a wrapper subclass)."""
+    """Returns whether the tensor has strided memory that can be copied byte by byte.
+
+    Sparse tensors, opaque oneDNN tensors and wrapper subclasses do not.
+    """
     if tensor.layout is not torch.strided:
         return False
     return type(tensor) is torch.Tensor or not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often the tensor was changed in place; tensors of inference mode keep no count."""
+    """Returns how often the tensor was modified in place; inference tensors keep no count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def result_tensors(result: Any) -> list[torch.Tensor]:
-    """Tensors among the results of an op, in order."""
+    """Returns the tensors among the results of an op, in order."""
     return [result] if isinstance(result, torch.Tensor) else list(find_tensors(result))
 
 
 def find_tensors(arguments: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested lists, tuples and dictionaries of arguments, in order."""
+    """Yields every tensor in nested lists, tuples and dictionaries of arguments, in order."""
     if isinstance(arguments, torch.Tensor):
         yield arguments
     elif isinstance(arguments, (list, tuple)):
@@ -47,7 +55,7 @@ def find_tensors(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], arguments: Any) -> Any:
-    """The same nesting with every tensor replaced by `function(tensor)`."""
+    """Returns the same nesting with every tensor replaced by `function(tensor)`."""
     if isinstance(arguments, torch.Tensor):
         return function(arguments)
     if isinstance(arguments, (list, tuple)):
@@ -59,10 +67,13 @@ def map_tensors(function: Callable[[torch.Tensor], Any], arguments: Any) -> Any:
 
 
 def tensors_with_memory(arguments: Any) -> tuple[list[torch.Tensor], bool]:
-    """The ordinary tensors in some arguments, those inside of wrapper subclasses among them.
+    """Returns the ordinary tensors in some arguments, including those inside wrapper subclasses.
+
+    Args:
+        arguments: nested arguments.
 
     Returns:
-        The tensors, and whether besides there is memory that cannot be told (sparse, opaque, functorch's wrappers).
+        The tensors, and whether there is other memory that cannot be determined (sparse, opaque, functorch wrappers).
     """
     found: list[torch.Tensor] = []
     hidden = False
@@ -90,28 +101,85 @@ def _hides_memory(tensor: torch.Tensor) -> bool:
     return not is_plain and not isinstance(tensor, FakeTensor)
 
 
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Everything about a tensor except its bytes; from it, tensors are recreated on storages that moved."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    conjugated: bool
+    negated: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        """Returns the geometry of a tensor."""
+        return cls(
+            tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
+        )
+
+    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Returns a tensor of this geometry on a storage."""
+        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+        tensor.set_(storage, self.offset, self.size, self.stride)
+        if self.conjugated:
+            tensor = torch._conj(tensor)
+        return torch._neg_view(tensor) if self.negated else tensor
+
+
 def describe(tensor: torch.Tensor) -> str:
-    """Shape and dtype for fingerprints: "f32[16,64,112,112]"."""
+    """Returns dtype and shape for fingerprints, such as "float32[16,64,112,112]"."""
     return f"{dtype_name(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Short name: "float32", "int64"."""
+    """Returns the short name of a dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def fingerprint(name: str, outputs: list[torch.Tensor]) -> str:
-    """Text by which an executed op is recognised: its name and what it returned."""
+    """Returns the text that identifies an executed op: its name and the tensors that it returned."""
     return f"{name}({' '.join(map(describe, outputs))})"
 
 
-def storage_bytes(tensors: Iterator[torch.Tensor] | list[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind some tensors."""
+def model_signature(model: torch.nn.Module) -> str:
+    """Returns a hexadecimal digest of the names, shapes and dtypes of parameters and buffers.
+
+    It is equal for two models that a plan cannot tell apart before the step runs.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(f"p {name} {describe(parameter)} {parameter.requires_grad}\n".encode())
+    for name, buffer in model.named_buffers():
+        digest.update(f"b {name} {describe(buffer)}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor], granule_bytes: int = 1) -> int:
+    """Returns the bytes of the distinct storages behind some tensors, each rounded up to a multiple of the granule."""
     sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if has_plain_storage(t)}
-    return sum(sizes.values())
+    return sum(round_up(size_bytes, granule_bytes) for size_bytes in sizes.values())
+
+
+def call_when_freed(storage: torch.UntypedStorage, method: Callable[[int], None], key: int) -> None:
+    """Calls `method(key)` when the storage is freed, unless the object that the method is bound to is gone.
+
+    The registry of finalizers keeps only a weak reference to that object.
+    """
+    weakref.finalize(storage, _call_if_alive, weakref.WeakMethod(method), key).atexit = False
+
+
+def _call_if_alive(reference: weakref.WeakMethod[Callable[[int], None]], key: int) -> None:
+    method = reference()
+    if method is not None:
+        method(key)
 
 
 def bytes_in_place(storage: torch.UntypedStorage) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
-    """The memory of a storage on the CPU, which the caller holds; `Tensor.numpy` would forbid to ever resize it."""
+    """Returns the memory of a storage on the CPU, which the caller keeps alive.
+
+    `Tensor.numpy` would permanently prevent the storage from being resized.
+    """
     address = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
     return numpy.ctypeslib.as_array(address)

@@ -1,4 +1,4 @@
-"""Leaving the user's training state untouched: gradients, buffers and random generators."""
+"""Keeps the user's training state: gradients, buffers and random generators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class RandomStates:
-    """Where the random generators stand: Python's, NumPy's, the CPU's and the device's. None of it is a tensor."""
+    """States of the random generators of Python, NumPy, the CPU and a device. None of them is a tensor."""
 
     python: Any
     numpy: Any
@@ -31,14 +31,14 @@ class RandomStates:
 
     @classmethod
     def of(cls, device: torch.device) -> RandomStates:
-        """Read them."""
-        with _disable_current_modes():  # in a fake world too, real states are asked for
+        """Returns the current states."""
+        with _disable_current_modes():  # within a fake world, too, real states are needed
             on_device = random_state(device) if has_streams(device) else None
             cpu = random_state(_CPU)
         return cls(random.getstate(), numpy.random.get_state(), cpu, on_device)  # noqa: NPY002
 
     def restore(self, device: torch.device) -> None:
-        """Put them back."""
+        """Restores the states."""
         random.setstate(self.python)
         numpy.random.set_state(self.numpy)  # noqa: NPY002
         with _disable_current_modes():
@@ -49,7 +49,7 @@ class RandomStates:
 
 @contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Restore the random generators of Python, NumPy, the CPU and `device` at the end."""
+    """Context manager that restores the random generators of Python, NumPy, the CPU and `device` at the end."""
     states = RandomStates.of(device)
     try:
         yield
@@ -58,7 +58,7 @@ def random_state_kept(device: torch.device) -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python, NumPy and PyTorch."""
+    """Seeds Python, NumPy and PyTorch."""
     random.seed(seed)
     numpy.random.seed(seed)  # noqa: NPY002
     torch.manual_seed(seed)
@@ -66,7 +66,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, all random generators start from this seed; at the end they stand where they stood."""
+    """Context manager in which all random generators start from a seed; their states are restored afterwards."""
     devices = [_CPU, *accelerators_in_use()]
     states = [(RandomStates.of(device), device) for device in devices]
     seed_all(seed)
@@ -79,12 +79,12 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore gradients, buffers and random state of the model at the end, whatever happens inside.
+    """Context manager that restores gradients, buffers and random state at the end, whatever happens inside.
 
     Parameters are not copied, since neither forward nor backward changes them.
 
     Raises:
-        ProfileError: a parameter was changed all the same, or there is no room to keep buffers aside.
+        ProfileError: if a parameter was changed nevertheless, or there is no room for a copy of the buffers.
     """
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     owners = [(module, dict(module._buffers)) for module in model.modules()]  # some modules replace their buffers
@@ -105,13 +105,13 @@ def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterato
     for name, parameter, version in versions:
         if version_of(parameter) != version:
             raise ProfileError(
-                f"the step changes parameter {name} itself, and did so once now: take optimizer steps out of hooks and "
-                "changes in place out of forward while profiling"
+                f"the step itself changes parameter {name}, and has just done so once: take optimizer steps out of "
+                "hooks and in-place changes out of forward while profiling"
             )
 
 
 def model_device(model: torch.nn.Module) -> torch.device:
-    """The device of the model's first parameter or buffer; the CPU for a model without any."""
+    """Returns the device of the model's first parameter or buffer, or the CPU for a model that has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")

@@ -208,8 +208,8 @@ def test_a_storage_that_autograd_holds_for_several_contents_is_not_decided_on() 
     profile = quick_profile(lambda: model(rows), model)
     of_gates = [value for value in profile.values if value.shape[-1:] == (64,) and value.overwrites >= 0]
     assert [value.fixed for value in of_gates] == [
-        "an in-place op writes over it",
-        "autograd holds its storage for earlier contents too",
+        "an in-place op overwrites it",
+        "autograd also holds its storage for earlier contents",
     ]
     assert profile.activations  # the product, which exp saved, is as free as ever
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from pooch.profiler import device_times
-from pooch.profiler.assembly import StepAssembly
 from pooch.profiler.device_times import device_slot_times_ms
 from pooch.profiler.offload import OffloadStore, _Entry, saved_tensors_offloaded
 from pooch.profiler.release import record_releases
+from pooch.profiler.slots import StepAssembly
 from pooch.profiler.step import record_step
 from pooch.torchtools.memory_trace import live_tensors
 from pooch.torchtools.tensors import storage_bytes

@@ -132,7 +132,7 @@ def test_what_cannot_be_foreseen_is_assumed_and_said() -> None:
     model = small_model()
     foreseen, notes = foreseen_state_bytes(Careful(model.parameters()), model)
     assert foreseen == 2 * sum(p.numel() * 4 for p in model.parameters() if p.requires_grad)
-    assert "could not be foreseen (TypeError)" in notes[0]
+    assert "could not be predicted (TypeError)" in notes[0]
 
 
 class Accelerated(Optimizer):
@@ -310,7 +310,7 @@ class Hidden(Optimizer):
 def test_an_optimizer_that_hides_its_state_is_refused_in_one_line() -> None:
     model = small_model()
     hidden = Hidden(torch.optim.AdamW(model.parameters()))
-    with pytest.raises(ProfileError, match=r"Hidden passes its state through .* give the optimizer it wraps$"):
+    with pytest.raises(ProfileError, match=r"Hidden forwards its state to .* give the optimizer it wraps$"):
         foreseen_state_bytes(hidden, model)
 
 
@@ -341,7 +341,7 @@ def test_a_step_that_reaches_the_real_optimizer_is_undone_and_said() -> None:
     model = small_model()
     optimizer = Reaching(model.parameters())
     _, notes = foreseen_state_bytes(optimizer, model)
-    assert "could not be foreseen" in notes[0]
+    assert "could not be predicted" in notes[0]
     LOG.clear()
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert list(trained_by(optimizer)) == list(model.parameters())

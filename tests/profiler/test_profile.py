@@ -115,7 +115,7 @@ def _growing(job: Any) -> Any:
     [
         (lambda job: lambda: 3.0, "returned float, not a tensor"),
         (lambda job: lambda: job.model(job.batch[0]), "return a scalar loss"),
-        (lambda job: lambda: job.forward().detach(), "needs no gradient"),
+        (lambda job: lambda: job.forward().detach(), "does not require grad"),
         (_growing, "changes from run to run"),
     ],
     ids=["no tensor", "no scalar", "no gradient", "changing"],

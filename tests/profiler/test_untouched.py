@@ -162,7 +162,7 @@ def test_a_step_that_changes_parameters_is_refused_after_the_first_time(where: s
 
     if where == "hook":
         model.weight.register_post_accumulate_grad_hook(change)
-    with pytest.raises(ProfileError, match="the step changes parameter weight itself, and did so once now"):
+    with pytest.raises(ProfileError, match="the step itself changes parameter weight, and has just done so once"):
         profiled(forward, model, "run")
     assert len(steps) == 1
 
@@ -248,7 +248,7 @@ def test_contents_that_did_not_change_are_not_written() -> None:
 
 def test_a_folder_that_cannot_take_buffers_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("POOCH_SPILL_DIRECTORY", str(tmp_path / "missing"))
-    with pytest.raises(ProfileError, match=r"buffers of 16\.00 MiB cannot be kept aside in .*missing \(No such file"):
+    with pytest.raises(ProfileError, match=r"buffers of 16\.00 MiB cannot be saved in .*missing \(No such file"):
         KeptContents(Filtered().buffers())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pooch.torchtools.rounding import rounding_bytes, rounding_of
+from pooch.torchtools.requested_sizes import rounding_bytes, rounding_of
 
 MIB = 2**20
 

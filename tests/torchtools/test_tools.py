@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pooch.torchtools.effects import StorageMap, argument_keys, effects_of, written_tensors
+from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.operators import is_view_name, operator_facts, reads_statistics
-from pooch.torchtools.signature import model_signature
-from pooch.torchtools.tensors import find_tensors, fingerprint, map_tensors, storage_bytes, storage_key, version_of
+from pooch.torchtools.tensors import (
+    find_tensors,
+    fingerprint,
+    map_tensors,
+    model_signature,
+    storage_bytes,
+    storage_key,
+    version_of,
+)
 
 ATEN = torch.ops.aten
 
@@ -52,11 +59,11 @@ def test_effects_are_results_first_and_aliases_are_no_effects() -> None:
     written = written_tensors(operator_facts(ATEN.add_.Tensor), (base, other), {})
     assert set(written) == {storage_key(base)}
     keys = argument_keys((base, other), {})
-    assert effects_of(written, [base], keys).tensors == (base,)
-    assert effects_of({}, [base.view(2, 2)], keys).tensors == ()  # as `_unsafe_view` does
+    assert new_tensors(written, [base], keys) == (base,)
+    assert new_tensors({}, [base.view(2, 2)], keys) == ()  # as `_unsafe_view` does
     fresh = torch.rand(4)
-    assert effects_of(written, [fresh, fresh[1:]], keys).tensors == (fresh, base)
-    assert not effects_of({}, [torch.eye(2).to_sparse()], keys).ordinary
+    assert new_tensors(written, [fresh, fresh[1:]], keys) == (fresh, base)
+    assert new_tensors({}, [torch.eye(2).to_sparse()], keys) == ()
 
 
 def test_a_storage_that_is_gone_is_forgotten() -> None:

@@ -1,8 +1,8 @@
-"""Backward operators of a fake world, seen by a dispatch mode.
+"""Records backward operators of a fake world with a dispatch mode.
 
-Autograd looks whether a mode is active (or a tensor is of a subclass, as fake ones are) and then adds gradients that
-meet out of place. Plain training adds them in place where nobody else holds the first one: `BackwardRecorder` asks the
-same reference counts as autograd does, and books such a sum as written into the memory of its first part.
+Autograd accumulates gradients out of place if a mode is active or a tensor is of a subclass, as fake tensors are. Plain
+training adds them in place if nothing else holds the first one. `BackwardRecorder` therefore checks the same reference
+counts as autograd, and records such a sum as written into the memory of its first operand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pooch.profiler.fake.costs import OpCosts
 from pooch.profiler.fake.kernels import distinct_results
 from pooch.profiler.fake.trace import FakeTrace
 from pooch.profiler.fake.world import FakeWorld
-from pooch.torchtools.effects import argument_keys, effects_of, written_tensors
+from pooch.torchtools.effects import argument_keys, new_tensors, written_tensors
 from pooch.torchtools.operators import operator_facts
 from pooch.torchtools.tensors import find_tensors, has_plain_storage
 
@@ -27,7 +27,7 @@ _ADD = torch.ops.aten.add.Tensor
 
 
 class BackwardRecorder(TorchDispatchMode):
-    """Books every backward operator into a trace."""
+    """Records every backward operator in a trace."""
 
     def __init__(self, trace: FakeTrace, costs: OpCosts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -37,7 +37,7 @@ class BackwardRecorder(TorchDispatchMode):
 
     @contextmanager
     def following(self, loss: torch.Tensor) -> Iterator[None]:
-        """Record the backward pass from this loss that is run inside."""
+        """Context manager that records the backward pass from this loss."""
         handles = [handle for node in _nodes_below(loss) for handle in self._watch(node)]
         try:
             with self:
@@ -47,7 +47,7 @@ class BackwardRecorder(TorchDispatchMode):
                 handle.remove()
 
     def _watch(self, node: Any) -> tuple[Any, Any]:
-        """What runs after a node's own work and before the next node's is autograd's: it adds gradients that meet."""
+        """Tracks when no node is running: ops between two nodes are autograd's own and accumulate gradients."""
 
         def begins(gradients: Any) -> None:
             self._begun, self._between_nodes = True, False
@@ -67,7 +67,7 @@ class BackwardRecorder(TorchDispatchMode):
         written, read_keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
         start = self._trace.now()
         result = self._costs.corrected(func, args, kwargs, distinct_results(func(*args, **kwargs)))
-        if not effects_of(written, list(find_tensors(result)), read_keys).tensors:
+        if not new_tensors(written, list(find_tensors(result)), read_keys):
             return result
         cost = self._costs.cost(func, args, kwargs, result)
         if in_place and self._trace.knows(args[0].untyped_storage()):
@@ -75,19 +75,19 @@ class BackwardRecorder(TorchDispatchMode):
         else:
             self._trace.results(args, kwargs, result)
             self._trace.passing(cost.workspace_bytes)
-        if self._begun:  # what comes before is the loss's own gradient, which no node makes
+        if self._begun:  # before that comes the gradient of the loss itself, which no node computes
             node = torch._C._current_autograd_node()
             name = "aten::add_" if in_place else func._schema.name
             self._trace.operator(name, start, cost.time_ms, "" if node is None else node.name())
         return result
 
     def _is_held_once(self, gradient: torch.Tensor) -> bool:
-        """Whether autograd alone holds it, so that it adds in place (`can_accumulate_inplace` in input_buffer.cpp)."""
+        """Returns whether only autograd holds it and adds in place (`can_accumulate_inplace` in input_buffer.cpp)."""
         return has_plain_storage(gradient) and _is_dense(gradient) and _counts(gradient) <= self._once
 
 
 def _nodes_below(loss: torch.Tensor) -> list[Any]:
-    """All nodes of the graph except those that only collect a gradient."""
+    """Returns all nodes of the graph except those that only accumulate a gradient."""
     found: dict[Any, None] = {}
     waiting: list[Any] = [loss.grad_fn]
     while waiting:
@@ -100,14 +100,14 @@ def _nodes_below(loss: torch.Tensor) -> list[Any]:
 
 
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """References to a tensor, and to its storage, as seen from within a dispatch mode."""
+    """Returns the reference counts of a tensor and of its storage, as seen within a dispatch mode."""
     counted: Any = tensor
     storages: Any = torch._C
     return counted._use_count(), int(storages._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a stretch of memory, each once."""
+    """Returns whether its elements fill a contiguous range of memory, each once."""
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
         if stride != expected:
@@ -117,7 +117,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 class _FirstSum(TorchDispatchMode):
-    """Looks at the counts of the first gradients that meet."""
+    """Records the reference counts of the first gradients that are added."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -131,7 +131,7 @@ class _FirstSum(TorchDispatchMode):
 
 @cache
 def _counts_of_one_holder() -> tuple[int, int]:
-    """The counts of a gradient that is certainly held once: what dispatch itself adds differs by version of PyTorch."""
+    """Returns the counts of a gradient with exactly one holder, to which versions of dispatch add differently."""
     looking = _FirstSum()
     with FakeWorld().entered():
         start = torch.ones(2, requires_grad=True)

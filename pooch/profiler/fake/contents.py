@@ -1,8 +1,8 @@
 """Contents of the few tensors that do not depend on data: ranges, masks made of ranges, constants.
 
-Libraries read them back (`torch.arange(2, 5).tolist()`, `if (positions == 0).all()`), and what they find decides
-which ops run. So they are computed for real, beside the fake ones. What comes from parameters, inputs or the random
-generator has no contents; whoever reads it gets an error.
+Libraries read them back (`torch.arange(2, 5).tolist()`, `if (positions == 0).all()`), and the result decides which ops
+run. They are therefore computed for real, in addition to the fake tensors. Tensors that are derived from parameters,
+inputs or the random generator have no contents; reading them raises an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pooch.torchtools.operators import operator_facts
 from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors, storage_key
 
 _LARGEST = 2**20  # elements
-_READ_BACK = torch.ops.aten._local_scalar_dense.default
+READ_BACK = torch.ops.aten._local_scalar_dense.default
 _CONSTANTS = {
     getattr(torch.ops.aten, name)
     for name in ("arange", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros", "tril_indices", "triu_indices")
@@ -27,7 +27,7 @@ _CONSTANTS = {
 
 
 class KnownContents(TorchDispatchMode):
-    """Follows contents through the operators that run inside. Kept by storage, so that views have them too."""
+    """Tracks contents through the operators that run inside, by storage so that views have them too."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -35,7 +35,7 @@ class KnownContents(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _READ_BACK and storage_key(args[0]) in self._real:
+        if func is READ_BACK and storage_key(args[0]) in self._real:
             with _disable_current_modes():
                 return self._contents(args[0]).item()
         result = func(*args, **kwargs)
@@ -49,7 +49,7 @@ class KnownContents(TorchDispatchMode):
         is_known = is_known and torch.Tag.nondeterministic_seeded not in func.tags
         if is_known and all(map(_is_small, made)) and self._compute(func, args, kwargs, made):
             return
-        for key in written_tensors(operator_facts(func), args, kwargs):  # something unknown
+        for key in written_tensors(operator_facts(func), args, kwargs):  # overwritten with unknown contents
             self._real.pop(key, None)
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
@@ -79,7 +79,7 @@ class KnownContents(TorchDispatchMode):
     def _keep(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         storage = fake.untyped_storage()
         if storage._cdata in self._real:
-            return  # written in place, and so was the real one
+            return  # modified in place, as the real one was
         with _disable_current_modes():
             self._real[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
             self._contents(fake).copy_(real)
@@ -91,5 +91,5 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _is_number(tensor: torch.Tensor) -> bool:
-    """A number of the program, which PyTorch wraps into a tensor for a moment."""
+    """Returns whether it is a number of the program, which PyTorch temporarily wraps into a tensor."""
     return tensor.ndim == 0 and not isinstance(tensor, FakeTensor)

@@ -1,4 +1,4 @@
-"""What an operator costs that was not run: its time, its temporaries, and results whose size shapes do not tell."""
+"""Costs of operators that were not run: time, temporary memory, and results whose size does not follow from shapes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class OpCost:
     """Cost of one operator.
 
     Attributes:
-        time_ms: how long it lasts.
-        workspace_bytes: what it takes at its peak beyond its results.
+        time_ms: its duration.
+        workspace_bytes: memory that it allocates at its peak beyond its results.
     """
 
     time_ms: float
@@ -22,20 +22,20 @@ class OpCost:
 
 
 class OpCosts(Protocol):
-    """Knows the cost of each operator from its arguments. Called inside of a fake world."""
+    """Determines the cost of each operator from its arguments. Called within a fake world."""
 
     def cost(self, func: Any, args: Any, kwargs: Any, result: Any) -> OpCost:
-        """The cost of `func(*args, **kwargs)`, whose fake result is `result`."""
+        """Returns the cost of `func(*args, **kwargs)`, whose fake result is `result`."""
 
     def corrected(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """The result, with the sizes that it really has."""
+        """Returns the result with the sizes of a real one."""
 
     def notes(self) -> list[str]:
-        """What a reader of the profile should know."""
+        """Returns notes for the reader of the profile."""
 
 
 def signature(func: Any, args: Any, kwargs: Any) -> tuple[object, ...]:
-    """What tells one cost from another: the operator and its arguments, tensors by geometry and dtype."""
+    """Returns the key of a cost: the operator and its arguments, tensors by geometry and dtype."""
     return (func, _described(args), _described(kwargs or {}))
 
 

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from pooch.torchtools.tensors import find_tensors
+from pooch.torchtools.tensors import dtype_name, find_tensors
 
 aten = torch.ops.aten
 
 _CONVOLUTIONS = {aten.convolution, aten._convolution, aten.convolution_backward, aten.cudnn_convolution}
 
-# These read rows out of a table, not the table: they move what they return, twice.
+# These read rows of a table and not the whole table, so they read and write as many bytes as they return.
 _GATHERS = {aten.embedding, aten.index, aten.gather, aten.index_select, aten.take, aten._unsafe_index}
 
-# These set memory aside and do not touch it.
+# These allocate memory without accessing it.
 _UNTOUCHED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
-# Arguments that are read a second time: statistics first, then what is made of them.
+# Positions of arguments that are read twice: once for statistics, once for the result.
 _READ_TWICE: dict[Any, tuple[int, ...]] = {
     aten.native_batch_norm: (0,),
     aten.cudnn_batch_norm: (0,),
@@ -33,13 +33,13 @@ _READ_TWICE: dict[Any, tuple[int, ...]] = {
 
 
 def is_convolution(func: Any) -> bool:
-    """Whether the operator is a convolution, forward or backward."""
+    """Returns whether the operator is a convolution, forward or backward."""
     return func.overloadpacket in _CONVOLUTIONS
 
 
 def operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Floating-point operations of matrix products, convolutions, attention and recurrent layers; 0 for all others,
-    which memory bounds. From PyTorch's own formulas where it has one.
+    """Returns the floating-point operations of matrix products, convolutions, attention and recurrent layers, from
+    PyTorch's own formulas where it has one. It is 0 for all other operators, which are bound by memory.
     """
     packet = func.overloadpacket
     recurrent = _RECURRENT.get(packet)
@@ -49,7 +49,7 @@ def operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
 
 
-# Times the operations of one forward pass: the backward pass makes gradients of inputs and of weights.
+# Multiples of the forward pass's operations: the backward pass computes gradients of inputs and of weights.
 _RECURRENT: dict[Any, float] = {
     aten.mkldnn_rnn_layer: 1.0,
     aten.mkldnn_rnn_layer_backward: 2.0,
@@ -59,7 +59,7 @@ _RECURRENT: dict[Any, float] = {
 
 
 def _recurrent_operations(args: Any) -> float:
-    """Two operations for each weight, step and item: the layer's matrices meet every row of its input."""
+    """Returns two operations per weight, step and item: the layer's matrices multiply every row of its input."""
     tensors = list(find_tensors(args))
     rows = math.prod(tensors[0].shape[:-1])
     weights = [t for t in tensors[1:5] if t.ndim == 2]
@@ -67,7 +67,9 @@ def _recurrent_operations(args: Any) -> float:
 
 
 def moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Bytes that the operator reads and writes in device memory, each part once unless its algorithm needs it again."""
+    """Returns the bytes that the operator reads and writes in device memory, counting inputs that it reads twice
+    twice.
+    """
     packet = func.overloadpacket
     if packet in _UNTOUCHED:
         return 0.0
@@ -83,7 +85,7 @@ def _distinct(nested: Any) -> list[torch.Tensor]:
 
 
 def _extent_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of its elements; those that an expanded tensor repeats count once."""
+    """Returns the bytes of a tensor's elements; elements that an expanded tensor repeats count once."""
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.element_size()
     sizes = (n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
@@ -91,8 +93,8 @@ def _extent_bytes(tensor: torch.Tensor) -> int:
 
 
 def arithmetic_type(args: Any) -> str:
-    """The dtype that the operator computes in: that of its first floating-point argument."""
+    """Returns the name of the dtype that the operator computes in: that of its first floating-point argument."""
     for tensor in find_tensors(args):
         if tensor.dtype.is_floating_point:
-            return str(tensor.dtype).removeprefix("torch.")
+            return dtype_name(tensor.dtype)
     return "float32"

@@ -1,4 +1,4 @@
-"""Where fake kernels say something else than real ones do about what an operator returns."""
+"""Corrects what fake kernels return where it differs from real ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Any
 import torch
 
 from pooch.torchtools.tensors import map_tensors
+from pooch.units import round_up
 
 
 def distinct_results(result: Any) -> Any:
-    """No operator returns one new tensor twice; some fake kernels do (both biases of a recurrent layer)."""
+    """Replaces repeated tensors: real operators never return one new tensor twice, but some fake kernels do.
+
+    An example are both biases of a recurrent layer.
+    """
     seen: set[int] = set()
 
     def distinct(tensor: torch.Tensor) -> torch.Tensor:
@@ -23,7 +27,7 @@ def distinct_results(result: Any) -> Any:
 
 
 def sized_workspaces(func: Any, args: Any, result: Any) -> Any:
-    """What a recurrent layer keeps for its backward pass: fake kernels give it no size."""
+    """Gives a size to what a recurrent layer keeps for its backward pass, which has none in fake kernels."""
     if func is torch.ops.aten.mkldnn_rnn_layer.default and args[_TRAINS]:
         *others, workspace = result
         size = _onednn_lstm_bytes(args[0], hidden=args[10])
@@ -40,12 +44,13 @@ _FLOAT_BYTES = 4
 
 
 def _onednn_lstm_bytes(inputs: torch.Tensor, hidden: int) -> int:
-    """Workspace of one oneDNN LSTM layer in one direction, in bytes: its parts in pages, rows padded as it pads them.
+    """Returns the bytes of the workspace of one oneDNN LSTM layer in one direction.
 
-    Found by comparing sizes that the library asked for, and exact for all that were tried (the tests try some): gates,
+    Its parts are rounded up to pages, their rows padded as oneDNN pads them. The formula was found by comparing the
+    sizes that the library requested, and is exact for all that were tried; the tests try some. The parts are gates,
     three arrays of layer states, two of iteration states, and one of hidden size.
     """
-    steps, batch, width = inputs.shape  # PyTorch hands it over so, whatever the layer's batch_first
+    steps, batch, width = inputs.shape  # PyTorch passes this layout whatever the layer's batch_first
     widest = _padded(max(width, hidden))
     states = 2 * (steps + 1) * batch
     parts = (
@@ -54,18 +59,18 @@ def _onednn_lstm_bytes(inputs: torch.Tensor, hidden: int) -> int:
         *(states * hidden,) * 2,
         steps * batch * _padded(hidden),
     )
-    return sum(-(-part * _FLOAT_BYTES // _PAGE_BYTES) * _PAGE_BYTES for part in parts)
+    return sum(round_up(part * _FLOAT_BYTES, _PAGE_BYTES) for part in parts)
 
 
 def _padded(columns: int) -> int:
-    """Elements from row to row: whole cache lines, and no multiple of 256, so that rows do not share cache sets."""
-    whole = -(-columns // 16) * 16
+    """Returns the row stride in elements: whole cache lines, no multiple of 256, to spread the rows over cache sets."""
+    whole = round_up(columns, 16)
     return whole + 16 if whole % 256 == 0 else whole
 
 
 def _cudnn_reserve_bytes(args: Any) -> int:
-    """A guess: four gates, the cell and the output of each step, layer and direction; the library tells only at run
-    time.
+    """Returns a guess, since the library tells the size only at run time: four gates, the cell and the output of each
+    step, layer and direction.
     """
     inputs, hidden, layers, directions = args[0], args[7], args[9], 2 if args[13] else 1
     rows = inputs.numel() // inputs.shape[-1]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pooch.errors import first_line
 from pooch.profiler.fake.costs import OpCost, signature
 from pooch.torchtools.accelerators import current_stream, has_streams, new_event, synchronize
 from pooch.torchtools.cuda_only import occupy
@@ -18,15 +19,15 @@ from pooch.torchtools.operators import operator_facts
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors
 
-# An operator is run again after its first time (which sets up kernels) until so much is spent on it, or so often.
+# After its first run, which sets up kernels, an operator is run again until it has taken this long or run this often.
 _ENOUGH_MS = 10.0
 _MOST_RUNS = 5
-_AHEAD_MS = 1.0  # that the host has for issuing one
+_AHEAD_MS = 1.0  # time that the host has for launching one operator
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a result really lies in memory."""
+    """Layout in memory of a real result."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -41,10 +42,10 @@ class _Measured:
 
 
 class MeasuredCosts:
-    """Runs each distinct operator on the device when it is first asked for; needs the memory of that operator alone.
+    """Runs each distinct operator on the device when it is first needed; this takes the memory of that operator alone.
 
     Args:
-        device: where to run.
+        device: the device to run on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,13 +54,13 @@ class MeasuredCosts:
         self._refused: dict[str, str] = {}
 
     def cost(self, func: Any, args: Any, kwargs: Any, result: Any) -> OpCost:
-        """As measured; nothing for an operator that refuses made-up contents or does not fit (`notes` names it)."""
+        """Returns the measured cost; 0 for an operator that rejects made-up contents or does not fit (see `notes`)."""
         measured = self._measured(func, args, kwargs)
         return OpCost(0.0, 0) if measured is None else measured.cost
 
     def corrected(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """Fake kernels give some results another size or layout than real ones (the workspace of a recurrent layer,
-        transposed convolutions); these are replaced.
+        """Replaces results to which fake kernels give another size or layout than real ones, such as the workspace of a
+        recurrent layer or the results of transposed convolutions.
         """
         if operator_facts(func).written or not any(True for _ in find_tensors(result)):
             return result
@@ -70,26 +71,23 @@ class MeasuredCosts:
         return map_tensors(lambda tensor: _laid_out(tensor, next(layouts)), result)
 
     def notes(self) -> list[str]:
-        """How many operators were measured, and which were not."""
-        told = [f"op times modelled from {len(self._known)} distinct ops, each measured once on the device by itself"]
-        told += [f"{name} could not be measured ({why}) and counts as free" for name, why in self._refused.items()]
-        return told
+        """Returns notes on how many operators were measured, and which could not be."""
+        distinct = f"{len(self._known)} distinct ops, each measured once on the device by itself"
+        failed = [f"{name} could not be measured ({why}) and counts as free" for name, why in self._refused.items()]
+        return [f"op times modelled from {distinct}", *failed]
 
     def _measured(self, func: Any, args: Any, kwargs: Any) -> _Measured | None:
         key = signature(func, args, kwargs)
         if key not in self._known:
-            with _disable_current_modes(), torch.random.fork_rng(devices=self._generators()):
+            generators = [self._device] if has_streams(self._device) else []
+            with _disable_current_modes(), torch.random.fork_rng(devices=generators):
                 try:
                     self._known[key] = self._measure(func, args, kwargs)
                 except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
-                    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     self._known[key] = None
-                    self._refused[str(func)] = "memory ran out" if is_out_of_memory(error) else said
+                    self._refused[str(func)] = "memory ran out" if is_out_of_memory(error) else first_line(error)
                     forgotten(error)
         return self._known[key]
-
-    def _generators(self) -> list[torch.device]:
-        return [self._device] if has_streams(self._device) else []
 
     def _measure(self, func: Any, args: Any, kwargs: Any) -> _Measured:
         contents = _Contents(self._device)
@@ -101,7 +99,7 @@ class MeasuredCosts:
         return _Measured(OpCost(min(times), workspace), layouts)
 
     def _workspace_bytes(self, func: Any, args: Any, kwargs: Any) -> tuple[int, tuple[_Layout, ...]]:
-        """What it takes beyond its results at its peak, and how these lie in memory."""
+        """Returns the bytes that the operator needs beyond its results at its peak, and the layouts of its results."""
         tracer = MemoryTracer(self._device)
         tracer.start()
         try:
@@ -113,15 +111,17 @@ class MeasuredCosts:
 
 
 def run_ms(run: Callable[[], object], device: torch.device) -> float:
-    """How long a device computes, in ms. With streams between two events in a stream that is busy when the host issues
-    them, so that neither launching nor waiting for the host counts.
+    """Returns how long a device computes, in ms.
+
+    With streams, it is the time between two events in a stream that is busy while the host issues them, so neither
+    launches nor waits for the host count.
     """
     synchronize(device)
     if not has_streams(device):
         start_s = time.perf_counter()
         result = run()
         taken_ms = (time.perf_counter() - start_s) * 1000
-        del result  # letting go of it is no part of the op
+        del result  # freeing it is not part of the op
         return taken_ms
     begin, end, stream = new_event(device, timed=True), new_event(device, timed=True), current_stream(device)
     occupy(device, _AHEAD_MS)
@@ -147,14 +147,14 @@ def _laid_out(tensor: torch.Tensor, layout: _Layout) -> torch.Tensor:
 
 
 class _Contents:
-    """Real tensors in the place of fake ones: the same geometry, and contents that every operator takes."""
+    """Real tensors in place of fake ones: the same geometry, and contents that every operator accepts."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the fake one, so that its id stays its own
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # holds the fake ones, so that ids stay unique
 
     def like(self, fake: torch.Tensor) -> torch.Tensor:
-        """Zeros for indices and booleans, so that they are within bounds; about one half for numbers."""
+        """Returns zeros for indices and booleans, which are always within bounds, and one half for other numbers."""
         if id(fake) in self._made:
             return self._made[id(fake)][1]
         size, stride = tuple(fake.shape), fake.stride()

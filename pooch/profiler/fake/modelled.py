@@ -10,12 +10,12 @@ from pooch.profiler.fake.flops import arithmetic_type, is_convolution, moved_byt
 from pooch.profiler.fake.kernels import sized_workspaces
 from pooch.torchtools.tensors import find_tensors
 
-# A guess of what a GPU's convolutions take besides their results; libraries choose the algorithm at run time.
+# A guess for a GPU's convolutions; libraries choose the algorithm at run time.
 _MOST_WORKSPACE_BYTES = 64 * 2**20
 
 
 class ModelledCosts:
-    """Roofline of one device.
+    """Costs from the roofline of one device.
 
     Args:
         model: the device.
@@ -26,8 +26,9 @@ class ModelledCosts:
         self._known: dict[tuple[object, ...], OpCost] = {}
 
     def cost(self, func: Any, args: Any, kwargs: Any, result: Any) -> OpCost:
-        """From arithmetic, memory traffic and launch; a convolution takes a workspace as large as its results, at
-        most 64 MiB.
+        """Returns the cost from arithmetic, memory traffic and launch.
+
+        A convolution's workspace is taken to be as large as its results, at most 64 MiB.
         """
         key = signature(func, args, kwargs)
         if key not in self._known:
@@ -46,11 +47,11 @@ class ModelledCosts:
         return OpCost(time_ms, min(made, _MOST_WORKSPACE_BYTES) if convolves else 0)
 
     def corrected(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """With workspaces whose size fake kernels do not know."""
+        """Returns the result with workspaces, whose size fake kernels do not know."""
         return sized_workspaces(func, args, result)
 
     def notes(self) -> list[str]:
-        """That all times are modelled."""
+        """Returns notes that all times are modelled."""
         model = self._model
-        told = f"modelled: no op was run; times from a roofline of {model.title} ({model.source or 'no source named'})"
-        return [told, "modelled: a convolution's workspace is taken to be as large as its results, at most 64 MiB"]
+        note = f"modelled: no op was run; times from a roofline of {model.title} ({model.source or 'no source named'})"
+        return [note, "modelled: a convolution's workspace is taken to be as large as its results, at most 64 MiB"]

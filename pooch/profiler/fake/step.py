@@ -1,8 +1,7 @@
-"""Recording a step in a fake world: the passes of a real one, with storages watched instead of an allocator."""
+"""Records a step in a fake world: the passes of a real step, observing storages instead of an allocator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,30 +9,34 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pooch.profiler.fake.backward import BackwardRecorder
+from pooch.profiler.fake.contents import READ_BACK
 from pooch.profiler.fake.costs import OpCosts
 from pooch.profiler.fake.kernels import distinct_results
 from pooch.profiler.fake.trace import FakeTrace
 from pooch.profiler.fake.world import FakeWorld
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.profiler.release import record_releases
-from pooch.profiler.step import StepRecord, Unpack, check_loss
+from pooch.profiler.step import Forward, StepRecord, Unpack, check_loss
 from pooch.torchtools.memory_trace import LINEAR, quiet_collector
 from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.tensors import has_plain_storage, map_tensors
 
-_READ_BACK = torch.ops.aten._local_scalar_dense.default
-
 
 @dataclass(frozen=True, slots=True)
 class FakeStep:
-    """A recorded step, and the cost of each backward operator by when it started, in ms."""
+    """A recorded step.
+
+    Attributes:
+        record: the step.
+        backward_times_ms: {start time: cost in ms} of each backward operator.
+    """
 
     record: StepRecord
     backward_times_ms: dict[int, float]
 
 
 class FakeForwardRecorder(ForwardRecorder):
-    """Records forward ops of a fake world: costs are asked for, births and deaths of storages are the memory trace."""
+    """Records forward ops of a fake world: looks costs up, and traces memory by the lifetimes of storages."""
 
     def __init__(self, model: torch.nn.Module, world: FakeWorld, trace: FakeTrace, costs: OpCosts) -> None:
         super().__init__(model)
@@ -41,9 +44,9 @@ class FakeForwardRecorder(ForwardRecorder):
         self.within = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "prim":  # asks a fake tensor for its device: plain training needs no operator for it
+        if func.namespace == "prim":  # asks a fake tensor for its device; plain training runs no operator for that
             return func(*args, **(kwargs or {}))
-        if func is _READ_BACK:
+        if func is READ_BACK:
             self.looked(map_tensors(self._world.as_fake, args), handed_out=False)
             return func(*args)
         args, kwargs = map_tensors(self._world.as_fake, args), map_tensors(self._world.as_fake, kwargs or {})
@@ -61,12 +64,12 @@ class FakeForwardRecorder(ForwardRecorder):
         return self._trace.address(storage)
 
     def note_saved(self, tensor: torch.Tensor) -> int | None:
-        """As for real tensors; a real one counts as the fake that stands for it."""
+        """As for real tensors; a real tensor is replaced by its fake."""
         return super().note_saved(self._world.as_fake(tensor))
 
 
 class LinearCalls(TorchFunctionMode):
-    """Tells the recorder of calls of `F.linear`, as torch's profiler does of a real step."""
+    """Tells the recorder about calls of `F.linear`, as torch's profiler does for a real step."""
 
     def __init__(self, recorder: FakeForwardRecorder) -> None:
         super().__init__()
@@ -81,9 +84,7 @@ class LinearCalls(TorchFunctionMode):
             self._recorder.within = before
 
 
-def record_fake_releases(
-    forward: Callable[[], torch.Tensor], model: torch.nn.Module, world: FakeWorld, costs: OpCosts
-) -> ForwardRecorder:
+def record_fake_releases(forward: Forward, model: torch.nn.Module, world: FakeWorld, costs: OpCosts) -> ForwardRecorder:
     """As `record_releases`, in a fake world."""
     recorder = FakeForwardRecorder(model, world, FakeTrace(), costs)
     with quiet_collector(), world.entered():
@@ -91,7 +92,7 @@ def record_fake_releases(
 
 
 def record_fake_step(
-    forward: Callable[[], torch.Tensor],
+    forward: Forward,
     model: torch.nn.Module,
     world: FakeWorld,
     costs: OpCosts,
@@ -100,7 +101,11 @@ def record_fake_step(
     """As `record_step`, in a fake world.
 
     Args:
-        granularity_bytes: what the allocator of the device rounds each allocation up to.
+        forward: () -> loss tensor.
+        model: the model that is profiled.
+        world: the fake world.
+        costs: costs of operators.
+        granularity_bytes: the allocator of the device rounds each allocation up to a multiple of this.
     """
     trace = FakeTrace(granularity_bytes)
     recorder = FakeForwardRecorder(model, world, trace, costs)

@@ -1,11 +1,10 @@
-"""A memory trace without an allocator: storages of fake tensors are born and die on a clock that counts events.
+"""A memory trace without an allocator: fake storages are allocated and freed on a clock that counts events.
 
-The trace has the form of the allocator's own, so that the same assembly makes slots, lives and points of both.
+The trace has the same form as the allocator's own, so the same code derives slots, lives and points from both.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +15,19 @@ import torch
 from pooch.torchtools.effects import argument_keys
 from pooch.torchtools.memory_trace import MemoryTrace, Span
 from pooch.torchtools.reported_memory import MemoryEvent
-from pooch.torchtools.tensors import find_tensors, has_plain_storage
+from pooch.torchtools.tensors import call_when_freed, find_tensors, has_plain_storage
+from pooch.units import round_up
 
 
 @dataclass
 class _Block:
-    """A stretch of memory. `holders`: storages that stand for it; several where one took it over in place."""
+    """A block of memory.
+
+    Attributes:
+        address: a unique number.
+        size_bytes: its size.
+        holders: number of storages that stand for it; several if one took it over in place.
+    """
 
     address: int
     size_bytes: int
@@ -29,13 +35,13 @@ class _Block:
 
 
 class FakeTrace:
-    """Records births, deaths, and what happens between them.
+    """Records allocations, frees and what happens between them.
 
     Args:
-        granularity_bytes: what the allocator rounds each allocation up to.
+        granularity_bytes: the allocator rounds each allocation up to a multiple of this.
 
     Attributes:
-        times_ms: cost of each operator of the backward pass, by when it started.
+        times_ms: {start time: cost in ms} of each operator of the backward pass.
     """
 
     def __init__(self, granularity_bytes: int = 1) -> None:
@@ -49,43 +55,42 @@ class FakeTrace:
         self.times_ms: dict[int, float] = {}
 
     def now(self) -> int:
-        """A moment later than all before."""
+        """Returns a time later than all earlier ones."""
         self._clock += 1
         return self._clock
 
     def address(self, storage: torch.UntypedStorage) -> int:
-        """Where the storage lies: no other has it, ever; 0 for what existed before the step."""
+        """Returns the address of the storage, which is never reused; 0 for storages that existed before the step."""
         block = self._blocks.get(storage._cdata)
         return 0 if block is None else block.address
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
-        """Whether the storage was born in this trace, and lives."""
+        """Returns whether the storage was allocated in this trace and is still alive."""
         return storage._cdata in self._blocks
 
-    def born(self, storage: torch.UntypedStorage) -> None:
-        """An allocation; its end is seen when the storage goes."""
-        rounded = -(-storage.nbytes() // self._granularity) * self._granularity
-        self._addresses += 1
-        self._hold(storage, _Block(self._addresses, rounded))
-        self._allocated(self._addresses, rounded)
-
     def results(self, args: Any, kwargs: Any, result: Any) -> None:
-        """What an operator returned: storages that are neither known nor its arguments' are new."""
+        """Records the results of an operator: storages that are neither known nor its arguments' are allocated.
+
+        Their frees are recorded when the storages are gone.
+        """
         old = argument_keys(args, kwargs)
         for tensor in find_tensors(result):
             if has_plain_storage(tensor):
                 storage = tensor.untyped_storage()
                 if storage.nbytes() and storage._cdata not in old and not self.knows(storage):
-                    self.born(storage)
+                    rounded_bytes = round_up(storage.nbytes(), self._granularity)
+                    self._addresses += 1
+                    self._hold(storage, _Block(self._addresses, rounded_bytes))
+                    self._allocated(self._addresses, rounded_bytes)
 
     def took_over(self, storage: torch.UntypedStorage, old: torch.UntypedStorage) -> None:
-        """The storage is really the old one, written in place; fake tensors cannot say so."""
+        """Records that the storage is actually the old one, modified in place, which fake tensors cannot express."""
         block = self._blocks[old._cdata]
         block.holders += 1
         self._hold(storage, block)
 
     def passing(self, size_bytes: int) -> None:
-        """Memory that an operator takes beyond its results and gives back before it ends."""
+        """Records memory that an operator allocates beyond its results and frees before it ends."""
         if size_bytes > 0:
             self._addresses += 1
             self._allocated(self._addresses, size_bytes)
@@ -93,7 +98,12 @@ class FakeTrace:
 
     @contextmanager
     def marked(self, name: str, within: str = "") -> Iterator[None]:
-        """A named stretch. `within`: of the kernel of an operator, the one that called it."""
+        """Context manager that records a named range.
+
+        Args:
+            name: name of the range.
+            within: the operator that called this one, for a range around the kernel of an operator.
+        """
         start = self.now()
         try:
             yield
@@ -101,33 +111,34 @@ class FakeTrace:
             self._markers.append(Span(name, start, self.now(), within=within))
 
     def operator(self, name: str, start: int, time_ms: float, node: str) -> None:
-        """An operator of the backward pass, from `start` until now; `time_ms`: what it costs."""
+        """Records an operator of the backward pass that ends now.
+
+        Args:
+            name: name of the operator.
+            start: time at which it started.
+            time_ms: its cost.
+            node: the autograd node that runs it.
+        """
         self._operators.append(Span(name, start, self.now(), node))
         self.times_ms[start] = time_ms
 
     def finish(self) -> MemoryTrace:
-        """What was recorded so far."""
+        """Returns what was recorded so far."""
         by_start = sorted(self._markers, key=lambda span: span.start_ns)
         return MemoryTrace(tuple(self._events), tuple(by_start), tuple(self._operators))
 
     def _hold(self, storage: torch.UntypedStorage, block: _Block) -> None:
         key = storage._cdata
         self._blocks[key] = block
-        weakref.finalize(storage, _storage_gone, weakref.ref(self), key).atexit = False
+        call_when_freed(storage, self.storage_gone, key)
 
     def _allocated(self, address: int, size_bytes: int) -> None:
         if size_bytes:
             self._events.append(MemoryEvent(self.now(), address, size_bytes))
 
     def storage_gone(self, key: int) -> None:
-        """Nobody refers to the storage any more."""
+        """Called when nothing refers to the storage anymore."""
         block = self._blocks.pop(key)
         block.holders -= 1
         if block.holders == 0:
             self._allocated(block.address, -block.size_bytes)
-
-
-def _storage_gone(trace: weakref.ref[FakeTrace], key: int) -> None:
-    alive = trace()
-    if alive is not None:
-        alive.storage_gone(key)

@@ -1,11 +1,11 @@
-"""Workspaces of cuBLAS, which no fake tensor shows: each thread that calls it takes one, and keeps it."""
+"""Workspaces of cuBLAS, which fake tensors do not show: each thread that calls cuBLAS allocates one and keeps it."""
 
 from __future__ import annotations
 
 import os
 import re
 
-from pooch.profiler.assembly import StepAssembly
+from pooch.profiler.slots import StepAssembly
 from pooch.units import format_bytes
 
 _PRODUCTS = frozenset(
@@ -15,18 +15,18 @@ _ENTRY = re.compile(r":([0-9]+):([0-9]+)")
 
 
 def configured_bytes(otherwise: int) -> int:
-    """Size of one workspace, as PyTorch reads `CUBLAS_WORKSPACE_CONFIG` (":KiB:count", any number of them).
+    """Returns the size of one workspace, as PyTorch reads `CUBLAS_WORKSPACE_CONFIG` (":KiB:count", one or more).
 
     Args:
-        otherwise: where it is not set, or says nothing.
+        otherwise: the size to return if the variable is not set or contains no entry.
     """
     entries = _ENTRY.findall(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     return sum(int(kib) * 1024 * int(count) for kib, count in entries) if entries else otherwise
 
 
 def blas_workspaces(assembly: StepAssembly) -> int:
-    """How many a step has: one for the forward pass and one for autograd's own thread, each where it multiplies
-    matrices.
+    """Returns how many workspaces a step has: one for the forward pass and one for autograd's own thread, if the pass
+    multiplies matrices.
     """
     spans = assembly.spans[assembly.forward_ops : -1]
     names = ([op.name for op in assembly.recorder.ops], [span.name for span in spans])
@@ -34,14 +34,14 @@ def blas_workspaces(assembly: StepAssembly) -> int:
 
 
 def _is_product(name: str) -> bool:
-    """Whether an operator, as "aten.mm.default" or "aten::mm", is one of cuBLAS's."""
+    """Returns whether an operator, such as "aten.mm.default" or "aten::mm", calls cuBLAS."""
     return name.replace("::", ".").split(".")[1] in _PRODUCTS
 
 
-def told(count: int, each_bytes: int) -> tuple[str, ...]:
-    """A note for the profile's reader, where there are any."""
+def workspace_notes(count: int, each_bytes: int) -> tuple[str, ...]:
+    """Returns a note for the reader of the profile if there are any workspaces."""
     if count * each_bytes == 0:
         return ()
     threads = "the program's thread and autograd's" if count == 2 else "one thread"
-    text = f"{count} cuBLAS workspaces of {format_bytes(each_bytes)} ({threads})"
-    return (f"modelled: {text} counted as persistent bytes",)
+    note = f"modelled: {count} cuBLAS workspaces of {format_bytes(each_bytes)} ({threads}) counted as persistent bytes"
+    return (note,)

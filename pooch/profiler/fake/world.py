@@ -1,7 +1,7 @@
 """A world of fake tensors: shapes, strides, dtypes and lifetimes as in the real one, but no memory and no data.
 
-A workload is either built inside of it (so that a model bigger than this machine needs no memory), or a live model's
-parameters and buffers are exchanged for fake ones while its step is recorded.
+A workload is either built inside it, so that a model larger than this machine needs no memory, or the parameters and
+buffers of a live model are replaced by fake ones while its step is recorded.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pooch.profiler.fake.contents import KnownContents
+from pooch.torchtools.module_attributes import put_back
 from pooch.torchtools.tensors import map_tensors, storage_bytes
 from pooch.torchtools.training_state import random_state_kept
 
@@ -30,7 +31,7 @@ Built = TypeVar("Built")
 
 
 class FakeWorld:
-    """One world of fake tensors. Everything that shall meet must come from the same world."""
+    """A world of fake tensors. Tensors can only be combined with tensors of the same world."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -38,38 +39,41 @@ class FakeWorld:
         self._fakes: Any = WeakTensorKeyDictionary()
 
     def build(self, builder: Callable[[], Built]) -> Built:
-        """Call a builder so that all tensors it makes are fake ones. Random states are put back afterwards."""
+        """Calls a builder such that all tensors it creates are fake; random states are restored afterwards."""
         with random_state_kept(torch.device("cpu")), self.entered(), _Forgetful(self.mode):
             return builder()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Inside, tensors that are made are fake, and real ones are taken for fakes of the same geometry."""
+        """Context manager in which new tensors are fake, and real ones are treated as fakes of the same geometry."""
         with self.mode, self._contents, _libraries_as_ever():
             yield
 
     def as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake that stands for a tensor: always the same one; views of one storage share a fake storage."""
+        """Returns the fake for a tensor, always the same one; views of one storage share a fake storage."""
         if isinstance(tensor, FakeTensor) or tensor.ndim == 0:
-            return tensor  # real scalars are numbers from the program; only the mode knows how they promote types
-        if tensor not in self._fakes:  # the mode itself remembers a fake only as long as somebody holds it
+            return tensor  # real scalars are numbers of the program; only the mode knows how they promote types
+        if tensor not in self._fakes:  # the mode itself forgets a fake as soon as nobody holds it
             self._fakes[tensor] = self.mode.from_tensor(tensor)
         fake: torch.Tensor = self._fakes[tensor]
         return fake
 
     def live_bytes(self) -> int:
-        """Bytes of the distinct storages of all fake tensors that live now."""
+        """Returns the bytes of the distinct storages of all live fake tensors of this world."""
         gc.collect()
         found = [each for each in gc.get_objects() if issubclass(type(each), FakeTensor) and self.owns(each)]
         return storage_bytes(found)
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a fake tensor of this world."""
+        """Returns whether the tensor is a fake tensor of this world."""
         return isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode
 
     @contextmanager
     def inhabited_by(self, model: torch.nn.Module) -> Iterator[None]:
-        """Inside, the model's parameters and buffers are fake; attributes that its forward sets are put back too."""
+        """Context manager in which the model's parameters and buffers are fake.
+
+        Attributes that its forward pass sets are restored as well.
+        """
         before = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
         known: dict[int, Any] = {}
 
@@ -92,20 +96,15 @@ class FakeWorld:
             yield
         finally:
             for module, attributes, parameters, buffers in before:
-                _put_back(module._parameters, parameters)
-                _put_back(module._buffers, buffers)
-                _put_back(module.__dict__, attributes)
-
-
-def _put_back(current: dict[str, Any], before: dict[str, Any]) -> None:
-    for name in [name for name in current if name not in before]:
-        del current[name]
-    current.update(before)
+                put_back(module._parameters, parameters)
+                put_back(module._buffers, buffers)
+                put_back(module.__dict__, attributes)
 
 
 class _Forgetful(TorchDispatchMode):
-    """Modules move their parameters by swapping them, which PyTorch refuses while anything refers weakly to them. The
-    fake mode's own memory of what it made does; it is emptied after each op.
+    """Empties the fake mode's weak references to the tensors it created after each op.
+
+    Modules move their parameters by swapping them, which PyTorch refuses for tensors that have weak references.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -120,7 +119,7 @@ class _Forgetful(TorchDispatchMode):
 
 @contextmanager
 def _libraries_as_ever() -> Iterator[None]:
-    """Transformers asks whether a tensor is fake, and then takes another path than in plain training."""
+    """Hides from Transformers that tensors are fake, since it would take another path than in plain training."""
     library: Any = sys.modules.get("transformers.utils.import_utils")
     asked = getattr(library, "is_fake_tensor", None)
     if asked is None:
@@ -134,7 +133,7 @@ def _libraries_as_ever() -> Iterator[None]:
 
 
 def data_dependence(error: BaseException) -> str | None:
-    """What to tell where the step asks for data, which fake tensors do not have; None for other errors."""
+    """Returns the message for a step that reads data, which fake tensors do not have, or None for other errors."""
     if not isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return None
     return (

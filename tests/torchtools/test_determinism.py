@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pooch.torchtools.deterministic_mode import deterministic_algorithms
+from pooch.torchtools.determinism import deterministic_algorithms
 
 settings: Any = torch.utils.deterministic
 

@@ -1,0 +1,72 @@
+"""What sessions with real and with fake tensors share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from pooch.errors import PoochError, ProfileError, first_line
+from pooch.profiler.recorder import ForwardRecorder
+from pooch.torchtools.out_of_memory import is_out_of_memory
+
+Mode = Literal["run", "offload", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """How to profile a step.
+
+    Attributes:
+        accumulate: whether gradients live throughout the step. Otherwise they are created in the backward pass.
+        warmup: number of plain steps before anything is measured.
+        repeats: number of plain steps that are timed.
+        mode: "run" (plain steps), "offload" (saved tensors leave the device) or "auto" (plain steps if they are
+            certain to fit).
+        workload: name of the workload, recorded in the profile.
+        batch_size: recorded in the profile.
+        memory_limit_bytes: maximum number of device bytes that the process may use, or None for what the device has
+            left.
+    """
+
+    accumulate: bool = False
+    warmup: int = 1
+    repeats: int = 1
+    mode: Mode = "auto"
+    workload: str = ""
+    batch_size: int = 0
+    memory_limit_bytes: int | None = None
+
+
+@contextmanager
+def user_errors_named() -> Iterator[None]:
+    """Reports errors of the user's model in one line; Pooch's own and out-of-memory errors pass unchanged."""
+    try:
+        yield
+    except PoochError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ProfileError(f"the step raised {type(error).__name__}: {first_line(error)}") from error
+
+
+def check_same_forward(released: ForwardRecorder, recorded: ForwardRecorder) -> None:
+    """Checks that both forward passes ran the same ops.
+
+    Args:
+        released: the recorder of the pass in which autograd kept nothing.
+        recorded: the recorder of the recorded step.
+
+    Raises:
+        ProfileError: the forward pass changes from run to run.
+    """
+    expected, actual = ([op.fingerprint for op in each.ops] for each in (released, recorded))
+    if actual != expected or len(recorded.values) != len(released.values):
+        pairs = enumerate(zip(expected, actual, strict=False))
+        where = next((i for i, (before, now) in pairs if before != now), len(expected))
+        raise ProfileError(
+            f"the forward pass changes from run to run (first at op {where}): profile a step that does the same each "
+            "time"
+        )

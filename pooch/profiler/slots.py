@@ -1,0 +1,172 @@
+"""A recorded step on the axis of slots: when each op ran, and what was allocated during it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy
+
+from pooch.profiler.recorder import ForwardRecorder
+from pooch.profiler.step import StepRecord
+from pooch.torchtools.memory_trace import LINEAR, Span
+from pooch.torchtools.operators import is_view_name
+from pooch.torchtools.reported_memory import MemoryEvent
+
+_SUM = "aten.add.Tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The period during which one storage occupied device memory.
+
+    Attributes:
+        start_ns: time of the allocation.
+        end_ns: time of the free, or None if the storage outlived the trace.
+        size_bytes: size of the allocation.
+    """
+
+    start_ns: int
+    end_ns: int | None
+    size_bytes: int
+
+
+class StepAssembly:
+    """A recorded step on the axis of slots.
+
+    Args:
+        record: the recorded step.
+        released: the recorder of the pass in which autograd kept nothing.
+    """
+
+    def __init__(self, record: StepRecord, released: ForwardRecorder) -> None:
+        self.record = record
+        self.recorder = record.recorder
+        self.released = released
+        spans = {span.name: span for span in record.trace.markers}
+        self.spans: list[Span] = [spans[f"op {op.call}"] for op in self.recorder.ops]
+        self.forward_ops = len(self.spans)
+        self.spans += [span for span in record.trace.operators if not is_view_name(span.name)]
+        self.spans.append(spans["end"])
+        self.starts = [span.start_ns for span in self.spans]
+        self._unpack_spans = [spans[f"unpack {i}"] for i in range(len(record.unpacks))]
+        self.unpack_slots = [self.next_slot(span.start_ns) for span in self._unpack_spans]
+
+    @cached_property
+    def last_unpacks(self) -> dict[int, int]:
+        """{value id: slot in which the backward pass last reads it}."""
+        return {unpack.value: slot for unpack, slot in zip(self.record.unpacks, self.unpack_slots, strict=True)}
+
+    @cached_property
+    def unpacks_of(self) -> dict[int, list[int]]:
+        """{value id: indices of its unpacks, ascending}."""
+        numbers: dict[int, list[int]] = {}
+        for number, unpack in enumerate(self.record.unpacks):
+            if unpack.value >= 0:
+                numbers.setdefault(unpack.value, []).append(number)
+        return numbers
+
+    def last_slot_of_node(self, unpack: int) -> int:
+        """Returns the last slot of the autograd node that issued this unpack: autograd keeps the value until then."""
+        return self.slot_at(self._unpack_spans[unpack].node_end_ns)
+
+    @property
+    def end(self) -> int:
+        """Number of slots; as the index of a slot it means "outlives the step"."""
+        return len(self.spans)
+
+    def slot_at(self, time_ns: int) -> int:
+        """Returns the slot in progress at this time."""
+        return max(0, bisect_right(self.starts, time_ns) - 1)
+
+    def next_slot(self, time_ns: int) -> int:
+        """Returns the first slot that begins after this time."""
+        return min(bisect_right(self.starts, time_ns), self.end - 1)
+
+    @cached_property
+    def measured_points(self) -> numpy.ndarray:
+        """Measured live bytes above the start of the step, as an int64 array of shape (2 * slots,)."""
+        points = numpy.zeros(2 * self.end, dtype=numpy.int64)
+        live, slot = 0, -1
+        for event in self.record.trace.events:
+            time_ns = self._settled_ns(event.time_ns)
+            while slot + 1 < self.end and self.starts[slot + 1] <= time_ns:
+                slot += 1
+                points[2 * slot] = points[2 * slot + 1] = live
+            live += event.size_bytes
+            if slot >= 0:
+                points[2 * slot + 1] = max(points[2 * slot + 1], live)
+        for later in range(slot + 1, self.end):
+            points[2 * later] = points[2 * later + 1] = live
+        return points
+
+    @cached_property
+    def bias_sums(self) -> list[int]:
+        """Forward ops that add the bias of a linear layer out of place. PyTorch does so only under a dispatch mode or
+        for tensor subclasses; plain training adds the bias in place.
+        """
+        forward = zip(self.recorder.ops, self.spans, strict=False)
+        return [slot for slot, (op, span) in enumerate(forward) if op.name == _SUM and span.within == LINEAR]
+
+    def raised_bytes(self, slot: int) -> int:
+        """Returns how many bytes lower the slot's body would be if its op wrote the result over its first input."""
+        op, values = self.recorder.ops[slot], self.recorder.values
+        made, read = values[op.writes[0]].pointer, values[op.reads[0]].pointer
+        begin, end = (bisect_left(self._event_times, self.starts[n]) for n in (slot, slot + 1))
+        events = self.record.trace.events[begin:end]
+        taken = next((e.size_bytes for e in events if e.pointer == made and e.size_bytes > 0), 0)
+        given = next((e.size_bytes for e in events if e.pointer == read and e.size_bytes < 0), 0)
+        if taken == 0 or taken != -given:
+            return 0
+        in_place = [e for e in events if (e.pointer, e.size_bytes) not in ((made, taken), (read, given))]
+        return _highest(events) - _highest(in_place)
+
+    @cached_property
+    def _event_times(self) -> list[int]:
+        return [event.time_ns for event in self.record.trace.events]
+
+    def _settled_ns(self, time_ns: int) -> int:
+        """Returns the time; for events during the return of a value, the start of the op that reads the value."""
+        number = bisect_right(self._unpack_starts, time_ns) - 1
+        if number < 0 or time_ns > self._unpack_spans[number].end_ns:
+            return time_ns
+        return self.starts[self.unpack_slots[number]]
+
+    @cached_property
+    def _unpack_starts(self) -> list[int]:
+        return [span.start_ns for span in self._unpack_spans]
+
+    @cached_property
+    def _lives_at(self) -> dict[int, list[Life]]:
+        lives: dict[int, list[Life]] = {}
+        open_lives: dict[int, tuple[int, int]] = {}
+        for event in self.record.trace.events:
+            if event.size_bytes > 0:
+                open_lives[event.pointer] = (event.time_ns, event.size_bytes)
+            elif event.pointer in open_lives:
+                start, size = open_lives.pop(event.pointer)
+                lives.setdefault(event.pointer, []).append(Life(start, event.time_ns, size))
+        for pointer, (start, size) in open_lives.items():
+            lives.setdefault(pointer, []).append(Life(start, None, size))
+        return lives
+
+    def life(self, pointer: int, time_ns: int) -> Life | None:
+        """Returns the life of the storage that was at `pointer` at that time."""
+        lives = self._lives_at.get(pointer, [])  # ascending, one after the other
+        position = bisect_right(lives, time_ns, key=lambda life: life.start_ns) - 1
+        if position < 0:
+            return None
+        life = lives[position]
+        return life if life.end_ns is None or time_ns < life.end_ns else None
+
+    def slot_after_last(self, life: Life) -> int:
+        """Returns the last slot in which the storage is held."""
+        return self.end if life.end_ns is None else self.slot_at(life.end_ns)
+
+
+def _highest(events: Iterable[MemoryEvent]) -> int:
+    """Returns the highest number of live bytes above the start."""
+    return max(accumulate((event.size_bytes for event in events), initial=0))
