@@ -111,6 +111,11 @@ def storage_bytes(tensors: Iterator[torch.Tensor] | list[torch.Tensor]) -> int:
     return sum(sizes.values())
 
 
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A flat uint8 tensor on the bytes of a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
 def bytes_in_place(storage: torch.UntypedStorage) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
     """The memory of a storage on the CPU, which the caller holds; `Tensor.numpy` would forbid to ever resize it."""
     address = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
