@@ -92,10 +92,6 @@ class _CopyThread:
         """Append a ticket to the queue."""
         self._tickets.put(ticket)
 
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self.thread.is_alive()
-
     def stop(self) -> None:
         """Complete what was submitted, then end the thread.
 
