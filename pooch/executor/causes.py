@@ -57,7 +57,7 @@ RETAINED = Cause(
 )
 ROUNDING = Cause(
     "rounding",
-    "the tensors themselves stay within it, the rest is what PyTorch's allocator adds by rounding up their blocks",
+    "the tensors themselves stay within it, and the rest comes from blocks whose sizes PyTorch's allocator rounds up",
     "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower the budget by that much",
 )
 UNKNOWN = Cause("unknown", "the cause is not known", f"{AGAIN}, or train with pooch.guard, which makes a tighter plan")
