@@ -33,8 +33,8 @@ from pooch.analysis.dataflow import Dataflow
 from pooch.api.planning import plan as make_plan
 from pooch.executor import Run, apply_plan
 from pooch.executor.actions import StepActions
+from pooch.executor.statistics import WarnOnce
 from pooch.executor.step import PlannedStep
-from pooch.executor.warn_once import WarnOnce
 from pooch.ir import Choice, Plan
 
 MODE_TARGET_US, HOOKS_TARGET_US, IN_CORE_TARGET = 15.0, 2.0, 0.01

@@ -1,8 +1,9 @@
-"""The actions of one step's schedule, and what they act on: which values are on the device, where the others are."""
+"""Carries out the actions of a schedule and tracks where each value of the step is."""
 
 from __future__ import annotations
 
 import weakref
+from typing import assert_never
 
 import torch
 
@@ -12,25 +13,29 @@ from pooch.executor.engines.protocol import Arena
 from pooch.executor.lock import StepLock
 from pooch.executor.records import PackedRecord, Record
 from pooch.executor.replay import RecordedCall, find_made, replay_call
-from pooch.executor.statistics import RunStats
+from pooch.executor.statistics import RunStats, WarnOnce
 from pooch.executor.table import ActionTable
-from pooch.executor.warn_once import WarnOnce
 from pooch.ir import Action
 
 
 class StepActions:
-    """Carries out actions, each slot's once, and has any value on the device when it is asked for.
+    """Runs the actions of each slot once, and makes any value available on the device on request.
+
+    All arguments are also attributes.
 
     Args:
-        table: of the plan. arena: the swap tier. device: where values are needed. stats: counts.
-        warn_once: for copies that fail, and for the path when it is left. All five are attributes too.
+        table: The plan, indexed for lookups.
+        arena: The step's room in the swap tier.
+        device: Where values are needed.
+        stats: Counters of the step, updated in place.
+        warn_once: Reports copies that fail and steps that leave the path.
 
     Attributes:
-        records: {value: where it is} of everything that is swapped or recomputed.
-        held: {value: storage} of what replays will read.
-        calls: {slot: call} of ops that may be replayed.
-        emptied: what is away while the program holds it.
-        lock: held while any of this changes, but for what the forward pass alone adds to.
+        records: Maps each swapped or recomputed value to its state.
+        held: Maps values that replays will read to their storages.
+        calls: Maps the slots of ops that may be replayed to their recorded calls.
+        emptied: Values whose bytes are away while the program still holds them.
+        lock: Guards all of the above, except for entries that only the forward pass adds.
     """
 
     def __init__(
@@ -51,16 +56,16 @@ class StepActions:
         self._acted: set[int] = set()
         self._done: set[int] = set()
         self._replays_ahead = set(table.replay_slots)
-        make_again = weakref.WeakMethod(self._make_again)  # a step that holds itself would wait for the collector
+        make_again = weakref.WeakMethod(self._make_again)  # a reference cycle would wait for the collector
         self.emptied = EmptiedStorages(arena, table.offsets, stats, make_again)
         weakref.finalize(self, arena.close).atexit = False
 
     def is_due(self, slot: int) -> bool:
-        """Whether the slot's actions are not done yet; another thread may be at work on them."""
+        """Whether the slot's actions have not finished; another thread may be running them."""
         return slot not in self._done
 
     def act(self, slot: int) -> None:
-        """Do what the schedule says at the entry of a slot, once; whoever comes second waits until it is done."""
+        """Run the actions at the entry of a slot once. A second caller waits until they have finished."""
         with self.lock:
             if slot in self._acted:
                 return
@@ -71,9 +76,9 @@ class StepActions:
             self._done.add(slot)
 
     def protect(self, value: int | None) -> None:
-        """An op is about to write over a value: let a copy of it end first, and remember that it changed.
+        """Prepare for an op that writes over a value: finish its copy, and remember that it changed.
 
-        What a replay would read from here on is another value, so nothing holds this one any more.
+        Later replays must not read the new contents, so the value is no longer held for them.
         """
         if value is None:
             return
@@ -90,7 +95,7 @@ class StepActions:
                 self._let_go(record)
 
     def made(self, value: int, storage: torch.UntypedStorage) -> None:
-        """An op of the forward pass has made a value: take hold of what the plan needs of it."""
+        """Register a value that an op of the forward pass has produced, as far as the plan needs it."""
         if value in self.table.sources:
             self.held[value] = storage
         elif value in self.table.swapped:
@@ -99,10 +104,10 @@ class StepActions:
             self.records[value].home = weakref.ref(storage)
 
     def hold(self, step: object, record: Record, tensor: torch.Tensor) -> PackedRecord:
-        """A handle for a tensor that autograd saves on a planned value, maybe after it let go of an earlier one.
+        """Return the handle that autograd holds in place of a tensor on a planned value.
 
-        The tier may hold the value from a gap of the forward pass, in a room that another one has since; so what counts
-        is that its bytes are here.
+        Autograd may save a value again after releasing it. The tier's copy may then have been overwritten by another
+        value, so the storage at hand is kept unless the plan empties it.
         """
         with self.lock:
             here = not record.copied_out or record.value in self.table.emptied
@@ -111,13 +116,13 @@ class StepActions:
             return PackedRecord(step, record, tensor, self.lock.end)
 
     def _handle_ended(self, record: Record) -> None:
-        """Autograd let go of a handle. With the last one, so do we of the value, unless a later replay reads it."""
+        """Release the value with autograd's last handle, unless a later replay reads it."""
         record.handles -= 1
         if record.handles == 0 and record.value not in self._to_drop:
             self._let_go(record)
 
     def ensure(self, record: Record) -> torch.UntypedStorage:
-        """Have a value on the device, whatever the schedule has or has not done."""
+        """Return a value's storage on the device, whatever the schedule has done so far."""
         if self.emptied.away and self.emptied.is_away(record):
             self.emptied.bring_back(record)
             record.storage = record.home()
@@ -134,30 +139,35 @@ class StepActions:
         return record.storage
 
     def _do(self, action: Action) -> None:
-        if action.kind == "replay":
-            self._replay(action)
-        elif action.kind == "drop":
-            self._drop(action)
-        else:
-            record = self.records[action.target]
-            {
-                "copy_out": self._copy_out,
-                "free": self._free,
-                "empty": self._empty,
-                "refill": self.emptied.refill,
-                "copy_in": self._copy_in,
-                "wait": self._wait,
-            }[action.kind](record)
+        match action.kind:
+            case "replay":
+                self._replay(action)
+            case "drop":
+                self._drop(action)
+            case "copy_out":
+                self._copy_out(self.records[action.target])
+            case "free":
+                self._free(self.records[action.target])
+            case "empty":
+                self._empty(self.records[action.target])
+            case "refill":
+                self.emptied.refill(self.records[action.target])
+            case "copy_in":
+                self._copy_in(self.records[action.target])
+            case "wait":
+                self._wait(self.records[action.target])
+            case unknown:
+                assert_never(unknown)
 
     def _copy_out(self, record: Record) -> None:
         if record.storage is None:
-            record.storage = record.home()  # autograd let go, the program did not, and may have it saved again
+            record.storage = record.home()  # released by autograd, but the program may have it saved again
         if record.storage is None:
-            return  # the program let go of it before anybody saved it
+            return  # released by the program before autograd saved it
         record.size_bytes = record.storage.nbytes()
         if record.size_bytes > self.table.room_bytes[record.value]:
             raise PlanMismatch(
-                f"value {record.value} has {record.size_bytes} bytes, and the plan has room for "
+                f"value {record.value} has {record.size_bytes} bytes, but the plan has room for "
                 f"{self.table.room_bytes[record.value]} of them in the tier: profile and plan this step again"
             )
         record.ticket = self.arena.copy_out(record.storage, self.table.offsets[record.value])
@@ -175,23 +185,20 @@ class StepActions:
             self.emptied.empty(record)
 
     def _end_copy_out(self, record: Record) -> None:
-        """Wait for the copy out, if it is under way; where it failed, the value stays."""
+        """Wait for a pending copy out. If the copy failed, the value stays on the device."""
         if record.ticket is None or record.copied_out:
             return
         self.stats.host_stall_ms += record.ticket.wait()
         if record.ticket.error is None:
             record.copied_out = True
         else:
-            self._warn_kept(record.ticket.error)
+            self.stats.kept_after_errors += 1
+            self.warn_once(
+                "copy",
+                f"swapping out failed ({record.ticket.error}); the tensor stays on the device, so the peak may exceed "
+                "the budget: free room in the tier or choose another with spill_directory=",
+            )
         record.ticket = None
-
-    def _warn_kept(self, error: BaseException) -> None:
-        self.stats.kept_after_errors += 1
-        self.warn_once(
-            "copy",
-            f"swapping out failed ({error}); the tensor stays on the device, so the peak may pass the budget: "
-            "free room in the tier or choose another with spill_directory=",
-        )
 
     def _copy_in(self, record: Record) -> None:
         if record.storage is None and record.copied_out and self._is_wanted(record):
@@ -207,21 +214,22 @@ class StepActions:
 
     def _wait(self, record: Record) -> None:
         if record.ticket is None or not record.copied_out:
-            return  # nothing is on its way back
+            return  # no copy in is pending
         self.stats.host_stall_ms += record.ticket.wait()
         if record.ticket.error is not None:
             raise TierError(
-                f"a swapped activation cannot be read back ({record.ticket.error}): repeat the step, with another tier "
-                "(spill_directory= or POOCH_SPILL_DIRECTORY) if it happens again"
+                f"a swapped activation cannot be read back ({record.ticket.error}): repeat the step, and use another "
+                "tier (spill_directory= or POOCH_SPILL_DIRECTORY) if it happens again"
             ) from record.ticket.error
         record.ticket = None
         if self.emptied.away:
             self.emptied.arrived(record)
 
     def _drop(self, action: Action) -> None:
-        """End the schedule's hold, unless, in another order, an earlier replay is still to come."""
-        value = action.target
-        if value in self.table.held_values and any(slot < action.slot for slot in self._replays_ahead):
+        """End the schedule's hold on a value, unless slots run out of order and an earlier replay is still to come."""
+        value, table = action.target, self.table
+        may_be_read = value in table.sources or value in table.swapped or value in table.recomputed
+        if may_be_read and any(slot < action.slot for slot in self._replays_ahead):
             return
         self.held.pop(value, None)
         self._to_drop.discard(value)
@@ -230,8 +238,8 @@ class StepActions:
             self._let_go(record)
 
     def _let_go(self, record: Record) -> None:
-        """Give up the device bytes, once no copy reads or fills them any more."""
-        self._end_copy_out(record)  # the tier has it then, should the program have it saved again
+        """Release the storage once no copy reads or fills it."""
+        self._end_copy_out(record)  # so that the tier has it if the program has it saved again
         if record.ticket is not None:
             record.ticket.wait()
             record.ticket = None
@@ -240,7 +248,7 @@ class StepActions:
     def _replay(self, action: Action) -> None:
         call = self.calls.get(action.target)
         if call is None:
-            return  # the forward pass left the path before this op
+            return  # the forward pass left the path before this op ran
         storages = replay_call(call, lambda value, written: self._resolve(value, written, action.in_place))
         self.stats.recomputed_ops += 1
         expected = self.table.expected[action.target - self.table.first_slot]
@@ -256,8 +264,10 @@ class StepActions:
             record.storage = storage
 
     def _resolve(self, value: int, written: bool, in_place: tuple[int, ...]) -> torch.UntypedStorage:
-        """The storage of a made value for a replay: a fresh copy where the op writes into a value that may still be
-        needed, since a step with the same ops may write over another value than the one that was profiled.
+        """Return the storage of a value for a replay.
+
+        An op that writes into a value gets a copy, unless the schedule says that the old contents are not needed: a
+        step with the same ops may write over a different value than the profiled one did.
         """
         if written and value in in_place and value in self.held:
             return self.held.pop(value)
@@ -273,11 +283,14 @@ class StepActions:
     # Outside of the schedule ------------------------------------------------------------------------------------------
 
     def _make_again(self, value: int) -> torch.UntypedStorage:
-        """Replay what a value needs, sources first; iterative, since a chain of replays may be long."""
+        """Replay what a value depends on, sources first. Iterative, since a chain of replays may be long."""
         made: dict[int, torch.UntypedStorage] = {}
         stack = [value]
         while stack:
-            missing = [read for read in self._reads_of(stack[-1]) if not self._at_hand(read, made)]
+            call = self.calls.get(self.table.producer_of[stack[-1]])
+            if call is None:
+                raise _lost(stack[-1])
+            missing = [read.value for read in find_made(call) if not self._at_hand(read.value, made)]
             if missing:
                 stack.extend(missing)
                 continue
@@ -285,12 +298,6 @@ class StepActions:
             if not self._at_hand(current, made):
                 self._replay_outside(current, made)
         return made[value]
-
-    def _reads_of(self, value: int) -> list[int]:
-        call = self.calls.get(self.table.producer_of[value])
-        if call is None:
-            raise _lost(value)
-        return [a.value for a in find_made(call)]
 
     def _at_hand(self, value: int, made: dict[int, torch.UntypedStorage]) -> bool:
         record = self.records.get(value)
@@ -313,6 +320,6 @@ class StepActions:
 
 def _lost(value: int) -> PlanMismatch:
     return PlanMismatch(
-        f"the backward pass needs value {value} again, and the plan neither holds it nor replays the op that makes it: "
-        "profile and plan this step again"
+        f"the backward pass needs value {value} again, but the plan neither holds it nor replays the op that produces "
+        "it: profile and plan this step again"
     )

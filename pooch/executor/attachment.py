@@ -1,4 +1,4 @@
-"""Where a run meets its model: a region around the model's calls, and an eye on parts that run outside of it."""
+"""Attaches a run to a model: a region around the model's calls, and a watch for parts that run outside of it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pooch.torchtools.tensors import version_of
 
 
 class Attachment:
-    """Puts a region around each call of a model, and takes it off again.
+    """Puts a region around each call of a model, and removes it again.
 
-    The model holds the region, and nothing that the run holds does: a model that is let go of is gone at once, its plan
-    with it.
+    Only the model holds the region. The run holds weak references, so a model that is released is freed at once,
+    together with its plan.
 
     Args:
-        model: whose calls they are.
-        region: makes the context of one call.
-        outside: a method; called with the name of a part of the model that runs while the model itself is not being
-            called, as when `model.forward(...)` is called, or a LightningModule's `training_step` calls the parts.
-            None: nobody needs to know.
+        model: The model whose calls are wrapped.
+        region: Returns the context manager for one call.
+        outside: A method that is called with the name of a submodule that runs outside of a call of the model, as when
+            `model.forward(...)` is called, or when a LightningModule's `training_step` calls submodules directly. None
+            watches nothing.
 
     Raises:
-        UsageError: the model is compiled, or under a plan.
+        UsageError: If the model is compiled or already under a plan.
     """
 
     def __init__(self, model: torch.nn.Module, region: Region, outside: Callable[[str], None] | None) -> None:
@@ -36,27 +36,29 @@ class Attachment:
         calls = _Calls()
         placed = [CallRegion(model, partial(_counted, calls, region), "plan")]
         if outside is not None:
-            placed += _watches(model, calls, outside)
+            tell = weakref.WeakMethod(outside)  # a submodule may outlive the model, and must not keep the run alive
+            parts = _callable_parts(model)
+            placed += [CallRegion(part, partial(_watched, calls, tell, name), "watch") for name, part in parts]
         self._placed = [weakref.ref(each) for each in placed]
         self._versions = _versions(model)
 
     def was_trained(self) -> bool:
-        """Whether the model's parameters were written since, as an optimizer does."""
+        """Whether the model's parameters were written since the plan was applied, as an optimizer does."""
         model = self._model()
         return model is not None and _versions(model) != self._versions
 
     def refuse_compiled(self) -> None:
-        """Refuse to go on with a model of which something was compiled since.
+        """Refuse a model that was compiled, in whole or in part, after the plan was applied.
 
         Raises:
-            UsageError: so it was.
+            UsageError: If anything in the model is compiled.
         """
         model = self._model()
         if model is not None:
             refuse_compiled(model)
 
     def remove(self) -> None:
-        """Take the regions off; what was wrapped around the model, or took their place, stays."""
+        """Remove the regions. Wrappers around the model, and anything that replaced the regions, stay."""
         for reference in self._placed:
             placed = reference()
             if placed is not None:
@@ -64,7 +66,7 @@ class Attachment:
 
 
 class _Calls(threading.local):
-    """How many calls of the model a thread is inside of."""
+    """The depth of nested calls of the model in the current thread."""
 
     depth = 0
 
@@ -79,11 +81,6 @@ def _counted(calls: _Calls, region: Region) -> Iterator[None]:
         calls.depth -= 1
 
 
-def _watches(model: torch.nn.Module, calls: _Calls, outside: Callable[[str], None]) -> list[CallRegion]:
-    tell = weakref.WeakMethod(outside)  # a part may outlive the model, and shall not keep the run
-    return [CallRegion(part, partial(_watched, calls, tell, name), "watch") for name, part in _callable_parts(model)]
-
-
 @contextmanager
 def _watched(calls: _Calls, tell: weakref.WeakMethod[Callable[[str], None]], name: str) -> Iterator[None]:
     outside = tell()
@@ -93,7 +90,7 @@ def _watched(calls: _Calls, tell: weakref.WeakMethod[Callable[[str], None]], nam
 
 
 def _callable_parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The modules that the model's own code calls: its children, and those of lists and dictionaries of modules."""
+    """Yield the modules that the model's code calls: its children, and the items of `ModuleList` and `ModuleDict`."""
     for name, part in model.named_children():
         if isinstance(part, (torch.nn.ModuleList, torch.nn.ModuleDict)):
             yield from ((f"{name}.{inner}", each) for inner, each in _callable_parts(part))

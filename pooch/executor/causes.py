@@ -1,4 +1,4 @@
-"""Why a step may need more than its plan foresaw, in words: what the runtime can notice of it while steps run."""
+"""Reasons why a step may need more memory than planned, as far as the runtime can notice them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ AGAIN = "profile and plan again"
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that the plan does not know of.
+    """Something that changed since the plan was made.
 
     Attributes:
-        kind: told once under a run. text: what was noticed. remedy: what to do about it.
+        kind: Identifies the cause. Each kind is reported once per run.
+        text: What was noticed.
+        remedy: What to do about it.
     """
 
     kind: str
@@ -29,7 +31,7 @@ class Cause:
     remedy: str
 
 
-# The likeliest first: what is certain to need memory before what may be harmless.
+# Most likely first: what certainly needs memory comes before what may be harmless.
 ORDER = (
     "off the path",
     "trainable",
@@ -41,42 +43,44 @@ ORDER = (
     "bytes",
     "unknown",
 )
-OFF_PATH = Cause("off the path", "the step left the profiled path, so the rest of it was kept", AGAIN)
+OFF_PATH = Cause("off the path", "the step left the profiled path, so the rest of its activations were kept", AGAIN)
 SECOND_ORDER = Cause(
     "second order",
     "its backward pass builds a graph of its own (create_graph=True), which no plan covers",
-    "plan for that much less, or do without second-order gradients",
+    "lower the budget by that much, or do without second-order gradients",
 )
 RETAINED = Cause(
     "retained",
-    "its graph, or a part of it, outlives the backward pass (retain_graph=True, or outputs that are kept), and so does "
-    "what was brought back",
+    "its graph, or a part of it, outlives the backward pass (retain_graph=True, or outputs that are kept), and so do "
+    "the activations that were brought back",
     "drop retain_graph=True, or delete the loss and the outputs before the next step",
 )
 ROUNDING = Cause(
     "rounding",
-    "the tensors themselves keep to it, the rest is what PyTorch's allocator rounds their blocks up by",
-    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or plan for that much less",
+    "the tensors themselves stay within it, and the rest comes from blocks whose sizes PyTorch's allocator rounds up",
+    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower the budget by that much",
 )
-UNKNOWN = Cause("unknown", "what needs it is not known", f"{AGAIN}, or train with pooch.guard, which plans tighter")
+UNKNOWN = Cause("unknown", "the cause is not known", f"{AGAIN}, or train with pooch.guard, which makes a tighter plan")
 
 
 def forwards(count: int) -> Cause:
     """Several forward passes before one backward pass."""
-    text = f"{count} forward passes came before one backward pass, and the plan was made for one"
+    text = f"{count} forward passes ran before one backward pass, but the plan was made for one"
     return Cause("forwards", text, "profile all of them as one step, with region='step'")
 
 
 def gradients(size_bytes: int) -> Cause:
     """Gradients of earlier steps."""
-    text = f"{format_bytes(size_bytes)} of gradients lived before the step, and the plan expects none"
-    return Cause("gradients", text, "call zero_grad() with set_to_none=True before the forward pass, or plan for less")
+    text = f"{format_bytes(size_bytes)} of gradients were alive before the step, but the plan expects none"
+    return Cause(
+        "gradients", text, "call zero_grad() with set_to_none=True before the forward pass, or lower the budget"
+    )
 
 
 def unknown_bytes(size_bytes: int) -> Cause:
-    """More lives before the step than the profile saw."""
-    text = f"{format_bytes(size_bytes)} lived before the step that the profile did not know"
-    return Cause("bytes", text, f"let go of tensors and caches made since, or {AGAIN}")
+    """More bytes alive before the step than in the profile."""
+    text = f"{format_bytes(size_bytes)} that the profile does not contain were alive before the step"
+    return Cause("bytes", text, f"release tensors and caches created since then, or {AGAIN}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,11 @@ class Overrun:
     """A measured peak over the budget.
 
     Attributes:
-        step: counted from 1. peak_bytes, budget_bytes: measured, and promised.
-        is_off_path: the step left the profiled path. cause: the likely one.
+        step: Number of the step, from 1.
+        peak_bytes: The measured peak.
+        budget_bytes: The budget of the plan.
+        is_off_path: Whether the step left the profiled path.
+        cause: The most likely cause.
     """
 
     step: int
@@ -96,17 +103,17 @@ class Overrun:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether the tensors themselves keep to the budget."""
+        """Whether the tensors themselves stay within the budget."""
         return self.cause.kind == ROUNDING.kind
 
     @property
     def excess_bytes(self) -> int:
-        """By how much."""
+        """By how much the peak exceeds the budget."""
         return self.peak_bytes - self.budget_bytes
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """A one-line message."""
         return (
             f"step {self.step} took {format_bytes(self.peak_bytes)}, {format_bytes(self.excess_bytes)} over the "
             f"budget of {format_bytes(self.budget_bytes)}: {self.cause.text}; {self.cause.remedy}"
@@ -114,21 +121,21 @@ class Overrun:
 
 
 def unmeasured_text(step: int, cause: Cause, plan: Plan) -> str:
-    """One line on a step of which no peak is known."""
+    """A one-line message about a step whose peak was not measured."""
     return (
-        f"step {step} may have passed the budget of {format_bytes(plan.budget_bytes)} (predicted were "
-        f"{format_bytes(plan.predicted_peak_bytes)}, it was not measured): {cause.text}; {cause.remedy}"
+        f"step {step} may have exceeded the budget of {format_bytes(plan.budget_bytes)} (its peak was not measured; "
+        f"{format_bytes(plan.predicted_peak_bytes)} were predicted): {cause.text}; {cause.remedy}"
     )
 
 
 class ParameterWatch:
-    """Notices parameters that became trainable, or came, since a plan was applied.
+    """Notices parameters that were added or became trainable after a plan was applied.
 
-    Each step compares identities and flags alone; names are looked up once something differs.
+    Each step only compares identities and flags. Names are looked up once something differs.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model = weakref.ref(model)  # whoever trains it holds it
+        self._model = weakref.ref(model)  # the training program holds it
         self._trainable_at_first = {name: p.requires_grad for name, p in model.named_parameters()}
         self._causes: tuple[Cause, ...] = ()
         self._remember(model)
@@ -138,14 +145,14 @@ class ParameterWatch:
         self._seen = self._look()
 
     def _look(self) -> tuple[list[int], list[bool]]:
-        """Identities of submodules and parameters, and which of these are trainable."""
+        """Return the identities of submodules and parameters, and which parameters are trainable."""
         modules = [module for module in (each() for each in self._modules) if module is not None]
         children = chain.from_iterable(module._modules.values() for module in modules)
         parameters = _parameters_of(modules)
         return [*map(id, children), *map(id, parameters)], [p.requires_grad for p in parameters]
 
     def causes(self) -> tuple[Cause, ...]:
-        """What is another way now than when the plan was applied."""
+        """Return what differs from when the plan was applied."""
         model = self._model()
         if model is not None and self._look() != self._seen:
             self._remember(model)
@@ -153,7 +160,7 @@ class ParameterWatch:
         return self._causes
 
     def gradients(self) -> list[torch.Tensor]:
-        """Those that live now."""
+        """Return the gradients that are alive."""
         modules = [module for module in (each() for each in self._modules) if module is not None]
         return [p.grad for p in _parameters_of(modules) if p.grad is not None]
 
@@ -161,11 +168,12 @@ class ParameterWatch:
         now, before = dict(model.named_parameters()), self._trainable_at_first
         unfrozen = {n: p for n, p in now.items() if p.requires_grad and not before.get(n, True)}
         if unfrozen:
-            text = f"{_named(unfrozen)} became trainable since, with gradients of {_size(unfrozen)}"
+            text = f"{_named(unfrozen)} became trainable after the plan was made, with gradients of {_size(unfrozen)}"
             yield Cause("trainable", text, AGAIN)
         added = {n: p for n, p in now.items() if n not in before}
         if added:
-            yield Cause("parameters", f"{_named(added)} came to the model since, of {_size(added)}", AGAIN)
+            text = f"{_named(added)} of {_size(added)} joined the model after the plan was made"
+            yield Cause("parameters", text, AGAIN)
 
 
 def _parameters_of(modules: list[torch.nn.Module]) -> list[torch.nn.Parameter]:

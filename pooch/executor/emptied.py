@@ -1,8 +1,8 @@
-"""Values whose bytes leave while the program still holds them.
+"""Values whose bytes leave the device while the program still holds them.
 
-The storage is emptied in place and filled again in place, so whoever holds a tensor on it holds it all the time. While
-it is empty nobody may read it: the dispatch mode shows every op before it runs, `RawLooks` shows what is no op, and
-where neither watches any more (the region ends, an exception leaves it, the plan is left) everything is filled first.
+A storage is emptied and refilled in place, so tensors on it stay valid. Nothing may read it while it is empty: the
+dispatch mode intercepts every op before it runs, and `RawLooks` intercepts reads that are not ops. Where neither is
+active any longer (the region ends, an exception leaves it, the step leaves the path), everything is refilled first.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from pooch.executor.engines.protocol import Arena
 from pooch.executor.records import Record
 from pooch.executor.statistics import RunStats
 from pooch.torchtools.effects import StorageMap
-from pooch.torchtools.tensors import storage_key, tensors_with_memory
+from pooch.torchtools.tensors import bytes_of, storage_key, tensors_with_memory
 
 MakeAgain = Callable[[], Callable[[int], torch.UntypedStorage] | None]
 
 
 class EmptiedStorages:
-    """The values of one step that are away while the program holds them.
+    """Empties and refills the storages of one step.
 
     Args:
-        arena: where swapped ones are. offsets: {value: its room there}. stats: counts what leaves and comes back.
-        make_again: gives what replays a recomputed value, as long as the step lives.
+        arena: Holds the bytes of swapped values.
+        offsets: Maps each swapped value to its offset in the arena.
+        stats: Counters of the step, updated in place.
+        make_again: Returns the function that recomputes a value, or None once the step is gone.
 
     Attributes:
-        away: by storage key: what is empty or being filled (and what was, where the program has let go since).
+        away: Maps storage keys to the records of storages that are empty or being refilled. Entries of storages that
+            the program has released may remain.
     """
 
     def __init__(self, arena: Arena, offsets: dict[int, int], stats: RunStats, make_again: MakeAgain) -> None:
@@ -38,7 +41,7 @@ class EmptiedStorages:
         self.away: dict[int, Record] = {}
 
     def empty(self, record: Record) -> None:
-        """Take the bytes; not where their address was handed out or belongs to somebody else."""
+        """Free the bytes, unless their address was handed out or the storage cannot be resized."""
         storage = record.home()
         if storage is None or record.handed_out or not storage.resizable() or self.is_away(record):
             return
@@ -49,20 +52,20 @@ class EmptiedStorages:
         self._stats.emptied_bytes += record.size_bytes
 
     def refill(self, record: Record) -> None:
-        """Give bytes again and start to copy back, unless the program let go or somebody asked for it before."""
+        """Allocate the bytes and start to fill them, unless the program released the value or it is back already."""
         storage = self._home_if_away(record)
         if storage is not None and record.ticket is None:
             self._start(record, storage)
             record.storage = storage
 
     def arrived(self, record: Record) -> None:
-        """Compute waits for the copy back: it may be read."""
+        """Mark a value as readable, once compute waits for its copy in."""
         storage = record.home()
         if storage is not None:
             self.away.pop(storage._cdata, None)
 
     def look(self, arguments: Any) -> None:
-        """Somebody is about to read some arguments: have them there, all values where it cannot be told which."""
+        """Bring back what the arguments refer to before they are read; everything, if that cannot be determined."""
         tensors, hidden = tensors_with_memory(arguments)
         if hidden:
             self.restore()
@@ -73,14 +76,14 @@ class EmptiedStorages:
                 self.bring_back(record)
 
     def is_away(self, record: Record) -> bool:
-        """Whether the program holds it without its bytes."""
+        """Whether the program holds the value without its bytes."""
         return self._home_if_away(record) is not None
 
     def bring_back(self, record: Record) -> None:
-        """Have the bytes in place now.
+        """Bring the bytes of one value back now.
 
         Raises:
-            TierError: they cannot be read back; the memory is there, its contents are lost.
+            TierError: If they cannot be read back. The memory is allocated, but its contents are lost.
         """
         storage = self._home_if_away(record)
         if storage is None:
@@ -96,10 +99,10 @@ class EmptiedStorages:
         del self.away[storage._cdata]
 
     def restore(self) -> None:
-        """Have everything in place that anybody but us still holds.
+        """Bring back everything that the program still holds.
 
         Raises:
-            TierError: something cannot be read back.
+            TierError: If any value cannot be read back.
         """
         failure: TierError | None = None
         for key, record in list(self.away.items()):
@@ -112,7 +115,7 @@ class EmptiedStorages:
             raise failure
 
     def hand_out(self, arguments: Any, values: StorageMap, records: dict[int, Record]) -> None:
-        """Somebody gets the address of some arguments: they stay in place from now on."""
+        """Keep the arguments in place from now on, since the program obtains their address."""
         for tensor in tensors_with_memory(arguments)[0]:
             value = values.get(storage_key(tensor))
             if value in records:
@@ -125,16 +128,12 @@ class EmptiedStorages:
         return storage
 
     def _start(self, record: Record, storage: torch.UntypedStorage) -> None:
-        """Begin to fill a storage, which takes its memory in the order of compute."""
+        """Start to fill a storage, whose memory is allocated in the order of compute."""
         storage.resize_(record.size_bytes)
         if record.copied_out:
             record.ticket = self._arena.copy_in(storage, self._offsets[record.value])
             self._stats.swapped_in_bytes += record.size_bytes
         else:
             make_again = self._make_again()
-            assert make_again is not None, "the step is under way"
-            _bytes_of(storage).copy_(_bytes_of(make_again(record.value)))
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            assert make_again is not None, "the step is running"
+            bytes_of(storage).copy_(bytes_of(make_again(record.value)))

@@ -1,4 +1,4 @@
-"""One thread at a time works on a step: autograd reads and lets go of saved tensors in several."""
+"""The lock of a step. Autograd reads and releases saved tensors in several threads."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pooch.executor.records import Record
 
 
 class StepLock:
-    """A re-entrant lock on a step's state, and the handles that end while it is held.
+    """A re-entrant lock on a step's state, with a queue of the handles that are destroyed while it is held.
 
-    A handle may end anywhere: in the middle of our own work, where the garbage collector comes by, and in the thread
-    that copies while others wait for its copies. So whoever ends one never waits for the lock: the handle is put in a
-    queue, which is emptied at once where nobody is at work, and otherwise by who is, at the end of that.
+    A handle may be destroyed anywhere: by the garbage collector in the middle of an action, or in the copy thread while
+    other threads wait for its copies. So destroying a handle never waits for the lock. The handle is queued, and the
+    queue is processed at once if the lock is free, and otherwise by its holder before releasing it.
 
     Args:
-        ended: a method of what the lock belongs to; called for each handle that ended, with its record.
+        ended: A method of the lock's owner that is called with the record of each destroyed handle.
     """
 
     def __init__(self, ended: Callable[[Record], None]) -> None:
         self._lock = threading.RLock()
         self._depth = 0
         self._queue: deque[Record] = deque()
-        self._ended = weakref.WeakMethod(ended)  # the step shall go by reference counts
+        self._ended = weakref.WeakMethod(ended)  # the step must be freed by reference counting
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -40,10 +40,10 @@ class StepLock:
         finally:
             self._depth -= 1
             self._lock.release()
-        self._settle()  # what came between the last look into the queue and the release
+        self._settle()  # handles queued between the last check and the release
 
     def end(self, record: Record) -> None:
-        """A handle on a record has ended."""
+        """Report that a handle on a record was destroyed."""
         self._queue.append(record)
         self._settle()
 
@@ -51,7 +51,7 @@ class StepLock:
         while self._queue and self._lock.acquire(blocking=False):
             try:
                 if self._depth:
-                    return  # this very thread is at work, and empties the queue at the end
+                    return  # this thread holds the lock, and processes the queue before releasing it
                 self._depth = 1
                 try:
                     self._empty_queue()

@@ -1,23 +1,27 @@
-"""The dispatch modes of a planned forward pass: they show every op to the step, below autograd."""
+"""The dispatch modes of a planned forward pass, and the contexts that enter them together with the hooks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pooch.executor.step import PlannedStep
+from pooch.executor.step import OWN_WORK, PlannedStep
 from pooch.torchtools.effects import argument_keys, new_tensors, written_tensors
 from pooch.torchtools.operators import operator_facts
+from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.tensors import result_tensors
 
 
 class StepMode(TorchDispatchMode):
-    """Shows every op of the region to the step, below autograd."""
+    """Passes every op of the region to the step, below autograd."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No wrapper that keeps a compiler away from `__torch_dispatch__`: it costs as much as all that we do here."""
+        """Leave out the wrapper that hides `__torch_dispatch__` from Dynamo: it costs as much as all of this mode."""
         return False
 
     def __init__(self, step: PlannedStep) -> None:
@@ -25,7 +29,7 @@ class StepMode(TorchDispatchMode):
         self._step = step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Every op of every step passes here: `python -m benchmarks.hook_cost` tells what it costs.
+        # Every op of every step passes here. `python -m benchmarks.hook_cost` measures the cost.
         kwargs = kwargs or {}
         facts = operator_facts(func)
         if facts.is_view:
@@ -51,15 +55,30 @@ class StepMode(TorchDispatchMode):
 
 
 class WatchfulMode(StepMode):
-    """For plans that empty what the program holds: views are looks too, and what we do ourselves is none."""
+    """The mode of plans that empty storages which the program holds: views are reads too."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         step = self._step
-        before, step.is_own = step.is_own, True
-        try:
+        with OWN_WORK:
             facts = operator_facts(func)
             if step.emptied.away and facts.is_view and not facts.reads_nothing:
                 step.bring_back((args, kwargs))
             return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@contextmanager
+def recognising(step: PlannedStep) -> Iterator[None]:
+    """Pass to the step every op, and every tensor that autograd saves and reads."""
+    with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), StepMode(step):
+        yield
+
+
+@contextmanager
+def watching(step: PlannedStep) -> Iterator[None]:
+    """Like `recognising`, and pass every other read of a tensor too. Everything is restored on the way out."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(step.quietly(step.pack), step.quietly(step.unpack))
+    with hooks, RawLooks(step.look), WatchfulMode(step):
+        try:
+            yield
         finally:
-            step.is_own = before
+            step.restore()

@@ -1,4 +1,4 @@
-"""What the runtime knows of each planned value, and the handles that autograd holds in place of tensors."""
+"""The state of each planned value, and the handles that autograd holds in place of tensors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from pooch.torchtools.tensors import Geometry, version_of
 
 
 class Record:
-    """A value that is swapped or recomputed, in one step.
+    """The state of a swapped or recomputed value in one step.
 
     Attributes:
-        value: its id. size_bytes: of its storage, once it is copied out.
-        storage: its bytes on the device, or None while they are elsewhere.
-        ticket: the copy under way, if any.
-        copied_out: the tier holds it. handles: how many saved tensors of autograd's are on it.
-        changed: an in-place op wrote over it after it was saved.
-        home: gives the storage in which the program has it, or None once the program has let go.
-        handed_out: somebody has its address, so it has to stay in place.
+        value: The value's id.
+        size_bytes: Size of its storage, once it is copied out.
+        storage: Its bytes on the device, or None while they are elsewhere.
+        ticket: The pending copy, if any.
+        copied_out: Whether the tier holds its bytes.
+        handles: Number of saved tensors of autograd on it.
+        changed: Whether an in-place op wrote over it after it was saved.
+        home: Returns the storage in which the program holds it, or None once the program has released it.
+        handed_out: Whether the program obtained its address, so that it has to stay in place.
     """
 
     __slots__ = ("changed", "copied_out", "handed_out", "handles", "home", "size_bytes", "storage", "ticket", "value")
@@ -34,19 +36,15 @@ class Record:
         self.copied_out = False
         self.handles = 0
         self.changed = False
-        self.home: Callable[[], torch.UntypedStorage | None] = _nowhere
+        self.home: Callable[[], torch.UntypedStorage | None] = lambda: None
         self.handed_out = False
 
 
-def _nowhere() -> None:
-    return None
-
-
 class VersionProbe:
-    """Tells whether a tensor was changed in place since, without holding its memory.
+    """Detects later in-place changes of a tensor without holding its memory.
 
-    A detached tensor shares the version counter; giving it other data leaves the counter where it was. This sees
-    changes that the dispatch mode does not: those made outside of the region.
+    A detached tensor shares the version counter, and assigning other data to it leaves the counter alone. This also
+    detects changes outside of the region, which the dispatch mode does not see.
     """
 
     __slots__ = ("_probe", "_version")
@@ -54,7 +52,7 @@ class VersionProbe:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._version = version_of(tensor)
         self._probe: torch.Tensor | None = None
-        if not (tensor.is_conj() or tensor.is_neg()):  # such tensors cannot be given ordinary data
+        if not (tensor.is_conj() or tensor.is_neg()):  # ordinary data cannot be assigned to these
             self._probe = tensor.detach()
             self._probe.data = _nothing(tensor.device)
 
@@ -69,7 +67,7 @@ def _nothing(device: torch.device) -> torch.Tensor:
 
 
 class PackedRecord:
-    """What autograd holds for a swapped or recomputed value; its end tells that autograd let go, in any thread."""
+    """What autograd holds in place of a swapped or recomputed value. Its destruction, in any thread, releases it."""
 
     __slots__ = ("_ended", "geometry", "probe", "record", "step")
 
@@ -83,21 +81,22 @@ class PackedRecord:
         self._ended(self.record)
 
     def check(self) -> None:
-        """Raise PyTorch's error where the tensor was changed in place since.
+        """Check that the tensor was not changed in place since it was saved.
 
         Raises:
-            RuntimeError: with PyTorch's words.
+            RuntimeError: PyTorch's own error, if it was.
         """
         if self.record.changed or self.probe.moved():
             raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
 
 
 def pack_kept(tensor: torch.Tensor, value: int | None) -> tuple[torch.Tensor, int, int | None]:
-    """What autograd holds for a kept value: the tensor, its version, since hooks switch PyTorch's own check off, and
-    the value's id. A bare tuple: there is one for each saved tensor, and an object would cost as much as all else.
+    """Return what autograd holds for a kept value: the tensor, its version and the value's id.
 
-    Detached where it has a history: an op that saves its own result would otherwise hold itself, and a forward pass
-    without a backward pass would stay in memory until the garbage collector comes by.
+    The version is needed since hooks disable PyTorch's own check. It is a plain tuple since there is one for each saved
+    tensor, and an object would double the cost of the hook. A tensor with a history is detached: an op that saves its
+    own result would otherwise hold itself, and a forward pass without a backward pass would stay in memory until the
+    garbage collector runs.
     """
     if tensor.grad_fn is not None:
         if torch._C._len_torch_dispatch_stack():
@@ -109,7 +108,7 @@ def pack_kept(tensor: torch.Tensor, value: int | None) -> tuple[torch.Tensor, in
 
 
 def changed_in_place(what: str) -> RuntimeError:
-    """The error that PyTorch raises without hooks."""
+    """Return the error that PyTorch raises without hooks."""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"[{what}] was changed after autograd saved it"

@@ -1,4 +1,4 @@
-"""Remembering how an op was called, and calling it again."""
+"""Recording calls of ops, and replaying them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, wri
 from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
 from pooch.torchtools.tensors import Geometry, has_plain_storage, map_tensors, result_tensors, storage_key, version_of
 
-# Gives the storage of a value made by the step; the flag says that the op is going to write into it.
+# Returns the storage of a value of the step. The flag says that the op will write into it.
 Resolve = Callable[[int, bool], torch.UntypedStorage]
 
 
 @dataclass(frozen=True, slots=True)
 class MadeArgument:
-    """A tensor argument on a value that the step made."""
+    """A tensor argument on a value that the step produced."""
 
     value: int
     geometry: Geometry
@@ -30,7 +30,7 @@ class MadeArgument:
 
 @dataclass(frozen=True, slots=True)
 class OuterArgument:
-    """A tensor argument that existed before the step; it must not change until the replay."""
+    """A tensor argument from before the step, which must not change until the replay."""
 
     tensor: torch.Tensor
     version: int
@@ -38,7 +38,7 @@ class OuterArgument:
 
 @dataclass(frozen=True, slots=True)
 class ScratchArgument:
-    """Running statistics that the op updates and does not read: a replay updates something that nobody sees."""
+    """Running statistics that the op updates without reading them. A replay updates a scratch copy instead."""
 
     size: torch.Size
     dtype: torch.dtype
@@ -47,7 +47,7 @@ class ScratchArgument:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One op call: the op, its arguments with tensors replaced, and the state that it depends on."""
+    """A call of an op: its arguments with tensors replaced, and the state that it depends on."""
 
     func: Any
     args: Any
@@ -60,7 +60,16 @@ class RecordedCall:
 def record_call(
     func: Any, facts: OperatorFacts, args: Any, kwargs: Any, values: StorageMap, device: torch.device
 ) -> RecordedCall:
-    """Remember a call before it runs. `values`: which made value lies in which storage."""
+    """Record a call before it runs.
+
+    Args:
+        func: The operator.
+        facts: What is known about the operator.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        values: Maps storages to the values that the step produced in them.
+        device: The device whose random state is recorded.
+    """
     written = written_tensors(facts, args, kwargs)
     scratch = () if reads_statistics(facts, func, args) else facts.statistics
 
@@ -79,7 +88,7 @@ def record_call(
 
 
 def find_made(call: RecordedCall) -> list[MadeArgument]:
-    """Arguments of a call that the step itself made."""
+    """Return the arguments of a call that the step itself produced."""
     found: list[MadeArgument] = []
     stack: list[Any] = [call.args, call.kwargs]
     while stack:
@@ -94,18 +103,22 @@ def find_made(call: RecordedCall) -> list[MadeArgument]:
 
 
 def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStorage]:
-    """Run the op again, below autograd and under the random state it had.
+    """Run an op again, below autograd and under the random state that it had.
+
+    Args:
+        call: The recorded call.
+        resolve: Returns the storages of arguments that the step produced.
 
     Returns:
-        Storages of its new values, in the order in which the profile lists what the op writes.
+        The storages of its new values, in the order in which the profile lists what the op writes.
 
     Raises:
-        RuntimeError: an argument from outside of the step was changed in place since the forward pass.
+        RuntimeError: If an argument from outside of the step was changed in place since the forward pass.
     """
     storages: dict[int, torch.UntypedStorage] = {}
 
     def resolve_once(value: int, written: bool) -> torch.UntypedStorage:
-        """Arguments on one storage share it in the replay too: `rows[1:].add_(rows[:-1])`."""
+        """Arguments that share a storage share it in the replay too, as in `rows[1:].add_(rows[:-1])`."""
         if value not in storages:
             storages[value] = resolve(value, written)
         return storages[value]
@@ -122,10 +135,10 @@ def _call_below_autograd(call: RecordedCall, args: Any, kwargs: Any) -> Any:
     drawing: Any = nullcontext()
     if call.random_state is not None and call.device is not None:
         drawing = drawing_from(call.device, call.random_state)
-    # A backward pass that runs inside of a mode shall not show it our replays; most of them do not.
+    # If the backward pass runs inside of a mode (rarely), that mode must not see the replays.
     modes = torch._C._len_torch_dispatch_stack() > 0
     aside: Any = torch.utils._python_dispatch._disable_current_modes() if modes else nullcontext()
-    # What was recorded is cast already, and autocast, which comes before autograd, would cast it again.
+    # Recorded arguments are cast already, and autocast, which runs before autograd, would cast them again.
     uncast = torch._C._DisableAutocast()
     with torch._C._AutoDispatchBelowAutograd(), uncast, torch.set_grad_enabled(call.grad_enabled), aside, drawing:
         return call.func(*args, **kwargs)
@@ -151,7 +164,6 @@ def _outer_tensor(argument: OuterArgument) -> torch.Tensor:
         raise RuntimeError(
             "one of the variables needed for recomputing an activation has been modified by an inplace operation: "
             f"[{argument.tensor.type()} {list(argument.tensor.shape)}] is at version {argument.tensor._version}; "
-            f"expected "
-            f"version {argument.version} instead"
+            f"expected version {argument.version} instead"
         )
     return argument.tensor

@@ -1,4 +1,4 @@
-"""Attaching a plan to a model."""
+"""A plan that is applied to a model."""
 
 from __future__ import annotations
 
@@ -6,39 +6,31 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from pooch.errors import PlanMismatch, PoochError, UsageError
+from pooch.errors import UsageError
 from pooch.executor.actions import StepActions
 from pooch.executor.attachment import Attachment
 from pooch.executor.causes import Overrun
-from pooch.executor.engines import make_engine
 from pooch.executor.engines.protocol import CopyEngine
-from pooch.executor.mode import StepMode, WatchfulMode
-from pooch.executor.repeatable import refuse_unrepeatable
+from pooch.executor.mode import recognising, watching
 from pooch.executor.snapshot import StepSnapshot
-from pooch.executor.statistics import RunStats, RunTotals
+from pooch.executor.statistics import RunStats, RunTotals, WarnOnce
 from pooch.executor.step import PlannedStep
 from pooch.executor.table import ActionTable
-from pooch.executor.warn_once import WarnOnce
 from pooch.executor.watch import MEASURE_EVERY, RunWatch
 from pooch.ir import Plan
-from pooch.ir.executable import check_executable
 from pooch.torchtools import accelerators, cuda_only
-from pooch.torchtools.calls import refuse_taken
 from pooch.torchtools.memory_meter import MemoryMeter
-from pooch.torchtools.raw_looks import RawLooks
-from pooch.torchtools.tensors import model_signature
 from pooch.torchtools.training_state import model_device
 
 OnMismatch = Literal["warn", "error"]
 
 
 class _ThreadStep(threading.local):
-    """Whether a thread is in the region of a planned step: what is called inside belongs to that step's plan."""
+    """Whether the thread is in the region of a planned step. Nested calls belong to that step's plan."""
 
     active = False
 
@@ -47,10 +39,22 @@ _STEP = _ThreadStep()
 
 
 class Run:
-    """A plan at work on a model; `remove()` (or leaving it as a context) takes it off again.
+    """A plan that is applied to a model. `remove()`, or leaving it as a context manager, takes the plan off again.
 
-    For a plan of region "model" every call of the model with gradients on runs under the plan. For a plan of region
-    "step" the user marks the region: `with run.step(): loss = forward()`; the backward pass follows outside.
+    Under a plan of region "model" every call of the model with gradients enabled follows the plan. Under a plan of
+    region "step" the user marks the region with `with run.step(): loss = forward()`; the backward pass follows outside.
+
+    Args:
+        plan: The plan, checked against the model.
+        model: The model; only a weak reference is held.
+        engine: The copy engine, closed by `remove()`.
+        on_mismatch: "warn" or "error", for steps that leave the path.
+        measure_every: On a CPU, measure the peak of every step whose number is a multiple of this. 0 measures none.
+        on_overrun: Called with each measured peak over the budget; returns whether it was handled.
+
+    Raises:
+        TierError: If the swap tier cannot be set up.
+        UsageError: If the model is compiled, or already under a plan.
     """
 
     def __init__(
@@ -72,16 +76,16 @@ class Run:
         self._warn_once = WarnOnce()
         self._watch = RunWatch(plan, model, self._device, self._warn_once, measure_every, on_overrun)
         self._removed = self._paused = self._begun = False
-        engine.open_arena(self._table.host_bytes).close()  # a tier that cannot be had is told now, not in mid-step
+        engine.open_arena(plan.schedule.host_bytes).close()  # fail now rather than in the middle of a step
         outside = None if self._table.does_nothing else self._warn_outside
         self._attachment = Attachment(model, self._region if plan.region == "model" else self._unmarked, outside)
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model that the plan is on; whoever trains it holds it, the run does not.
+        """The model. The run does not keep it alive.
 
         Raises:
-            UsageError: it is gone.
+            UsageError: If the model is gone.
         """
         model = self._model()
         if model is None:
@@ -90,7 +94,7 @@ class Run:
 
     @property
     def stats(self) -> RunStats:
-        """Counts of the last step that was begun."""
+        """Counters of the last step that was begun."""
         if accelerators.has_streams(self._device):
             self._stats.peak_bytes = accelerators.peak_allocated_bytes(self._device)
             self._stats.reserved_bytes = accelerators.peak_reserved_bytes(self._device)
@@ -98,18 +102,18 @@ class Run:
 
     @property
     def totals(self) -> RunTotals:
-        """Counts over all steps so far."""
+        """Counters over all steps so far."""
         return self._watch.totals
 
     @contextmanager
     def _unmarked(self) -> Iterator[None]:
-        """A call of the model under a plan of region "step", which does nothing unless the user marks the region."""
+        """Wrap a call of the model under a plan of region "step", which only applies inside of `run.step()`."""
         if not self._is_idle():
             self._warn_outside("")
         yield
 
     def _warn_outside(self, part: str) -> None:
-        """The model, or a part of it, runs where the plan does nothing: say so, once."""
+        """Warn once that the model, or a submodule, runs where the plan does nothing."""
         if self._is_idle():
             return
         if self.plan.region == "step":
@@ -126,18 +130,21 @@ class Run:
             )
 
     def _is_idle(self) -> bool:
-        """Nothing is to be said of what runs now: it is paused, marked, or no training."""
+        """Whether no warning is due: the run is paused, the region is marked, or gradients are disabled."""
         return self._paused or getattr(self._inside, "entered", False) or not torch.is_grad_enabled()
 
     @contextmanager
     def step(self) -> Iterator[RunStats]:
-        """The region that a plan of region "step" covers: the forward pass up to the loss.
+        """Mark the region of a plan of region "step": the forward pass up to the loss.
+
+        Yields:
+            The counters of the step.
 
         Raises:
-            UsageError: the plan covers the calls of the model, or it was taken off, or the model was compiled since.
+            UsageError: If the plan is of region "model" or was removed, or if the model was compiled in the meantime.
         """
         if self.plan.region != "step":
-            raise UsageError("this plan covers calls of the model by itself: plan with region='step' to use run.step()")
+            raise UsageError("this plan covers calls of the model already: plan with region='step' to use run.step()")
         if self._removed:
             raise UsageError("this plan was taken off the model: apply it again")
         self._inside.entered = True
@@ -148,12 +155,12 @@ class Run:
             self._inside.entered = False
 
     def forward_region(self) -> AbstractContextManager[object]:
-        """`step()`, or nothing where the plan covers calls of the model: for a loop that takes plans of any region."""
+        """`step()` under a plan of region "step", else an empty context: for loops that accept plans of any region."""
         return self.step() if self.plan.region == "step" else nullcontext()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Plain training inside, with the plan still attached; for comparing the two in turns."""
+        """Train plainly inside of this context, to compare planned and plain steps in turns."""
         self._paused = True
         try:
             yield
@@ -184,20 +191,20 @@ class Run:
             _STEP.active = False
 
     def _bypassed(self) -> bool:
-        """Whether saved tensors are out of our sight, as in a transform; tracing a graph is no training either."""
+        """Whether hooks do not see saved tensors, as in a transform, or the model is only traced or exported."""
         if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
             return True
         seen = torch._C._functorch.peek_interpreter_stack() is None and _hooks_are_allowed()
         if not seen and not self._table.does_nothing:
             self._warn_once(
                 "bypassed",
-                "the step runs in a torch.func transform, or with saved tensor hooks disabled, so it goes without the "
-                "plan and keeps its activations: use loss.backward(), or have memory for a plain step",
+                "the step runs in a torch.func transform, or with saved tensor hooks disabled, so the plan does not "
+                "apply and activations are kept: use loss.backward(), or provide memory for a plain step",
             )
         return not seen
 
     def _new_step(self) -> PlannedStep:
-        arena = self._engine.open_arena(self._table.host_bytes)
+        arena = self._engine.open_arena(self.plan.schedule.host_bytes)
         self._stats.device_clock = arena.clock
         actions = StepActions(self._table, arena, self._device, self._stats, self._warn_once)
         return PlannedStep(actions, self._on_mismatch)
@@ -206,13 +213,13 @@ class Run:
     def _planned_step(self) -> Iterator[None]:
         step = self._new_step()
         with self._watch.following(step):
-            with _watching(step) if self._table.emptied else _recognising(step):
+            with watching(step) if self._table.emptied else recognising(step):
                 yield
             step.end_forward()
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:
-        """A measured step of a plan that does nothing: its hooks keep everything, and tell of the backward pass."""
+        """Measure a step of a plan that does nothing: hooks keep everything, and only notice the backward pass."""
         step = self._new_step()
         step.on_path = False
         with self._watch.following(step), torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack):
@@ -220,9 +227,12 @@ class Run:
 
     @contextmanager
     def measured(self) -> Iterator[RunStats]:
-        """Measure the peak of what runs inside (forward and backward) at the allocator, into `stats.peak_bytes`.
+        """Measure the peak of the forward and backward pass inside, into `stats.peak_bytes`.
 
-        Needed on the CPU only, whose allocator keeps no counters; it slows the step down a little.
+        Only needed on the CPU, whose allocator keeps no counters. It slows the step down a little.
+
+        Yields:
+            The counters of the step.
         """
         with self._watch.measured_outside() as tell_peak:
             with MemoryMeter(self._device) as meter:
@@ -232,31 +242,28 @@ class Run:
             tell_peak(meter.peak_bytes)
 
     def snapshot(self) -> StepSnapshot:
-        """What the next step may change, kept aside so that the step can be repeated; `close` it afterwards.
+        """Save what the next step may change, so that the step can be repeated. The caller closes the snapshot.
 
         Raises:
-            TierError: gradients accumulate, and the tier cannot take them.
+            TierError: If gradients accumulate and the tier cannot take them.
         """
         return StepSnapshot(self.model, self._engine, self._device)
 
     def remove(self) -> None:
-        """Take the plan off the model; steps under way end as they began."""
+        """Take the plan off the model. Steps that are running finish under the plan."""
         if self._removed:
             return
         self._removed = True
         self._watch.close()
-        self._tell_if_unused()
-        self._attachment.remove()
-        self._engine.close()
-
-    def _tell_if_unused(self) -> None:
-        """What trains past the plan shows nothing of itself (`model.compile()`, say), but it leaves new parameters."""
+        # Training that bypasses the plan, as after model.compile(), goes unnoticed except for the changed parameters.
         if not self._begun and not self._table.does_nothing and self._attachment.was_trained():
             self._warn_once(
                 "outside",
                 "the model was trained and the plan was never used: call model(...) (or use `with run.step():` under a "
                 "plan of region 'step') as it was when the plan was applied, without torch.compile",
             )
+        self._attachment.remove()
+        self._engine.close()
 
     def __enter__(self) -> Run:
         return self
@@ -269,79 +276,8 @@ _hooks_are_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks
 
 
 def _refuse_capture() -> None:
-    """What the host does between ops (hooks, replays, waits) would be missing when a graph is played again."""
+    """Refuse a graph capture: what the host does between ops would be missing when the graph is replayed."""
     if cuda_only.is_capturing():
         raise UsageError(
             "a planned step cannot be captured into a CUDA graph: capture without the plan, or train without the graph"
         )
-
-
-@contextmanager
-def _recognising(step: PlannedStep) -> Iterator[None]:
-    """The step sees every op, and what autograd saves and reads."""
-    with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), StepMode(step):
-        yield
-
-
-@contextmanager
-def _watching(step: PlannedStep) -> Iterator[None]:
-    """The step sees every look at a tensor besides, and has everything in place when nobody watches any more."""
-    hooks = torch.autograd.graph.saved_tensors_hooks(step.quietly(step.pack), step.quietly(step.unpack))
-    with hooks, RawLooks(step.look), WatchfulMode(step):
-        try:
-            yield
-        finally:
-            step.restore()
-
-
-def apply_plan(
-    plan: Plan,
-    model: torch.nn.Module,
-    *,
-    on_mismatch: OnMismatch = "warn",
-    spill_directory: str | Path | None = None,
-    check_copies: bool = True,
-    measure_every: int | None = MEASURE_EVERY,
-    on_overrun: Callable[[Overrun], bool] | None = None,
-) -> Run:
-    """Attach a plan to a model.
-
-    Args:
-        plan: made for this model.
-        model: in the state (training mode, shapes) in which it was profiled.
-        on_mismatch: what to do when a step leaves the profiled path: "warn" once and keep what is left, or "error".
-        spill_directory: where the CPU engine's spill file lies.
-        check_copies: compare checksums of what comes back from the spill file with those of what was written.
-        measure_every: on a CPU, measure the peak of the steps 1, 2, 10, 100 and of each so manieth; None or 0: of none.
-        on_overrun: is given each measured peak over the budget, and says whether it takes care of it; None: it is told.
-
-    Raises:
-        UsageError: the model is compiled, or under a plan already.
-        PlanMismatch: the plan was made for another model or device, or replays what the device may not repeat.
-        InvalidSchedule: the plan was changed so that it cannot be executed.
-        TierError: the swap tier cannot be set up.
-    """
-    if on_mismatch not in ("warn", "error"):
-        raise UsageError(f"on_mismatch={on_mismatch!r}: choose 'warn' or 'error'")
-    if measure_every is not None and (not isinstance(measure_every, int) or measure_every < 0):
-        raise UsageError(f"measure_every={measure_every!r}: give a number of steps, or None to measure none")
-    if not isinstance(model, torch.nn.Module):
-        raise PoochError(f"apply() takes a torch.nn.Module, not {type(model).__name__}")
-    refuse_taken(model)
-    device = model_device(model)
-    if plan.model_signature != model_signature(model):
-        raise PlanMismatch(
-            f"the plan was made for another model ({plan.workload}): its parameters or buffers differ in name, shape "
-            f"or "
-            "dtype; profile this model and plan again"
-        )
-    if plan.device_kind != device.type:
-        raise PlanMismatch(f"the plan was made for {plan.device_kind}, the model is on {device.type}: profile it there")
-    check_executable(plan)
-    refuse_unrepeatable(plan, device)
-    engine = make_engine(device, spill_directory, check_copies=check_copies)
-    try:
-        return Run(plan, model, engine, on_mismatch, measure_every or 0, on_overrun)
-    except PoochError:
-        engine.close()
-        raise

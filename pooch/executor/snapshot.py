@@ -1,4 +1,4 @@
-"""What a step changes before its end, kept aside so that the step can be repeated as if nothing had happened."""
+"""A snapshot of what a forward and backward pass change, so that the step can be repeated."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from pooch.errors import TierError
 from pooch.executor.engines.protocol import Arena, CopyEngine, Ticket
 from pooch.torchtools.accelerators import has_streams
-from pooch.torchtools.tensors import has_plain_storage, storage_key
+from pooch.torchtools.tensors import bytes_of, has_plain_storage, storage_key
 from pooch.torchtools.training_state import RandomStates
 
-_ROOM_BYTES = 4096  # places in a tier are multiples of this
+_ROOM_BYTES = 4096  # offsets in a tier are multiples of this
 _SMALL_BYTES = 2**20
 
 
@@ -26,24 +26,26 @@ class _InTier:
 class StepSnapshot:
     """Gradients, buffers and random states at the beginning of a step.
 
-    Parameters and the optimizer's state are not in it: forward and backward do not change them. Gradients that
-    accumulate go to the swap tier, and so do large buffers, since a copy on the device would be over the budget by its
-    size. Small ones go there too where the device has streams, all in one copy, so that the host waits for nothing; on
-    a CPU, and on other devices than the model's, they are bytes in host memory. Where gradients were dropped before
-    the step, nothing is copied but the buffers.
+    Parameters and the optimizer's state are left out, since the forward and backward pass do not change them. Gradients
+    that accumulate and large buffers go to the swap tier, since a copy on the device would exceed the budget. On a
+    device with streams small buffers go there too, in one copy, so that the host waits for nothing. On a CPU, and on
+    devices other than the model's, small buffers are kept as bytes in host memory. If the gradients were set to None
+    before the step, only buffers are copied.
 
     Args:
-        model: whose step it is. engine: of its plan. device: where the model is.
+        model: The model that is trained.
+        engine: The copy engine of its plan.
+        device: The model's device.
 
     Raises:
-        TierError: the tier has not enough room, or cannot be written.
+        TierError: If the tier has not enough room, or cannot be written.
     """
 
     def __init__(self, model: torch.nn.Module, engine: CopyEngine, device: torch.device) -> None:
         self._device = device
         self._random = RandomStates.of(device)
         self._gradients = [(p, p.grad) for p in model.parameters()]
-        self._owners = [(module, dict(module._buffers)) for module in model.modules()]  # some replace their buffers
+        self._owners = [(module, dict(module._buffers)) for module in model.modules()]  # which may replace buffers
         self._opaque = [(p, g.clone()) for p, g in self._gradients if g is not None and not has_plain_storage(g)]
         self._large: list[_InTier] = []
         self._arena: Arena | None = None
@@ -55,7 +57,7 @@ class StepSnapshot:
         elsewhere = [s for s in storages if s.device != self._device]
         self._packed = small if has_streams(self._device) else []
         self._small = elsewhere if has_streams(self._device) else [*small, *elsewhere]
-        self._contents = b"".join(_bytes_of(s).cpu().numpy().tobytes() for s in self._small)
+        self._contents = b"".join(bytes_of(s).cpu().numpy().tobytes() for s in self._small)
         room_bytes = 0
         for storage in storages:
             if storage.device == self._device and storage.nbytes() >= _SMALL_BYTES:
@@ -70,15 +72,15 @@ class StepSnapshot:
     def _copy_out(self, arena: Arena) -> None:
         tickets = [arena.copy_out(each.storage, each.offset_bytes) for each in self._large]
         if self._packed:
-            together = torch.cat([_bytes_of(storage) for storage in self._packed]).untyped_storage()
+            together = torch.cat([bytes_of(storage) for storage in self._packed]).untyped_storage()
             tickets.append(arena.copy_out(together, self._packed_offset_bytes))
         self._finish(tickets)
 
     def restore(self) -> None:
-        """Put everything back, in place.
+        """Restore everything in place.
 
         Raises:
-            TierError: the tier cannot be read.
+            TierError: If the tier cannot be read.
         """
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
@@ -89,7 +91,7 @@ class StepSnapshot:
         begin = 0
         for storage in self._small:
             contents = bytearray(self._contents[begin : begin + storage.nbytes()])
-            _bytes_of(storage).copy_(torch.frombuffer(contents, dtype=torch.uint8))
+            bytes_of(storage).copy_(torch.frombuffer(contents, dtype=torch.uint8))
             begin += storage.nbytes()
         if self._arena is not None:
             self._copy_in(self._arena)
@@ -102,17 +104,17 @@ class StepSnapshot:
         if self._packed:
             tickets.append(arena.copy_in(together, self._packed_offset_bytes))
         self._finish(tickets)
-        for storage, contents in zip(self._packed, _bytes_of(together).split(sizes), strict=True):
-            _bytes_of(storage).copy_(contents)
+        for storage, contents in zip(self._packed, bytes_of(together).split(sizes), strict=True):
+            bytes_of(storage).copy_(contents)
 
     def _finish(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
             ticket.wait()
             if ticket.error is not None:
-                raise TierError(f"gradients cannot be kept aside in the tier ({ticket.error})") from ticket.error
+                raise TierError(f"gradients cannot be saved in the swap tier ({ticket.error})") from ticket.error
 
     def close(self) -> None:
-        """Give the room in the tier back."""
+        """Release the room in the tier."""
         if self._arena is not None:
             self._arena.close()
             self._arena = None
@@ -125,7 +127,3 @@ def _distinct_storages(tensors: list[torch.Tensor]) -> Iterator[torch.UntypedSto
             seen.add(storage_key(tensor))
             if tensor.untyped_storage().nbytes() > 0:
                 yield tensor.untyped_storage()
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,41 +1,33 @@
-"""What a step under a plan did, and what all steps of a run did, in numbers."""
+"""Counters of a step and of a run, and warnings that are given once per run."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-
-class Clock(Protocol):
-    """Times that a device takes by itself."""
-
-    @property
-    def step_ms(self) -> float:
-        """Of the whole step."""
-
-    @property
-    def stall_ms(self) -> float:
-        """Of the waits for copies."""
+from pooch.executor.engines.step_clock import StepClock
 
 
 @dataclass
 class RunStats:
-    """Counts of one step (the last one that was begun).
+    """Counters of one step: the last one that was begun.
 
     Attributes:
-        host_step_ms: from the beginning of the region to the last read of a saved value, as the host sees it.
-        host_stall_ms: time that the host waited for copies; 0 on a GPU, where streams wait and the host goes on.
-        device_clock: of a device with streams, whose times are the ones that count there; None on a CPU.
-        swapped_out_bytes, swapped_in_bytes: bytes moved.
-        emptied_bytes: bytes that left in the forward pass while the program still held them.
-        recomputed_ops: ops replayed.
-        peak_bytes: highest live device bytes: on a GPU of this step, on a CPU of the last step that was measured (at
-            intervals, and inside of `run.measured()`); None before.
-        reserved_bytes: highest bytes that the caching allocator had taken from the GPU; None on a CPU.
-        rounding_bytes: of a peak measured by `run.measured()`: what the allocator's rounding added to it.
-        late_swaps: values that had to be brought back when they were read, outside of the schedule.
-        mismatches: steps that left the profiled path (1 for this step, if it did).
-        kept_after_errors: values that stayed on the device because their copy failed.
+        host_step_ms: Time from the beginning of the region to the last read of a saved value, as seen by the host.
+        host_stall_ms: Time that the host waited for copies. 0 on a GPU, where streams wait instead.
+        swapped_out_bytes: Bytes copied to the tier.
+        swapped_in_bytes: Bytes copied back from the tier.
+        emptied_bytes: Bytes that left the device in the forward pass while the program still held them.
+        recomputed_ops: Number of ops replayed.
+        peak_bytes: Highest live device bytes. On a GPU of this step, on a CPU of the last step that was measured (at
+            intervals, and inside of `run.measured()`). None before the first measurement.
+        reserved_bytes: Highest bytes that the caching allocator reserved on the GPU. None on a CPU.
+        rounding_bytes: What the allocator's rounding added to a peak measured by `run.measured()`.
+        late_swaps: Number of values that were brought back at a read, outside of the schedule.
+        mismatches: 1 if the step left the profiled path, else 0.
+        kept_after_errors: Number of values that stayed on the device because their copy failed.
+        device_clock: The step's times as measured by a device with streams. None on a CPU.
     """
 
     host_step_ms: float = 0.0
@@ -50,32 +42,37 @@ class RunStats:
     late_swaps: int = 0
     mismatches: int = 0
     kept_after_errors: int = 0
-    device_clock: Clock | None = field(default=None, repr=False, compare=False)
+    device_clock: StepClock | None = field(default=None, repr=False, compare=False)
 
     @property
     def step_ms(self) -> float:
-        """From the beginning of the region to the last read of a saved value. On a GPU from the device's own events, to
-        the moment at which nothing of the step's graph is left, and 0 before; the host waits for that moment here.
+        """Time from the beginning of the region to the last read of a saved value.
+
+        On a GPU it is measured by events on the device, up to the point at which the step's graph is freed. Reading it
+        blocks the host until then; it is 0 while the step is running.
         """
         return self.host_step_ms if self.device_clock is None else self.device_clock.step_ms
 
     @property
     def stall_ms(self) -> float:
-        """Time that compute stood still for copies. On a GPU from the device's own events, for which the host waits
-        here once the step is over; in mid-step the waits that are over count, and nobody waits.
+        """Time that compute waited for copies.
+
+        On a GPU it is measured by events on the device. Reading it blocks the host once the step is over; during the
+        step it counts completed waits and does not block.
         """
         return self.host_stall_ms if self.device_clock is None else self.device_clock.stall_ms
 
 
 @dataclass
 class RunTotals:
-    """Counts over all steps of a run.
+    """Counters over all steps of a run.
 
     Attributes:
-        steps: that were begun. steps_off_path: that left the profiled path.
-        steps_measured: whose peak is known. steps_over_budget: of these, those whose peak passed the budget
-            by more than the allocator's rounding.
-        peak_bytes: the highest of the measured peaks; None before the first.
+        steps: Number of steps that were begun.
+        steps_off_path: Number of steps that left the profiled path.
+        steps_measured: Number of steps whose peak was measured.
+        steps_over_budget: Number of measured steps over the budget by more than the allocator's rounding.
+        peak_bytes: The highest measured peak, or None before the first.
     """
 
     steps: int = 0
@@ -83,3 +80,16 @@ class RunTotals:
     steps_measured: int = 0
     steps_over_budget: int = 0
     peak_bytes: int | None = None
+
+
+class WarnOnce:
+    """Warns about a topic the first time it comes up. Later occurrences are only counted."""
+
+    def __init__(self) -> None:
+        self._told: set[Hashable] = set()
+
+    def __call__(self, topic: Hashable, text: str) -> None:
+        """Warn, unless this topic was reported before."""
+        if topic not in self._told:
+            self._told.add(topic)
+            warnings.warn(text, stacklevel=3)

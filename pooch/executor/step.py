@@ -1,6 +1,4 @@
-"""One step under a plan: the dispatch mode of its forward pass, and the hooks through which autograd saves and
-reads.
-"""
+"""The state of one step under a plan, as the dispatch mode and the saved tensor hooks drive it."""
 
 from __future__ import annotations
 
@@ -23,19 +21,29 @@ from pooch.torchtools.tensors import find_tensors, fingerprint, has_plain_storag
 
 
 class _OwnWork(threading.local):
-    """Whether what a thread does just now is ours, and not the program's."""
+    """Marks what the current thread does as Pooch's own work rather than the program's: `with OWN_WORK: ...`."""
 
-    active = False
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self.depth -= 1
 
 
-_OWN = _OwnWork()
+OWN_WORK = _OwnWork()
 
 
 class PlannedStep:
-    """State of one step, from its forward pass to the end of its backward pass.
+    """The state of one step, from its forward pass to the end of its backward pass.
 
-    Lives as long as autograd holds one of its handles, so several forward passes before one backward pass each have
-    their own.
+    It lives as long as autograd holds one of its handles, so each of several forward passes before one backward pass
+    has its own.
+
+    Args:
+        actions: Runs the actions of the schedule.
+        on_mismatch: "warn" or "error", for a step that leaves the path.
     """
 
     def __init__(self, actions: StepActions, on_mismatch: str) -> None:
@@ -47,35 +55,28 @@ class PlannedStep:
         self.begin = time.perf_counter()
         self._next = 0
         self._initialisation = InitialisationWatch()
-        self.op = threading.Lock()  # held from before an op until what it made is known
-        self.on_read: Callable[[], None] | None = None  # called once, when autograd reads a saved tensor
-
-    @property
-    def is_own(self) -> bool:
-        """Whether what this thread does just now is not the program's doing."""
-        return _OWN.active
-
-    @is_own.setter
-    def is_own(self, active: bool) -> None:
-        _OWN.active = active
+        self.op = threading.Lock()  # held from before an op until its results are known
+        self.on_read: Callable[[], None] | None = None  # called once, at the first read of a saved tensor
 
     # The forward pass -------------------------------------------------------------------------------------------
 
     def begin_op(self) -> bool:
-        """Whether the op that begins is the only one under way. Of two, neither could be told from the planned one, so
-        the plan ends there.
+        """Whether the op that begins is the only one running.
+
+        Two ops that overlap cannot be told apart, so the plan ends there.
         """
         if self.op.acquire(blocking=False):
             return True
         if self.on_path:
-            self._leave_path("one op at a time", "an op in another thread meanwhile")
+            self._leave_path("one op at a time", "an op that overlaps with one in another thread")
         return False
 
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
-        """Actions due before the next op, and what has to be remembered of its call."""
+        """Run the actions that are due before the next op, and record its call if it may be replayed."""
         if self.on_path:
-            slot = self.table.first_slot + self._next
-            if slot in self.table.actions and self._is_due(facts.name):
+            slot, expected = self.table.first_slot + self._next, self.table.expected
+            # Actions wait for the planned op: another one produces nothing (`.item()`) or leaves the path.
+            if slot in self.table.actions and self._next < len(expected) and expected[self._next].name == facts.name:
                 self.actions.act(slot)
             if slot in self.table.replayed:
                 self._remember(slot, func, facts, args, kwargs)
@@ -85,8 +86,9 @@ class PlannedStep:
             self.actions.protect(self.values.get(key))
 
     def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
-        """An op is about to run on a stream of the program's own, as FSDP's collectives and prefetchers do. It is no op
-        of the plan, and is left alone unless it works on a value of the plan.
+        """Handle an op that is about to run on another stream of the program, as FSDP's collectives and prefetchers do.
+
+        It is not part of the plan, and is left alone unless it works on a planned value.
         """
         tensors = [tensor for tensor in find_tensors((args, kwargs)) if has_plain_storage(tensor)]
         planned = [tensor.untyped_storage() for tensor in tensors if self._is_planned(tensor)]
@@ -96,7 +98,7 @@ class PlannedStep:
         if self.emptied.away:
             self.bring_back((args, kwargs))
         if planned:
-            with self.actions.lock:  # last, since what was away has memory only now, and the allocator is told of that
+            with self.actions.lock:  # last, since only now do emptied storages have memory to tell the allocator of
                 self.arena.join(planned)
         for key, tensor in written_tensors(facts, args, kwargs).items():
             self.actions.protect(self.values.get(key))
@@ -107,26 +109,20 @@ class PlannedStep:
         return value in self.records or value in self.actions.held
 
     def bring_back(self, arguments: Any) -> None:
-        """The program is about to read some arguments: have there what is away of them."""
+        """Bring back emptied values among arguments that the program is about to read."""
         with self.actions.lock, self.arena.at_home():
             self.emptied.look(arguments)
 
     def _remember(self, slot: int, func: Any, facts: Any, args: Any, kwargs: Any) -> None:
-        """Remember the call for a replay, unless its result may be another one each time, as PyTorch is set now."""
+        """Record a call for a replay, unless its result may vary under PyTorch's current settings."""
         refusal = call_refusal(func, args) if facts.depends_on_call else None
         if refusal is not None:
             self._leave_path(f"{facts.name} as an op that can be replayed", f"{facts.name}, which cannot: {refusal}")
         else:
             self.actions.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
 
-    def _is_due(self, name: str) -> bool:
-        """Whether the op that comes may be the next planned one; else it makes nothing, such as `.item()`, or leaves
-        the path.
-        """
-        return self._next < len(self.table.expected) and self.table.expected[self._next].name == name
-
     def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
-        """Recognise the op that ran and take hold of what the plan needs of its results."""
+        """Match the op that ran against the plan, and register its results."""
         expected = self._recognise(func, name, outputs, made) if self.on_path else None
         if expected is None:
             for tensor in made:
@@ -139,33 +135,31 @@ class PlannedStep:
             self.actions.made(value, storage)
 
     def look(self, arguments: Any, handed_out: bool = False) -> None:
-        """The program is about to look at tensors without an op that computes."""
-        if self.on_path and not self.is_own:
-            self.is_own = True
-            try:
-                with torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
-                    self.emptied.look(arguments)
-                    if handed_out:
-                        self.emptied.hand_out(arguments, self.values, self.records)
-            finally:
-                self.is_own = False
+        """Bring back emptied values that the program is about to read without an op.
+
+        Args:
+            arguments: What it reads, in any nesting.
+            handed_out: Whether the program obtains the address of the memory.
+        """
+        if self.on_path and not OWN_WORK.depth:
+            with OWN_WORK, torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
+                self.emptied.look(arguments)
+                if handed_out:
+                    self.emptied.hand_out(arguments, self.values, self.records)
 
     def quietly(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The hook, what it does being no look of the program's."""
+        """Wrap a hook so that what it does does not count as a read by the program."""
 
         def quiet(argument: Any) -> Any:
-            before, self.is_own = self.is_own, True
-            try:
+            with OWN_WORK:
                 return hook(argument)
-            finally:
-                self.is_own = before
 
         return quiet
 
     def _recognise(
         self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
     ) -> ExpectedOp | None:
-        """The planned op that this one is; None where it is none of the plan's, and off the path unless it is known."""
+        """Return the planned op that this one is, or None. An unknown op leaves the path."""
         if self._next >= len(self.table.expected):
             self._leave_path("the end of the region", fingerprint(name, outputs))
             return None
@@ -178,28 +172,23 @@ class PlannedStep:
         return expected
 
     def end_forward(self) -> None:
-        """The region is over. What is due next waits for the first read of the backward pass, which may come late."""
+        """End the region. Actions that are due next wait for the first read of the backward pass."""
         if self.on_path and self._next < len(self.table.expected):
             self._leave_path(self.table.expected[self._next].fingerprint, "the end of the region")
 
     def restore(self) -> None:
-        """Nobody watches from here on: what the program holds is there again."""
+        """Bring everything back that the program holds, since its reads are no longer intercepted."""
         if self.emptied.away:
-            before, self.is_own = self.is_own, True
-            try:
-                with torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
-                    self.emptied.restore()
-            finally:
-                self.is_own = before
+            with OWN_WORK, torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
+                self.emptied.restore()
 
     def _leave_path(self, expected: str, actual: str) -> None:
         self.on_path = False
         self.stats.mismatches = 1
         self.restore()
         text = (
-            f"the step left the planned path at op {self._next}: expected {expected}, got {actual}; the rest of this "
-            f"step "
-            "keeps its activations and may pass the budget (profile and plan again to follow the new path)"
+            f"the step left the planned path at op {self._next}: expected {expected}, got {actual}; the rest of the "
+            "step keeps its activations and may exceed the budget (profile and plan again to follow the new path)"
         )
         if self.on_mismatch == "error":
             raise PlanMismatch(text)
@@ -208,19 +197,19 @@ class PlannedStep:
     # Saving and reading -----------------------------------------------------------------------------------------
 
     def pack(self, tensor: torch.Tensor) -> object:
-        """What autograd gets to hold for a tensor that it saves."""
-        # Every saved tensor passes here and through `unpack`: see `python -m benchmarks.hook_cost`.
+        """Return what autograd holds in place of a tensor that it saves."""
+        # Every saved tensor passes here and through `unpack`. `python -m benchmarks.hook_cost` measures the cost.
         if not has_plain_storage(tensor):
             return tensor
         value = self.values.get(tensor.untyped_storage()._cdata)
         record = self.records.get(value) if value is not None else None
         if record is None:
             return pack_kept(tensor, value)
-        with torch._C._DisableTorchDispatch():  # what we do is no op of the step
+        with torch._C._DisableTorchDispatch():  # not ops of the step
             return self.actions.hold(self, record, tensor)
 
     def unpack(self, packed: object) -> torch.Tensor:
-        """The tensor that autograd reads, after the actions tied to its first read."""
+        """Return the tensor that autograd reads, after the actions tied to its first read."""
         self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
         if self.on_read is not None:
             self._tell_read()
@@ -232,7 +221,7 @@ class PlannedStep:
                 raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
             return tensor  # type: ignore[no-any-return]
         if isinstance(packed, PackedRecord):
-            with self.actions.lock:  # what another thread of autograd's has begun is complete
+            with self.actions.lock:  # wait for what another thread of autograd has begun
                 return self._read_beside(packed) if self.arena.is_beside() else self._read(packed)
         assert isinstance(packed, torch.Tensor)
         return packed
@@ -244,7 +233,7 @@ class PlannedStep:
             return packed.geometry.on(self.actions.ensure(packed.record))
 
     def _read_beside(self, packed: PackedRecord) -> torch.Tensor:
-        """Autograd runs a node on the stream of its op, and a node on the CPU on the stream of whoever called it."""
+        """Answer a read on another stream: autograd runs nodes on their op's stream, CPU nodes on the caller's."""
         with self.arena.at_home():
             tensor = self._read(packed)
         with torch._C._DisableTorchDispatch():
@@ -252,7 +241,7 @@ class PlannedStep:
         return tensor
 
     def _tell_read(self) -> None:
-        with self.actions.lock:  # of two threads that read first, one tells it
+        with self.actions.lock:  # if two threads read first, only one reports it
             on_read, self.on_read = self.on_read, None
         if on_read is not None:
             on_read()
@@ -266,5 +255,5 @@ class PlannedStep:
 
 
 def _kind(fingerprint: str) -> str:
-    """The operator alone: shapes that change from step to step are one kind of leaving the path."""
+    """Return the operator alone, so that shapes that change from step to step are reported once."""
     return fingerprint.partition("(")[0]

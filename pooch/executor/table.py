@@ -1,32 +1,71 @@
-"""The plan as the runtime looks things up in it; made once when a plan is applied."""
+"""A plan indexed for the lookups of the runtime, built once when the plan is applied."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from pooch.executor.recognition import OpRecogniser
+import torch
+
 from pooch.ir import Action, ExpectedOp, Plan
+from pooch.torchtools.tensors import fingerprint
+
+
+class OpRecogniser:
+    """Compares ops with those that a plan expects, by fingerprint.
+
+    A fingerprint is text, and formatting it costs more than many ops. So what matched at a position (operator, shapes,
+    dtypes) is remembered, and compared first from the second step on.
+
+    Args:
+        expected: Forward ops of the region, in order.
+    """
+
+    def __init__(self, expected: tuple[ExpectedOp, ...]) -> None:
+        self._expected = expected
+        self._matched: list[tuple[Any, list[tuple[torch.Size, torch.dtype]]] | None] = [None] * len(expected)
+
+    def is_expected(self, position: int, func: Any, name: str, outputs: list[torch.Tensor]) -> bool:
+        """Whether the op at a position of the region is the planned one.
+
+        Args:
+            position: Number of the op in the region, less than the number of expected ops.
+            func: The operator.
+            name: The operator's name, as in fingerprints.
+            outputs: The tensors among its results.
+        """
+        matched = self._matched[position]
+        if matched is not None and matched[0] is func and len(outputs) == len(matched[1]):
+            for tensor, (shape, dtype) in zip(outputs, matched[1], strict=True):
+                if tensor.shape != shape or tensor.dtype is not dtype:
+                    return False  # the fingerprint would differ in the same place
+            return True
+        if fingerprint(name, outputs) != self._expected[position].fingerprint:
+            return False
+        self._matched[position] = (func, [(tensor.shape, tensor.dtype) for tensor in outputs])
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTable:
-    """Lookups of one plan.
+    """The lookups of one plan.
 
     Attributes:
-        expected: forward ops of the region, in order.
-        first_slot: slot of the first of them.
-        actions: {slot: actions at its entry, in order}.
-        anchor_of: {value id: slot at whose entry the backward pass first reads it}, for slots that have actions.
-        swapped, recomputed, sources: as in the schedule.
-        emptied: values whose bytes leave while the program still holds them.
-        dropped: values that the schedule lets go of by a "drop" of its own.
-        held_values: values that may be read by replays at several slots, so that an early drop could hurt a later one.
-        replay_slots: slots at whose entry something is replayed.
-        replayed: slots of ops whose calls have to be remembered.
-        producer_of: {value id: slot of the op that makes it}.
-        offsets, room_bytes: {value id: offset in the tier, and how many bytes it was planned with}. host_bytes: size of
-            the tier.
-        recogniser: tells whether an op is the expected one.
+        expected: Forward ops of the region, in order.
+        first_slot: Slot of the first forward op.
+        actions: Maps each slot to the actions at its entry, in order.
+        anchor_of: Maps values to the slot in which the backward pass first reads them, for slots that have actions.
+        swapped: Values that are swapped.
+        recomputed: Values that are recomputed.
+        sources: Values that are held for replays.
+        emptied: Values whose bytes leave the device while the program still holds them.
+        dropped: Values that the schedule releases by a "drop" action.
+        replay_slots: Slots that begin with a replay.
+        replayed: Slots of ops whose calls are recorded.
+        producer_of: Maps each value to the slot of the op that produces it.
+        offsets: Maps each swapped value to its offset in the tier, in bytes.
+        room_bytes: Maps each value to the size that it was planned with.
+        recogniser: Compares ops with the expected ones.
     """
 
     expected: tuple[ExpectedOp, ...]
@@ -38,18 +77,16 @@ class ActionTable:
     sources: frozenset[int]
     emptied: frozenset[int]
     dropped: frozenset[int]
-    held_values: frozenset[int]
     replay_slots: frozenset[int]
     replayed: frozenset[int]
     producer_of: dict[int, int]
     offsets: dict[int, int]
     room_bytes: dict[int, int]
-    host_bytes: int
     recogniser: OpRecogniser
 
     @property
     def does_nothing(self) -> bool:
-        """Everything is kept: the step runs without hooks."""
+        """Whether everything is kept, so that the step runs without hooks."""
         return not self.actions
 
     @classmethod
@@ -69,12 +106,10 @@ class ActionTable:
             sources=frozenset(schedule.sources),
             emptied=frozenset(a.target for a in schedule.actions if a.kind == "empty"),
             dropped=frozenset(a.target for a in schedule.actions if a.kind == "drop"),
-            held_values=frozenset((*schedule.sources, *schedule.swapped, *schedule.recomputed)),
             replay_slots=frozenset(a.slot for a in schedule.actions if a.kind == "replay"),
             replayed=frozenset(a.target for a in schedule.actions if a.kind == "replay"),
             producer_of={v: plan.first_slot + i for i, op in enumerate(plan.expected) for v in op.writes},
             offsets=dict(schedule.host_offsets),
             room_bytes={decision.value: decision.size_bytes for decision in plan.choices},
-            host_bytes=schedule.host_bytes,
             recogniser=OpRecogniser(plan.expected),
         )

@@ -1,9 +1,8 @@
-"""Whether the steps of a run keep to what its plan promised: they are counted, their peaks are measured, and a peak
-over the budget is told, with what was noticed of its cause.
+"""Checks whether the steps of a run stay within the budget of its plan, and reports a likely cause if one does not.
 
-A GPU's allocator counts, so every step is measured. On a CPU measuring costs a walk through all Python objects and a
-session of torch's profiler, so it is done in the first steps, then ever more rarely, and at once when something has
-changed that the plan does not know of.
+A GPU's allocator keeps counters, so every step is measured. On a CPU a measurement takes a walk through all Python
+objects and a session of torch's profiler, so only the first steps are measured, then ever fewer, and any step in which
+something is noticed that the plan does not account for.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ from pooch.executor.causes import (
     unknown_bytes,
     unmeasured_text,
 )
-from pooch.executor.statistics import RunStats, RunTotals
+from pooch.executor.statistics import RunStats, RunTotals, WarnOnce
 from pooch.executor.step import PlannedStep
-from pooch.executor.warn_once import WarnOnce
 from pooch.ir import Plan
 from pooch.torchtools import accelerators
 from pooch.torchtools.memory_trace import live_bytes
@@ -42,13 +40,13 @@ from pooch.torchtools.requested_sizes import rounding_bytes
 from pooch.torchtools.tensors import storage_bytes
 
 MEASURE_EVERY = 1000
-FIRST_MEASURED = (1, 2, 10, 100)  # in the second step there are gradients and optimizer state, in the tenth caches
-MOST_FORWARDS = 16  # before one backward pass, in one measurement: what the profiler notes takes memory too
+FIRST_MEASURED = (1, 2, 10, 100)  # by step 2 there are gradients and optimizer state, by step 10 caches
+MOST_FORWARDS = 16  # before one backward pass, in one measurement, since the profiler's events take memory too
 
 
 @dataclass(eq=False)
 class _Followed:
-    """A step whose end is awaited; it lives as long as its graph."""
+    """A step whose backward pass has not ended. The step lives as long as its graph."""
 
     step: weakref.ref[PlannedStep]
     is_forward_over: bool = False
@@ -57,7 +55,7 @@ class _Followed:
 
 @dataclass(eq=False)
 class _Measurement:
-    """A peak that is being measured. `window`: None where the GPU's allocator, or `run.measured()`, does it."""
+    """A measurement in progress. `window` is None if the GPU's allocator or `run.measured()` measures."""
 
     number: int
     stats: RunStats
@@ -71,25 +69,30 @@ class _Measurement:
 
     @property
     def is_over(self) -> bool:
-        """Whether backward passes came, and nothing of a graph is left for another one."""
+        """Whether a backward pass ran, and no graph is left for another one."""
         return self.backward_passes > 0 and all(f.step() is None for f in self.followed)
 
     @property
     def awaits_backward(self) -> bool:
-        """Whether a forward pass is still without its backward pass."""
+        """Whether a forward pass still lacks its backward pass."""
         return any(f.step() is not None and not f.is_read for f in self.followed)
 
 
 class RunWatch:
-    """What is noticed of the steps of one run.
+    """Measures the steps of one run.
 
     Args:
-        plan, model, device: of the run. warn_once: for what is told.
-        measure_every: on a CPU, measure each so manieth step besides the first ones; 0: none.
-        on_overrun: is given what is over the budget, and says whether it takes care of it; None: it is told.
+        plan: The plan of the run.
+        model: The model, of which only weak references are held.
+        device: The model's device.
+        warn_once: Gives the warnings.
+        measure_every: On a CPU, measure every step whose number is a multiple of this, besides the first ones. 0
+            measures none.
+        on_overrun: Called with each measured peak over the budget; returns whether it was handled. Otherwise, and with
+            None, a warning is given.
 
     Attributes:
-        totals: counts over all steps.
+        totals: Counters over all steps.
     """
 
     def __init__(
@@ -107,20 +110,20 @@ class RunWatch:
         self._parameters = ParameterWatch(model)
         self._followed: list[_Followed] = []
         self._measurement: _Measurement | None = None
-        self._is_due = False  # a step was to be measured and could not be
+        self._is_due = False  # a step should have been measured, but could not be
         self._noticed: set[str] = set()
-        self._to_confirm: dict[str, str] = {}  # {kind: text} of what was noticed in a step that was not measured
+        self._to_confirm: dict[str, str] = {}  # {kind: text} noticed in a step that was not measured
         self._is_measured_outside = False
 
     @property
     def is_measuring(self) -> bool:
-        """Whether the step that was just begun is measured from here."""
+        """Whether the step that was just begun is measured, other than by `run.measured()`."""
         return self._measurement is not None and not self._is_measured_outside
 
     # From the beginning of a region to the end of its backward pass -----------------------------------------------
 
     def begin(self, stats: RunStats) -> None:
-        """A region begins."""
+        """Begin the region of a step."""
         self.totals.steps += 1
         self._followed = [each for each in self._followed if each.step() is not None]
         earlier = self._measurement
@@ -128,7 +131,7 @@ class RunWatch:
         if earlier is not None:
             stats.peak_bytes = earlier.stats.peak_bytes
         if self._is_measured_outside:
-            self._measurement = self._measurement or self._new_measurement(stats, live_bytes(self._device))
+            self._measurement = self._measurement or _Measurement(self.totals.steps, stats, live_bytes(self._device))
             self._measurement.stats = stats
         if self._plan.budget_bytes:
             causes = tuple(self._causes_at_the_beginning())
@@ -139,7 +142,7 @@ class RunWatch:
 
     @contextmanager
     def following(self, step: PlannedStep) -> Iterator[None]:
-        """A planned region: what becomes of it, and of its graph."""
+        """Follow a planned region, and then its graph."""
         followed = _Followed(weakref.ref(step, self._when_dead()))
         self._followed.append(followed)
         if self._measurement is not None:
@@ -159,14 +162,14 @@ class RunWatch:
                     self._measurement.causes[OFF_PATH.kind] = OFF_PATH
 
     def close(self) -> None:
-        """The run ends: nothing is measured any more."""
+        """End a measurement in progress."""
         measurement = self._measurement
         if measurement is not None and measurement.window is not None:
             self._end(measurement)
 
     @contextmanager
     def measured_outside(self) -> Iterator[Callable[[int], None]]:
-        """Somebody else measures what runs inside; the function that is given takes the peak."""
+        """Let the caller measure what runs inside. Yields a function that takes the peak."""
         self.close()
         self._is_measured_outside = True
         peaks: list[int] = []
@@ -189,7 +192,7 @@ class RunWatch:
             yield forwards(waiting + 1)
 
     def _notice(self, cause: Cause) -> None:
-        """Keep a cause for the measurement; where there is none, the next step is measured."""
+        """Attribute a cause to the current measurement. If there is none, the next step is measured."""
         if self._measurement is not None:
             self._measurement.causes[cause.kind] = cause
         if cause.kind in self._noticed:
@@ -197,17 +200,13 @@ class RunWatch:
         self._noticed.add(cause.kind)
         if self._measurement is None:
             self._to_confirm[cause.kind] = unmeasured_text(self.totals.steps, cause, self._plan)
-            if not self._can_measure:
+            if self._measure_every <= 0 and not accelerators.has_streams(self._device):
                 self._tell_unconfirmed({})
 
-    @property
-    def _can_measure(self) -> bool:
-        return accelerators.has_streams(self._device) or self._measure_every > 0
-
     def _first_read(self, followed: _Followed) -> None:
-        """Autograd reads the first saved tensor of a step in a backward pass."""
+        """Handle the first read of a saved tensor of a step, normally in a backward pass."""
         step = followed.step()
-        if torch._C._current_graph_task_id() == -1:  # somebody looks at a node's saved tensors
+        if torch._C._current_graph_task_id() == -1:  # the program inspects a node's saved tensors
             if step is not None:
                 step.on_read = partial(self._first_read, followed)
             return
@@ -221,11 +220,11 @@ class RunWatch:
         engine.queue_callback(partial(self._backward_ended, followed, builds_graph))
 
     def _backward_ended(self, followed: _Followed, builds_graph: bool) -> None:
-        """A backward pass through a step has ended; the engine is still to return."""
+        """Handle the end of a backward pass through a step, before the autograd engine returns."""
         step = followed.step()
         if step is not None:
             step.on_read = partial(self._first_read, followed)
-            if followed.is_forward_over and not builds_graph:  # a graph of the backward pass keeps this one anyway
+            if followed.is_forward_over and not builds_graph:  # otherwise the backward pass's own graph keeps it alive
                 self._notice(RETAINED)
         measurement = self._measurement
         if measurement is None or followed not in measurement.followed or not followed.is_forward_over:
@@ -245,7 +244,7 @@ class RunWatch:
     # Measuring --------------------------------------------------------------------------------------------------------
 
     def _is_to_measure(self, causes: tuple[Cause, ...]) -> bool:
-        """Whether the step that begins is one to be measured."""
+        """Whether to measure the step that begins."""
         if accelerators.has_streams(self._device) and self._plan.schedule.actions:
             return True
         if self._measure_every <= 0:
@@ -255,29 +254,25 @@ class RunWatch:
         self._is_due = self._is_due or planned or any(cause.kind not in self._noticed for cause in causes)
         return self._is_due or bool(self._to_confirm)
 
-    def _new_measurement(self, stats: RunStats, start_bytes: int) -> _Measurement:
-        return _Measurement(self.totals.steps, stats, start_bytes)
-
     def _open(self, stats: RunStats) -> None:
         if accelerators.has_streams(self._device):
-            self._measurement = self._new_measurement(stats, live_bytes(self._device))
+            self._measurement = _Measurement(self.totals.steps, stats, live_bytes(self._device))
             return
         window = PeakWindow(self._backward_returned, interrupted=self._discard)
         if self._guarded(window.open):
-            self._measurement = self._new_measurement(stats, window.start_bytes)
-            self._measurement.window = window
+            self._measurement = _Measurement(self.totals.steps, stats, window.start_bytes, window)
 
     def _guarded(self, measure: Callable[[], bool | int | None]) -> bool | int | None:
-        """Training goes on where measuring fails."""
+        """Call a function that measures. If it fails, training goes on without measurements."""
         try:
             return measure()
         except Exception as error:  # noqa: BLE001  (whatever the profiler raises)
             self._measure_every, self._measurement = 0, None
-            self._warn_once("measuring", f"peaks cannot be measured here, so none are from now on: {error}")
+            self._warn_once("measuring", f"peaks cannot be measured here and will not be measured from now on: {error}")
             return None
 
     def _end_what_is_over(self) -> None:
-        """The measurement of earlier steps, unless this one comes before their backward pass."""
+        """End the measurement of earlier steps, unless their backward pass is still to come."""
         measurement = self._measurement
         if measurement is None or self._is_measured_outside:
             return
@@ -296,7 +291,7 @@ class RunWatch:
             self._end(measurement)
 
     def _when_dead(self) -> Callable[[object], None]:
-        """Called when a step's graph is gone; without holding what waits for it."""
+        """Return the callback for when a step's graph is freed, which does not keep this object alive."""
         watch = weakref.ref(self)
 
         def dead(_: object) -> None:
@@ -315,7 +310,7 @@ class RunWatch:
             self._end(measurement)
 
     def _end(self, measurement: _Measurement) -> None:
-        """Close the window; without a backward pass in it, its peak says nothing."""
+        """Close the window. Without a backward pass in it, its peak is meaningless."""
         window = measurement.window
         assert window is not None
         if not window.is_mine:
@@ -327,7 +322,7 @@ class RunWatch:
             self._judge(measurement, peak_bytes)
 
     def _discard(self) -> None:
-        """A step failed in the middle, or the user starts a profiler: a later step is measured instead."""
+        """Abandon the measurement, since the step failed or the user starts a profiler. A later step is measured."""
         measurement = self._measurement
         if measurement is not None and measurement.window is not None and measurement.window.is_mine:
             self._measurement = None
@@ -365,7 +360,7 @@ class RunWatch:
             self._warn_once(("budget", overrun.cause.kind), overrun.text)
 
     def _tell_unconfirmed(self, seen: dict[str, Cause]) -> None:
-        """What was noticed in a step without a measurement, and did not come again in the one that was measured."""
+        """Report what was noticed in a step that was not measured, and did not recur in the one that was."""
         unconfirmed, self._to_confirm = self._to_confirm, {}
         for kind, text in unconfirmed.items():
             if kind not in seen:

@@ -176,6 +176,11 @@ def _call_if_alive(reference: weakref.WeakMethod[Callable[[int], None]], key: in
         method(key)
 
 
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A flat uint8 tensor on the bytes of a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
 def bytes_in_place(storage: torch.UntypedStorage) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
     """Returns the memory of a storage on the CPU, which the caller keeps alive.
 

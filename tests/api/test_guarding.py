@@ -218,7 +218,7 @@ def test_a_peak_over_the_budget_is_found_in_a_later_step_too() -> None:
     plan = replace(plan, budget_bytes=int(1.01 * plan.predicted_peak_bytes))
     step, measured = (5, 2) if job.device.type == "cpu" else (4, 3)  # a GPU's allocator counts in every step
     with pooch.guard(profile, plan.budget_bytes, job.model, plan=plan, planning=PLANNING, measure_every=5) as guard:
-        with pytest.warns(UserWarning, match=f"peak over the budget in step {step}, .* lived before the step") as told:
+        with pytest.warns(UserWarning, match=f"peak over the budget in step {step}, .* alive before the step") as told:
             actual = _train_with_ballast(job, lambda: guard.step(job.forward))
         assert len(told) == 1
         (repair,) = guard.repairs

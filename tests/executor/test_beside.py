@@ -30,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """The fake of streams, for the engine and for the profiler."""
     fake = Machine()
     install(fake, monkeypatch)
-    monkeypatch.setattr("pooch.executor.run.make_engine", lambda *_, **__: StreamEngine(CPU))
+    monkeypatch.setattr("pooch.executor.apply.make_engine", lambda *_, **__: StreamEngine(CPU))
     monkeypatch.setattr(ForwardRecorder, "_stream_now", lambda recorder: fake.current)
     yield fake
     gc.collect()

@@ -193,7 +193,7 @@ def test_closing_with_copies_in_flight_completes_them(monkeypatch: pytest.Monkey
     arena.close()
     assert ticket._done.is_set()
     assert ticket.error is None
-    assert not engine.thread.is_alive()
+    assert not engine.thread.thread.is_alive()
 
 
 def test_room_is_given_back_only_when_its_last_copy_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

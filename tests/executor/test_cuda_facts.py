@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pooch.errors import PlanMismatch
 from pooch.executor import apply_plan
-from pooch.executor.repeatable import refuse_unrepeatable
+from pooch.executor.apply import refuse_unrepeatable
 from pooch.ir import Plan
 from pooch.measure.hard_limit import exact_allocator
 from pooch.profiler.device_times import _kernels_ms

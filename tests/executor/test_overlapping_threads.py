@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from pooch.errors import ProfileError
 from pooch.executor import Run, apply_plan
 from pooch.executor.actions import StepActions
-from pooch.executor.step import PlannedStep
+from pooch.executor.step import OWN_WORK, PlannedStep
 from tests.executor.support import all_of, is_same, quick_profile, tight_plan
 from tests.executor.test_two_threads import HEAD_START_S, PATIENCE_S, in_threads, planned
 
@@ -187,7 +187,7 @@ def test_what_one_thread_does_by_itself_hides_no_look_of_another() -> None:
         outer_thread = threading.Thread(target=step.quietly(outer), args=(None,), daemon=True)
         outer_thread.start()
         assert inside.wait(PATIENCE_S)
-        assert not step.is_own
+        assert not OWN_WORK.depth
         step.quietly(inner)(None)
-        assert not step.is_own
+        assert not OWN_WORK.depth
         del losses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pooch.executor.recognition import OpRecogniser
+from pooch.executor.table import OpRecogniser
 from pooch.ir import ExpectedOp
 
 SIN, COS = torch.ops.aten.sin.default, torch.ops.aten.cos.default

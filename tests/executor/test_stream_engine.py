@@ -438,7 +438,7 @@ def event_of(stream: Stream) -> Any:
 @pytest.fixture
 def on_the_fake(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Plans are applied with the stream engine."""
-    monkeypatch.setattr("pooch.executor.run.make_engine", lambda *_, **__: StreamEngine(CPU))
+    monkeypatch.setattr("pooch.executor.apply.make_engine", lambda *_, **__: StreamEngine(CPU))
     return machine
 
 

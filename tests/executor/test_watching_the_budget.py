@@ -225,14 +225,14 @@ def another_shape(training: Training, number: int) -> None:
 
 CASES: dict[str, tuple[Loop, int, str]] = {
     "second order": (second_order, 1, "create_graph=True"),
-    "unfrozen": (unfrozen, 4, r"6 parameters \(layers.0.weight, ...\) became trainable since"),
-    "added": (parameters_added, 4, "the parameter late came to the model since, of 1.00 MiB"),
-    "two forwards": (two_forwards, 1, "2 forward passes came before one backward pass"),
+    "unfrozen": (unfrozen, 4, r"6 parameters \(layers.0.weight, ...\) became trainable after the plan was made"),
+    "added": (parameters_added, 4, "the parameter late of 1.00 MiB joined the model after the plan was made"),
+    "two forwards": (two_forwards, 1, "2 forward passes ran before one backward pass"),
     "retained": (graph_retained, 1, "retain_graph=True"),
     "read twice": (read_twice, 1, "retain_graph=True"),
-    "zeroed gradients": (gradients_zeroed, 2, "1.51 MiB of gradients lived before the step"),
-    "zeroed in between": (zeroed_between, 2, "1.51 MiB of gradients lived before the step"),
-    "tensors": (tensors_of_the_users_own, 1, "2.00 MiB lived before the step that the profile did not know"),
+    "zeroed gradients": (gradients_zeroed, 2, "1.51 MiB of gradients were alive before the step"),
+    "zeroed in between": (zeroed_between, 2, "1.51 MiB of gradients were alive before the step"),
+    "tensors": (tensors_of_the_users_own, 1, "2.00 MiB that the profile does not contain were alive before the step"),
 }
 
 
@@ -273,7 +273,7 @@ def test_what_does_not_come_again_is_told_without_a_measured_peak() -> None:
     texts, run = told(rarely_second_order)
     (text,) = texts
     budget = format_bytes(run.plan.budget_bytes)
-    assert text.startswith(f"step 5 may have passed the budget of {budget}")
+    assert text.startswith(f"step 5 may have exceeded the budget of {budget}")
     assert "create_graph=True" in text
     assert "not measured" in text
     assert run.totals.steps_measured == 4  # 1, 2, 6, 10
@@ -293,7 +293,7 @@ def test_what_comes_again_is_told_with_a_measured_peak() -> None:
 def test_without_measuring_it_is_told_at_once(never: int | None) -> None:
     texts, run = told(unfrozen, trainable_from=3, measure_every=never)
     (text,) = texts
-    assert text.startswith("step 4 may have passed the budget")
+    assert text.startswith("step 4 may have exceeded the budget")
     assert "6 parameters" in text
     assert run.totals.steps_measured == 0
     assert run.totals.peak_bytes is None
@@ -641,9 +641,7 @@ def test_on_a_gpu_every_step_is_measured_when_its_backward_pass_ends(monkeypatch
                 ordinary(training, number)
                 assert run.totals.steps_measured == counters.reads == number
         counters.peak_bytes += 2**20
-        with pytest.warns(
-            UserWarning, match=r"step 4 took .*, 1.00 MiB over the budget .*: what needs it is not known"
-        ):
+        with pytest.warns(UserWarning, match=r"step 4 took .*, 1.00 MiB over the budget .*: the cause is not known"):
             ordinary(training, 4)
         with pytest.warns(UserWarning, match=r"step 5 took .*, 1.00 MiB over the budget .*create_graph=True"):
             second_order(training, 5)

@@ -49,7 +49,7 @@ _LEAVES = (
 )
 _JOINS = (
     "        if planned:\n            with self.actions.lock:"
-    "  # last, since what was away has memory only now, and the allocator is told of that\n"
+    "  # last, since only now do emptied storages have memory to tell the allocator of\n"
     "                self.arena.join(planned)\n"
 )
 
@@ -133,7 +133,7 @@ WAITS = (
     Mutation(
         "a copy out does not wait for the copy in that reads its room",
         _STREAMS,
-        "                stream.wait_event(event)  # the value that had the room before must be back\n",
+        "                stream.wait_event(event)  # the previous value in this room must be back\n",
         "                pass\n",
         "a room is filled again before it is read",
     ),
@@ -201,11 +201,11 @@ RECORDS = (
         "a copy out's event is recorded before the copy",
         _STREAMS,
         "        with accelerators.on_stream(stream):\n"
-        "            self._room(storage, offset_bytes).copy_(_bytes_of(storage), non_blocking=True)\n"
+        "            self._room(storage, offset_bytes).copy_(bytes_of(storage), non_blocking=True)\n"
         "        event = self._out_events[offset_bytes] = self._marked(stream)\n",
         "        event = self._out_events[offset_bytes] = self._marked(stream)\n"
         "        with accelerators.on_stream(stream):\n"
-        "            self._room(storage, offset_bytes).copy_(_bytes_of(storage), non_blocking=True)\n",
+        "            self._room(storage, offset_bytes).copy_(bytes_of(storage), non_blocking=True)\n",
         "memory goes back while it is still copied",
     ),
     Mutation(
@@ -305,7 +305,7 @@ STREAMS = (
     Mutation(
         "the allocator is not told of a stream that joins",
         _STREAMS,
-        "            _bytes_of(storage).record_stream(current)\n",
+        "            bytes_of(storage).record_stream(current)\n",
         "            pass\n",
         "memory goes to others while the stream still reads it",
     ),
@@ -530,8 +530,8 @@ ACTIONS = (
     Mutation(
         "a value that comes back is not waited for",
         "actions.py",
-        "            return  # nothing is on its way back\n        self.stats.host_stall_ms += record.ticket.wait()\n",
-        "            return  # nothing is on its way back\n",
+        "            return  # no copy in is pending\n        self.stats.host_stall_ms += record.ticket.wait()\n",
+        "            return  # no copy in is pending\n",
         "the backward pass reads what is not there yet",
         CONV,
     ),
@@ -586,7 +586,7 @@ ACTIONS = (
     Mutation(
         "what autograd lets go of counts as not copied out",
         "actions.py",
-        "        self._end_copy_out(record)  # the tier has it then, should the program have it saved again\n",
+        "        self._end_copy_out(record)  # so that the tier has it if the program has it saved again\n",
         "",
         "a value that is saved again is neither here nor in the tier",
         SAVED_AGAIN,

@@ -1,4 +1,4 @@
-"""Copy engines: one protocol, a CPU engine (thread and file) and one for devices with streams (and pinned memory)."""
+"""Copy engines behind one protocol: for the CPU (a thread and a file), and for streams (with pinned memory)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pooch.torchtools.accelerators import has_streams
 def make_engine(
     device: torch.device, spill_directory: str | Path | None = None, *, check_copies: bool = True
 ) -> CopyEngine:
-    """The engine for a device.
+    """Create the engine for a device.
 
     Args:
-        device: where the activations live.
-        spill_directory: where the CPU engine puts its file; None: the system's directory for temporary files.
-        check_copies: the CPU engine compares checksums of what it reads back; pinned memory is not checked.
+        device: The device of the activations.
+        spill_directory: Directory of the CPU engine's spill file. None uses the system's temporary directory.
+        check_copies: Whether the CPU engine compares checksums of what it reads back. Pinned memory is not checked.
 
     Raises:
-        TierError: the tier cannot be set up.
-        UsageError: the device is neither a CPU nor one with streams.
+        TierError: If the tier cannot be set up.
+        UsageError: If the device is neither a CPU nor has streams.
     """
     if has_streams(device):
         from pooch.executor.engines.streams import StreamEngine
@@ -31,8 +31,8 @@ def make_engine(
         return StreamEngine(device)
     if device.type not in ("cpu", "meta"):
         raise UsageError(
-            f"PyTorch gives nobody the streams of a device of type {device.type!r}, so nothing can be swapped beside "
-            "compute there: move the model to the CPU, or to an accelerator with streams"
+            f"PyTorch exposes no streams for devices of type {device.type!r}, so nothing can be swapped beside compute "
+            "there: move the model to the CPU, or to an accelerator with streams"
         )
     from pooch.executor.engines.cpu import CpuEngine
 

@@ -1,4 +1,4 @@
-"""The CPU engine: one copy thread, and an unlinked spill file per step, so that a kill leaves nothing behind."""
+"""The CPU engine: one copy thread, and an unnamed spill file per step, so that a kill leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pooch.errors import TierError
 from pooch.executor.engines.protocol import Purpose
 from pooch.executor.engines.spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
 
-# How often somebody who waits for a copy looks whether the thread that does it is still there.
+# How often a thread that waits for a copy checks that the copy thread is alive.
 LOOK_AGAIN_S = 0.2
 
 
 @dataclass
 class CpuTicket:
-    """One copy; the thread lets go of the storage before it reports the end."""
+    """One copy. The copy thread releases the storage before it reports completion."""
 
     storage: torch.UntypedStorage | None
     offset_bytes: int
@@ -39,25 +39,24 @@ class CpuTicket:
     _done: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> float:
-        """Block until the copy is complete; returns how long that took, in ms. A copy whose thread is no more ends with
-        an error; one at the end of the interpreter, where threads stand still, is not waited for. Nor does its own
-        thread wait, in which the garbage collector may let go of a step: the copy holds what it needs until its end.
+        """Block until the copy is complete, and return how long that took in ms.
+
+        If the copy thread has died, the copy ends with an error. There is no waiting while the interpreter shuts down,
+        when threads no longer run, or in the copy thread itself, where the garbage collector may free a step: the copy
+        holds what it needs until it ends.
         """
         if self._done.is_set() or threading.current_thread() is self.thread:
             return 0.0
         start = time.perf_counter()
         while not (sys.is_finalizing() or self._done.wait(LOOK_AGAIN_S)):
             if not self.thread.is_alive() and not self._done.is_set():
-                self._give_up()
+                self.error = TierError("the thread that copies has died")
+                self.storage = None
+                self._done.set()
         return (time.perf_counter() - start) * 1000
 
-    def _give_up(self) -> None:
-        self.error = TierError("the thread that copies has died")
-        self.storage = None
-        self._done.set()
-
     def run(self, buffer: mmap.mmap) -> None:
-        """Copy (on the copy thread); whatever goes wrong is kept for who waits."""
+        """Perform the copy on the copy thread. An error is kept for the thread that waits."""
         try:
             assert self.storage is not None
             move = self.mover.write if self.outwards else self.mover.read
@@ -70,38 +69,33 @@ class CpuTicket:
 
 
 class _CopyThread:
-    """Runs tickets one after the other; a daemon, so that it never keeps an interpreter alive."""
+    """Runs tickets in order, in a daemon thread that does not keep the interpreter alive."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._start()
 
     def _start(self) -> None:
-        buffer = new_buffer()  # here, so that a lack of memory is told to who asks, not to the thread
+        buffer = new_buffer()  # here, so that a lack of memory is raised in the caller
         self._tickets: queue.SimpleQueue[CpuTicket | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=_serve, args=(self._tickets, buffer), name="pooch-copy", daemon=True)
         self.thread.start()
 
     def ensure(self) -> threading.Thread:
-        """The thread that serves what is submitted next. A fork has the queue without the thread, and a thread may
-        have died: either gets a new pair.
-        """
+        """Return a live copy thread. After a fork, or if the thread has died, a new thread and queue are started."""
         if os.getpid() != self._process or not self.thread.is_alive():
             self._process = os.getpid()
             self._start()
         return self.thread
 
     def submit(self, ticket: CpuTicket) -> None:
-        """Put a ticket at the end of the queue."""
+        """Append a ticket to the queue."""
         self._tickets.put(ticket)
 
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self.thread.is_alive()
-
     def stop(self) -> None:
-        """Complete what was submitted, then end the thread. In the thread itself, where the garbage collector may find
-        an engine that nobody has, it ends by itself.
+        """Complete what was submitted, then end the thread.
+
+        The copy thread may call this itself, if the garbage collector frees an engine there; it does not join itself.
         """
         if os.getpid() == self._process:
             self._tickets.put(None)
@@ -116,7 +110,7 @@ def _serve(tickets: queue.SimpleQueue[CpuTicket | None], buffer: mmap.mmap) -> N
 
 
 class CpuArena:
-    """Room in one spill file, served by the engine's copy thread."""
+    """Room in one spill file, used through the engine's copy thread."""
 
     clock = None
 
@@ -127,22 +121,22 @@ class CpuArena:
         self._last: CpuTicket | None = None
 
     def is_beside(self) -> bool:
-        """Never: the CPU has no streams."""
+        """Return False, since the CPU has no streams."""
         return False
 
     def at_home(self) -> AbstractContextManager[None]:
-        """Nothing to do."""
+        """Return an empty context, since the CPU has no streams."""
         return nullcontext()
 
     def join(self, storages: list[torch.UntypedStorage]) -> None:
-        """Nothing to do."""
+        """Do nothing, since the CPU has no streams."""
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> CpuTicket:
         """Start copying a storage to the file."""
         return self._submit(storage, offset_bytes, True)
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> CpuTicket:
-        """Start filling a storage from the file; the queue is in order, so its copy out comes first."""
+        """Start filling a storage from the file. The queue is in order, so the copy out comes first."""
         return self._submit(storage, offset_bytes, False)
 
     def _submit(self, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool) -> CpuTicket:
@@ -153,27 +147,27 @@ class CpuArena:
         return ticket
 
     def close(self) -> None:
-        """Wait for the last copy, then let the next step have the file."""
+        """Wait for the last copy, then return the file to the engine."""
         if self._last is not None:
             self._last.wait()
             self._last = None
-        file, self._file, self._mover = self._file, None, None  # who holds the arena shall not hold the file
+        file, self._file, self._mover = self._file, None, None  # a reference to the arena must not keep the file
         if file is not None:
             self._engine.take_back(file)
 
 
 class CpuEngine:
-    """Spill files and the thread that serves them. Files are used again from step to step.
+    """Spill files, reused from step to step, and the copy thread.
 
-    Steps hold the engine, and may be begun and let go of in any thread. Whoever lets go of an engine without closing it
-    gives its files and its thread back as well.
+    Steps hold the engine, and may begin and end in any thread. An engine that is freed without being closed releases
+    its files and its thread as well.
 
     Args:
-        directory: where to put them; None: POOCH_SPILL_DIRECTORY, or the system's directory for temporary files.
-        check: compare a checksum (XXH3, 64 bits) of what is read back with that of what was written.
+        directory: Directory of the files. None uses POOCH_SPILL_DIRECTORY, or the system's temporary directory.
+        check: Whether to compare a checksum (XXH3, 64 bits) of what is read back with that of what was written.
 
     Raises:
-        TierError: there is no memory for its copy buffer.
+        TierError: If there is no memory for the copy buffer.
     """
 
     def __init__(self, directory: str | Path | None = None, *, check: bool = True) -> None:
@@ -181,7 +175,7 @@ class CpuEngine:
         self._directory = Path(directory or os.environ.get("POOCH_SPILL_DIRECTORY") or tempfile.gettempdir())
         self._free: list[SpillFile] = []
         self._size_bytes = 0
-        self._in_use: set[SpillFile] = set()  # by steps under way; not a number, since adding to one is not atomic
+        self._in_use: set[SpillFile] = set()  # by running steps; a set, since incrementing a counter is not atomic
         self._closed = False
         self._process = os.getpid()
         self.thread = _CopyThread()
@@ -190,17 +184,17 @@ class CpuEngine:
 
     @property
     def description(self) -> str:
-        """What the tier is, for people."""
+        """Description of the tier for reports."""
         return f"spill file in {self._directory}"
 
     @property
     def has_two_lanes(self) -> bool:
-        """One thread does all copies."""
+        """Return False, since one thread performs all copies."""
         return False
 
     def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> CpuArena:
-        """A file with room for `size_bytes`: one that is free, or a new one, which costs little whatever it is for."""
-        if os.getpid() != self._process:  # a fork must not write into the files of its parent
+        """Open an arena of `size_bytes` on a free file or a new one. New files cost little, whatever the purpose."""
+        if os.getpid() != self._process:  # a fork must not write to its parent's files
             self._process = os.getpid()
             self._in_use.clear()
             self._free.clear()
@@ -209,7 +203,7 @@ class CpuEngine:
             self._free.clear()
             self._size_bytes = padded
         try:
-            file = self._free.pop()  # not asked for beforehand: another thread may take it
+            file = self._free.pop()  # no check beforehand, since another thread may take it
         except IndexError:
             file = SpillFile(self._directory, self._size_bytes)
         self._in_use.add(file)
@@ -217,11 +211,11 @@ class CpuEngine:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:
-        """The copy thread runs beside compute anyway, and waiting for a ticket is all there is to wait for."""
+        """Do nothing: the copy thread runs beside compute anyway, and waiting for a ticket is enough."""
         yield lambda: None
 
     def take_back(self, file: SpillFile) -> None:
-        """A step is done with its file. One that a fork has from its parent stays the parent's."""
+        """Take a step's file back. A file that a fork inherited stays with the parent."""
         if file not in self._in_use:
             return
         self._in_use.discard(file)
@@ -231,7 +225,7 @@ class CpuEngine:
             self.close()
 
     def close(self) -> None:
-        """Stop the thread and let go of the files, as soon as no step is under way."""
+        """Stop the thread and close the files as soon as no step is running."""
         self._closed = True
         if not self._in_use:
             self._finalizer()

@@ -1,4 +1,4 @@
-"""Measuring the link between the device and the swap tier, with the engine that will do the copies."""
+"""Measures the link between the device and the swap tier with the engine that performs the copies."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ from pooch.torchtools.device_memory import free_bytes, give_memory_back
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 
 SMALL_BYTES = 4096
-# Long enough that the latency does not count, and above 32 MiB, where the C library has fresh pages for every copy in.
+# Large enough for the latency not to matter, and above 32 MiB, where the C library uses fresh pages for every copy in.
 LARGE_BYTES = 64 * 2**20
-_LIMITED_BYTES = 16 * 2**20  # in a process with little memory, which takes fresh pages for all blocks
+_LIMITED_BYTES = 16 * 2**20  # under a memory limit, where all large blocks use fresh pages
 _LEAST_BYTES = 4 * 2**20
-_STORAGES = 3  # of that size, that live at the same time
+_STORAGES = 3  # of that size, alive at the same time
 REPEATS = 3
 _LEAST_SIDE = 256  # of a matrix
-_ENOUGH_BYTES = 64 * 2**20  # copied beside a step, so that the rate is taken from there
-_MOST_SHARE = 2.0  # one copy thread takes at most its own core, and makes the others wait for it
+_ENOUGH_BYTES = 64 * 2**20  # copied beside a step for the rate to be taken from there
+_MOST_SHARE = 2.0  # a copy thread takes at most its own core, and makes the others wait for it
 
 
 def _copy_sizes(room_bytes: int) -> list[int]:
-    """Sizes of copies that can be timed where so much device memory is left, from the best on; none where even the
-    least that tells a rate does not fit.
-    """
+    """Return the sizes of copies that fit into the device memory left, best first; empty if none is meaningful."""
     largest = min(LARGE_BYTES, _LIMITED_BYTES) if is_limited() else LARGE_BYTES
     sizes = [largest, *(size for size in (largest // 4, largest // 16) if size >= _LEAST_BYTES)]
     return [size for size in sizes if _STORAGES * size <= room_bytes]
@@ -41,7 +39,7 @@ def _copy_sizes(room_bytes: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Direction:
-    """Cost of copies one way. `processor_share`: part of all cores that a copy keeps busy."""
+    """Cost of copies in one direction. `processor_share` is the fraction of all cores that a copy keeps busy."""
 
     latency_ms: float
     bytes_per_ms: float
@@ -49,14 +47,16 @@ class _Direction:
 
 
 def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = False) -> Link:
-    """Latency and rate of copies each way, and whether both ways at once are as fast.
+    """Measure latency and rate of copies in each direction, and whether both directions at once are as fast.
+
+    This takes some tenths of a second, and 192 MiB: 48 MiB if the process is limited, or less if the device has little
+    left.
 
     Args:
-        engine: whose copies are measured.
-        device: where the storages live. Takes some tenths of a second and 192 MiB, or 48 MiB under
-            a limit of the process, or less where the device has little left.
-        shares: also measure how much copying slows compute down, with matrix products, in about a second;
-            `with_step_shares` measures it on the step itself.
+        engine: The engine whose copies are measured.
+        device: The device of the storages.
+        shares: Whether to measure how much copying slows down matrix products as well, which takes about a second.
+            `with_step_shares` measures this on the step itself.
     """
     large_bytes = next(iter(_copy_sizes(free_bytes(device) // 2)), _LEAST_BYTES)
     arena = engine.open_arena(4 * large_bytes)
@@ -65,7 +65,7 @@ def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = Fal
         small = _noise(SMALL_BYTES, device).untyped_storage()
 
         def fill_fresh(like: torch.UntypedStorage, offset_bytes: int) -> Ticket:
-            """Into new memory, as a swapped value comes back: its pages are first touched by the copy."""
+            """Copy into new memory as for a swapped value, whose pages the copy is the first to touch."""
             return arena.copy_in(torch.UntypedStorage(like.nbytes(), device=device), offset_bytes)
 
         out = _direction(arena.copy_out, storages[0], small, device)
@@ -95,7 +95,7 @@ class TimesStep(Protocol):
     """Runs one plain step."""
 
     def __call__(self, between: Callable[[], None]) -> tuple[float, float]:
-        """Call `between` after the forward pass; returns the ms of the forward and of the backward pass."""
+        """Call `between` after the forward pass, and return the ms of the forward and of the backward pass."""
 
 
 def with_step_shares(
@@ -106,24 +106,24 @@ def with_step_shares(
     time_step: TimesStep,
     spare_bytes: int,
 ) -> Link | None:
-    """The link as the step itself sees it: plain steps with copies out beside their forward pass and copies in beside
-    their backward pass, which is where plans have them.
+    """Measure the link beside plain steps, with copies out beside the forward pass and copies in beside the backward
+    pass, which is where plans place them.
 
-    How much a copy slows compute down depends on what computes: operators bound by memory, or split over all cores
-    with a barrier at the end, suffer more than the matrix products that `measure_link` has to do with.
+    How much a copy slows compute down depends on the operators: those bound by memory, or split over all cores with a
+    barrier at the end, suffer more than the matrix products that `measure_link` uses.
 
     Args:
-        link: as measured without a step. Its shares are what copies take of the cores, and hold from below: times of
-            single steps scatter.
-        engine: whose copies run beside the step.
-        device: where the storages live.
-        alone: (forward, backward) ms of plain steps without copies.
-        time_step: runs one plain step; called as often as there are steps in `alone`, and the fastest pass counts.
-        spare_bytes: device memory that a plain step leaves. The copies take no more, and get smaller should memory run
-            out all the same.
+        link: The link as measured without a step. Its shares, the cores that copies keep busy, are lower bounds, since
+            times of single steps scatter.
+        engine: The engine whose copies run beside the step.
+        device: The device of the storages.
+        alone: Times (forward, backward) of plain steps without copies, in ms.
+        time_step: Runs one plain step. It is called once for each step in `alone`, and the fastest passes count.
+        spare_bytes: Device memory that a plain step leaves, which bounds the copies. If memory still runs out, they are
+            made smaller.
 
     Returns:
-        None where the step leaves no room for copies that would tell anything.
+        The link with shares and rates of the step, or None if the step leaves no room for meaningful copies.
     """
     for copy_bytes in _copy_sizes(spare_bytes):
         try:
@@ -158,8 +158,8 @@ def _with_shares_beside(
         beside = [_step_beside(engine, copy_out, copy_in, time_step) for _ in alone]
     finally:
         arena.close()
-    out = min((forward for forward, _ in beside), key=_pass_ms_of)
-    back = min((backward for _, backward in beside), key=_pass_ms_of)
+    out = min((forward for forward, _ in beside), key=lambda each: each.pass_ms)
+    back = min((backward for _, backward in beside), key=lambda each: each.pass_ms)
     return replace(
         link,
         out_compute_share=max(link.out_compute_share, out.share(min(forward_ms for forward_ms, _ in alone))),
@@ -171,49 +171,42 @@ def _with_shares_beside(
 
 @dataclass
 class _PassBeside:
-    """A pass with copies beside it: how long it took, and each copy that ended meanwhile, in ms."""
+    """A pass with copies beside it: its duration, and that of each copy that completed, in ms."""
 
     pass_ms: float = 0.0
     copies_ms: list[float] = field(default_factory=list)
 
     def share(self, alone_ms: float) -> float:
-        """Work that one ms of copying displaces."""
+        """Return how many ms of compute one ms of copying displaces."""
         busy_ms = min(self.pass_ms, sum(self.copies_ms))
         displaced_ms = max(0.0, self.pass_ms - alone_ms)
         return min(_MOST_SHARE, displaced_ms / busy_ms) if busy_ms > 0 else 0.0
 
     def rate(self, copy_bytes: int, otherwise: float) -> float:
-        """Bytes per ms of the copies; what is known otherwise where they were too few."""
+        """Return the rate of the copies in bytes per ms, or `otherwise` if too little was copied."""
         if copy_bytes * len(self.copies_ms) < _ENOUGH_BYTES:
             return otherwise
         return copy_bytes / statistics.median(self.copies_ms)
 
 
-def _pass_ms_of(beside: _PassBeside) -> float:
-    return beside.pass_ms
-
-
 def _step_beside(
     engine: CopyEngine, copy_out: Callable[[], Ticket], copy_in: Callable[[], Ticket], time_step: TimesStep
 ) -> tuple[_PassBeside, _PassBeside]:
-    """One step, beside a thread that starts a copy whenever the last one is done."""
+    """Run one step beside a thread that copies without pause."""
     forward, backward = _PassBeside(), _PassBeside()
     turned, ended = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
-    def copy_on() -> None:
-        with engine.aside() as completed:
-            while not ended.is_set():
-                is_backward = turned.is_set()
-                start_s = time.perf_counter()
-                (copy_in if is_backward else copy_out)().wait()
-                completed()
-                (backward if is_backward else forward).copies_ms.append((time.perf_counter() - start_s) * 1000)
-
     def keep_copying() -> None:
         try:
-            copy_on()
-        except Exception as error:  # noqa: BLE001  (raised where the thread is waited for)
+            with engine.aside() as completed:
+                while not ended.is_set():
+                    is_backward = turned.is_set()
+                    start_s = time.perf_counter()
+                    (copy_in if is_backward else copy_out)().wait()
+                    completed()
+                    (backward if is_backward else forward).copies_ms.append((time.perf_counter() - start_s) * 1000)
+        except Exception as error:  # noqa: BLE001  (raised in the thread that waits)
             failed.append(error)
 
     copier = threading.Thread(target=keep_copying, name="pooch-measure")
@@ -229,7 +222,7 @@ def _step_beside(
 
 
 def _noise(size_bytes: int, device: torch.device) -> torch.Tensor:
-    """Random float32 numbers; the user's generator and default dtype are left out of it."""
+    """Return random float32 numbers, independent of the user's generator and default dtype."""
     generator = torch.Generator(device).manual_seed(0)
     return torch.rand(size_bytes // 4, generator=generator, dtype=torch.float32, device=device)
 
@@ -265,7 +258,7 @@ def _direction(
 def _is_full_duplex(
     arena: Arena, storages: list[torch.UntypedStorage], out: _Direction, back: _Direction, device: torch.device
 ) -> bool:
-    """Whether both directions at once take clearly less than one after the other."""
+    """Whether both directions at once take clearly less time than one after the other."""
 
     def both() -> None:
         tickets = [arena.copy_out(storages[1], 2 * storages[1].nbytes()), arena.copy_in(storages[0], 0)]
@@ -279,7 +272,7 @@ def _is_full_duplex(
 
 
 def _compute_share(copy: Callable[[], object], copy_bytes: int, direction: _Direction, device: torch.device) -> float:
-    """Compute work that one ms of copying displaces: the same products with and without copies beside them."""
+    """Measure how many ms of matrix products one ms of copying displaces."""
     size = 4096 if has_streams(device) else 1024
     while size > _LEAST_SIDE and 3 * 4 * size * size > free_bytes(device) // 2:
         size //= 2

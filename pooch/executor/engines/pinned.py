@@ -1,4 +1,4 @@
-"""Page-locked host memory of exactly the size that is asked for, and keeping it from one engine to the next."""
+"""Page-locked host memory of exactly the requested size, and keeping it from one engine to the next."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ _HOST = torch.device("cpu")
 
 
 class PinnedBlock:
-    """Host memory that copy streams can reach by themselves. PyTorch's own pinned blocks are rounded up to a power of
-    two; on CUDA this one is an anonymous mapping, so it begins at a page (a page cannot be locked twice), goes back to
-    the system at once, and is shared with forks instead of being copied under the device's hands. On other accelerators
-    it is PyTorch's, since they cannot lock memory that is there already.
+    """Page-locked host memory that copy streams access directly.
+
+    PyTorch rounds its own pinned blocks up to a power of two. On CUDA this block is an anonymous mapping instead: it
+    begins at a page boundary (a page cannot be locked twice), returns to the system at once, and is shared with forks
+    rather than copied while the device uses it. Other accelerators cannot lock existing memory, and use PyTorch's.
 
     Args:
-        size_bytes: exactly this many are locked.
-        device: with streams; synchronized before the memory is unlocked.
+        size_bytes: Number of bytes to lock.
+        device: A device with streams, synchronized before the memory is unlocked.
 
     Raises:
-        TierError: the process cannot have so much memory, or it cannot be locked.
+        TierError: If the process cannot have that much memory, or it cannot be locked.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes, self.device = size_bytes, device
-        self.in_use_until: tuple[torch.Event, ...] = ()  # ends of the last copies, for whoever has it next
+        self.in_use_until: tuple[torch.Event, ...] = ()  # ends of the last copies, which the next step waits for
         available = free_bytes(_HOST)
         if size_bytes > available:
             raise TierError(
-                f"swapping needs {size_bytes} bytes of host memory, {available} are available: set a smaller host "
-                "budget"
+                f"swapping needs {size_bytes} bytes of host memory, {available} are available: "
+                "set a smaller host budget"
             )
         self.bytes, self.unlock = (_locked if cuda_only.locks_in_place(device) else _from_pytorch)(self)
 
 
 def _locked(block: PinnedBlock) -> tuple[torch.Tensor, Callable[[], object]]:
-    """A mapping of its own, locked; and what unlocks it."""
+    """Return a locked mapping, and the function that unlocks it."""
     try:
         mapping = mmap.mmap(-1, block.size_bytes)
     except (OSError, OverflowError) as error:
@@ -56,12 +57,12 @@ def _locked(block: PinnedBlock) -> tuple[torch.Tensor, Callable[[], object]]:
     if code != 0:
         raise _not_locked(block, f"CUDA error {code}")
     unlock = weakref.finalize(block, _unlock, contents.data_ptr(), block.device, mapping, os.getpid())
-    unlock.atexit = False  # the end of the process unlocks by itself
+    unlock.atexit = False  # the end of the process unlocks it anyway
     return contents, unlock
 
 
 def _from_pytorch(block: PinnedBlock) -> tuple[torch.Tensor, Callable[[], object]]:
-    """PyTorch's pinned memory, which goes back to its cache with the block."""
+    """Return PyTorch's pinned memory, which returns to its cache together with the block."""
     try:
         return torch.empty(block.size_bytes, dtype=torch.uint8, device=_HOST, pin_memory=True), lambda: None
     except RuntimeError as error:
@@ -75,7 +76,7 @@ def _not_locked(block: PinnedBlock, why: str) -> TierError:
 
 
 def _unlock(pointer: int, device: torch.device, mapping: mmap.mmap, process: int) -> None:
-    """Unlock, then let go of the mapping. A fork has no device context and leaves the memory to its parent."""
+    """Unlock and release the mapping. A fork has no device context and leaves the memory to its parent."""
     if os.getpid() == process:
         accelerators.synchronize(device)
         cuda_only.unlock_pages(pointer)
@@ -84,15 +85,16 @@ def _unlock(pointer: int, device: torch.device, mapping: mmap.mmap, process: int
 
 # From one engine to the next ------------------------------------------------------------------------------------------
 
-# Lists, whose methods are atomic: engines are also closed by finalizers, in any thread and in the middle of anything.
+# Lists, since their methods are atomic: finalizers close engines in any thread and at any point.
 _KEEPERS: list[object] = []
 _KEPT: list[PinnedBlock] = []
 
 
 @contextmanager
 def blocks_kept() -> Iterator[None]:
-    """Inside, an engine that is closed leaves its blocks locked, and the next one on the same device takes them over:
-    locking goes page by page and takes longer than many a step. At the end they are unlocked.
+    """Keep the blocks of closed engines locked inside, for the next engine on the same device.
+
+    Locking goes page by page and takes longer than many training steps. The blocks are unlocked at the end.
     """
     keeper = object()
     _KEEPERS.append(keeper)
@@ -105,13 +107,14 @@ def blocks_kept() -> Iterator[None]:
 
 
 def take_block(size_bytes: int, device: torch.device) -> PinnedBlock:
-    """A block of at least so many bytes: one that was kept, or a new one of exactly this size. Kept ones of the device
-    that are too small are unlocked first, so that the host never has both.
+    """Return a kept block of at least `size_bytes`, or a new one of exactly this size.
+
+    Kept blocks of the device that are too small are unlocked first, so that the host never has both.
 
     Raises:
-        TierError: the process cannot have so much memory, or it cannot be locked.
+        TierError: If the process cannot have that much memory, or it cannot be locked.
     """
-    for block in sorted(_KEPT, key=_size_of):
+    for block in sorted(_KEPT, key=lambda block: block.size_bytes):
         if block.device == device and block.size_bytes >= size_bytes and _is_taken(block):
             return block
     _unlock_kept(lambda block: block.device == device)
@@ -119,7 +122,7 @@ def take_block(size_bytes: int, device: torch.device) -> PinnedBlock:
 
 
 def give_block(block: PinnedBlock) -> None:
-    """An engine has no more use for a block."""
+    """Unlock a block that an engine no longer needs, or keep it inside `blocks_kept`."""
     if _KEEPERS:
         _KEPT.append(block)
     else:
@@ -129,13 +132,9 @@ def give_block(block: PinnedBlock) -> None:
 def _is_taken(block: PinnedBlock) -> bool:
     try:
         _KEPT.remove(block)
-    except ValueError:  # by another thread
+    except ValueError:  # another thread took it
         return False
     return True
-
-
-def _size_of(block: PinnedBlock) -> int:
-    return block.size_bytes
 
 
 def _unlock_kept(wanted: Callable[[PinnedBlock], bool]) -> None:

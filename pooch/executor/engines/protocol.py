@@ -1,15 +1,15 @@
-"""What the executor asks of a copy engine.
+"""The interface of a copy engine.
 
-Ordering rules that every engine keeps:
-1. A copy out starts after everything that was issued before `copy_out` has been computed.
-2. After `wait` on a ticket, whatever is computed next sees the copy complete; its source may be let go of.
-3. A copy in writes into memory that was taken before `copy_in`, and starts after the copy out of the same room.
-4. Room in an arena is not shared by two values of a step at the same time: a copy out starts after the copy in of the
-   value that had the room before.
-5. Room that is used again by a later step is written only after the earlier step's copies are complete.
-6. Compute is whatever is issued on the arena's stream, the one that was current when it was opened. What the program
-   does on other streams besides is its own affair, as long as it works on nothing of the plan. Where it does, that
-   stream is `joined`: from then on copies wait for it too, and it waits for copies.
+Every engine guarantees this order:
+1. A copy out starts after everything issued before `copy_out` has been computed.
+2. After `wait` on a ticket, whatever is computed next sees the copy complete, and its source may be released.
+3. A copy in writes into memory that was allocated before `copy_in`, and starts after the copy out of the same room.
+4. Two values of a step never share room in an arena at the same time: a copy out starts after the copy in of the value
+   that had the room before.
+5. Room that is reused by a later step is written only after the earlier step's copies are complete.
+6. Compute is what is issued on the arena's stream, the one that was current when the arena was opened. Work of the
+   program on other streams is ignored unless it touches planned values. A stream that does must `join`: from then on
+   copies wait for it, and it waits for copies.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import torch
 
 from pooch.executor.engines.step_clock import StepClock
 
-Purpose = Literal["step", "snapshot"]  # what an arena is for: the values of a step, or what is kept aside to repeat it
+Purpose = Literal["step", "snapshot"]  # the values of a step, or a snapshot that allows to repeat it
 
 
 class Ticket(Protocol):
-    """One copy under way."""
+    """A pending copy."""
 
     @property
     def error(self) -> BaseException | None:
-        """Why the copy failed, or None; only meaningful after `wait`."""
+        """Why the copy failed, or None. Only meaningful after `wait`."""
 
     def wait(self) -> float:
-        """Make compute wait for the copy; returns the ms that the caller was blocked."""
+        """Make compute wait for the copy, and return for how many ms the caller was blocked."""
 
 
 class Arena(Protocol):
@@ -41,16 +41,16 @@ class Arena(Protocol):
 
     @property
     def clock(self) -> StepClock | None:
-        """Times of the step from the device itself; None where the host does all that is done."""
+        """Times of the step as measured on the device, or None if the host computes."""
 
     def is_beside(self) -> bool:
-        """Whether the calling thread computes on another stream than the arena's; asked before each op."""
+        """Whether the calling thread computes on a stream other than the arena's. Called before each op."""
 
     def at_home(self) -> AbstractContextManager[None]:
-        """Inside, the calling thread computes on the arena's stream, and its own stream waits for that afterwards."""
+        """Let the calling thread compute on the arena's stream inside; its own stream waits for that afterwards."""
 
     def join(self, storages: list[torch.UntypedStorage]) -> None:
-        """The calling thread's stream works on values of the plan: on these now, maybe on others later."""
+        """Order copies with the calling thread's stream from now on, since it works on these planned storages."""
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
         """Start copying a storage to the tier."""
@@ -59,7 +59,7 @@ class Arena(Protocol):
         """Start filling a storage from the tier."""
 
     def close(self) -> None:
-        """Give the room back; copies under way are completed first."""
+        """Release the room. Pending copies are completed first."""
 
 
 class CopyEngine(Protocol):
@@ -67,22 +67,25 @@ class CopyEngine(Protocol):
 
     @property
     def description(self) -> str:
-        """What the tier is, for people."""
+        """Description of the tier for reports."""
 
     @property
     def has_two_lanes(self) -> bool:
-        """Whether a copy out and a copy in can be under way at the same time."""
+        """Whether a copy out and a copy in can run at the same time."""
 
     def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> Arena:
-        """Take room for one step. Each purpose has room of its own, so that none takes from another what it would have
-        to get anew in mid-step.
+        """Take room for one step.
+
+        Args:
+            size_bytes: Size of the room.
+            purpose: Each purpose has its own room, so that none has to allocate again in the middle of a step.
 
         Raises:
-            TierError: there is not enough of it.
+            TierError: If there is not enough room.
         """
 
     def aside(self) -> AbstractContextManager[Callable[[], None]]:
-        """Copies issued by this thread inside are ordered after nothing that computes; yields what waits for them."""
+        """Do not order this thread's copies inside after compute. Yields a function that waits for them."""
 
     def close(self) -> None:
-        """Stop threads and give everything back."""
+        """Stop threads and release everything."""

@@ -1,8 +1,8 @@
-"""The unlinked file that the CPU engine swaps to, and moving the bytes of a storage to and from it.
+"""The unnamed file that the CPU engine swaps to, and copying the bytes of a storage to and from it.
 
-The file is opened for direct I/O where the file system offers it: the bytes then really leave memory (the page cache
-would keep them), and the disk moves them without a core. Buffers of PyTorch are not aligned for that, so chunks pass
-through an aligned buffer. They are in the processor's cache there, so a checksum of them costs next to nothing.
+Direct I/O is used where the file system supports it: the bytes then really leave memory instead of staying in the page
+cache, and the disk transfers them without a CPU core. PyTorch's memory is not aligned for direct I/O, so chunks pass
+through an aligned buffer. They are in the CPU's cache at that point, so their checksum costs next to nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ CHUNK_BYTES = 4 * 2**20
 
 
 class SpillFile:
-    """An unlinked file with room for one step; closed with the last reference to it, which may be that of a copy.
+    """An unnamed file with room for one step, closed with the last reference to it, which a copy may hold.
 
     Args:
-        directory: where it lies, without a name. size_bytes: of its room, taken at once.
+        directory: The directory that provides the room.
+        size_bytes: Size of the room, allocated at once.
 
     Raises:
-        TierError: the directory cannot be written, or has not so much room.
+        TierError: If the directory cannot be written, or does not have enough room.
     """
 
     def __init__(self, directory: Path, size_bytes: int) -> None:
@@ -55,11 +56,11 @@ class SpillFile:
 
 
 def _open_unnamed(directory: Path) -> int:
-    """A file that has no name, or had one for a moment where the system knows no such files."""
+    """Open a file without a name. Where the system does not support this, the name is removed at once."""
     try:
         try:
             return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-        except (AttributeError, OSError):  # nor can some file systems; what else is wrong, the other way says as well
+        except (AttributeError, OSError):  # unsupported here; the fallback reports any other problem
             descriptor, name = tempfile.mkstemp(prefix="pooch-", dir=directory)
             Path(name).unlink()
             return descriptor
@@ -71,7 +72,7 @@ def _open_unnamed(directory: Path) -> int:
 
 
 def _moved_directly(descriptor: int) -> bool:
-    """Switch to direct I/O, in the open file: by its name it would be whatever somebody has put there since."""
+    """Switch the open file to direct I/O. Reopening it by name could open a different file."""
     if not hasattr(os, "O_DIRECT"):
         return False
     try:
@@ -79,15 +80,15 @@ def _moved_directly(descriptor: int) -> bool:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return False  # this file system has none (tmpfs): go through its cache
+        return False  # this file system (tmpfs, say) does not support it: use the page cache
     return True
 
 
 def new_buffer() -> mmap.mmap:
-    """Aligned memory for one chunk.
+    """Allocate aligned memory for one chunk.
 
     Raises:
-        TierError: there is not even that much.
+        TierError: If there is no memory for it.
     """
     try:
         return mmap.mmap(-1, CHUNK_BYTES)
@@ -98,10 +99,11 @@ def new_buffer() -> mmap.mmap:
 
 
 class Mover:
-    """Moves storages to and from one file, for one step, and knows what it wrote.
+    """Copies the storages of one step to and from a file, and remembers checksums of what it wrote.
 
     Args:
-        file: where to. check: compare a checksum of what is read with that of what was written.
+        file: The spill file.
+        check: Whether to compare a checksum of what is read with that of what was written.
     """
 
     def __init__(self, file: SpillFile, check: bool) -> None:
@@ -112,7 +114,7 @@ class Mover:
         """Copy a storage to the file.
 
         Raises:
-            OSError: the file took it not, or not all of it.
+            OSError: If the file cannot be written.
         """
         raw, chunk = bytes_in_place(storage), numpy.frombuffer(buffer, dtype=numpy.uint8)
         digest = xxhash.xxh3_64()
@@ -127,7 +129,7 @@ class Mover:
         """Fill a storage with what was written at that offset.
 
         Raises:
-            OSError: the file cannot be read, or holds other bytes than were written.
+            OSError: If the file cannot be read, or does not contain what was written.
         """
         raw, chunk = bytes_in_place(storage), numpy.frombuffer(buffer, dtype=numpy.uint8)
         digest = xxhash.xxh3_64()
@@ -141,7 +143,7 @@ class Mover:
 
 
 def _chunks(size_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """(start, bytes, bytes padded for direct I/O) of each chunk."""
+    """Yield the start, size and padded size of each chunk, in bytes. Direct I/O needs the padding."""
     for start in range(0, size_bytes, CHUNK_BYTES):
         count = min(CHUNK_BYTES, size_bytes - start)
         yield start, count, -(-count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

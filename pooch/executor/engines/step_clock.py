@@ -1,4 +1,4 @@
-"""Times of one step as the device itself tells them: the host is far ahead of it, and its own clock says nothing."""
+"""Times of a step as measured on the device, since the host runs far ahead of it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pooch.torchtools import accelerators
 
 
 class StepClock:
-    """Events on the stream that computes: at the beginning of a step, around each wait for a copy, and at the end.
+    """Events on the compute stream: at the beginning of a step, around each wait for a copy, and at the end.
 
-    Nothing waits for them while the step goes on; whoever asks for a time once it is over waits for its last event.
+    Nothing waits for them while the step is running. Reading a time afterwards blocks until the last event.
 
     Args:
-        stream: on which the step computes. device: of the stream.
+        stream: The stream on which the step computes.
+        device: The device of the stream.
     """
 
     def __init__(self, stream: torch.Stream, device: torch.device) -> None:
@@ -23,19 +24,19 @@ class StepClock:
         self._end: torch.Event | None = None
 
     def wait(self, event: torch.Event) -> None:
-        """Let the stream wait for a copy, between two events of ours."""
+        """Make the stream wait for a copy, between two timing events."""
         before = self._now()
         self._stream.wait_event(event)
         self._waits.append((before, self._now()))
 
     def stop(self) -> None:
-        """The step is over: all that it computes has been issued."""
+        """End the step, once all of its work has been issued."""
         if self._end is None:
             self._end = self._now()
 
     @property
     def step_ms(self) -> float:
-        """From the beginning to the end, on the device; 0 while the step goes on."""
+        """Time from the beginning to the end on the device. 0 while the step is running."""
         if self._end is None:
             return 0.0
         self._end.synchronize()
@@ -43,7 +44,7 @@ class StepClock:
 
     @property
     def stall_ms(self) -> float:
-        """Time that compute stood still for copies; while the step goes on, in the waits that are over."""
+        """Time that compute waited for copies. While the step is running, only completed waits count."""
         if self._end is not None:
             self._end.synchronize()
         waits = list(self._waits)

@@ -1,10 +1,10 @@
-"""The engine for devices with streams: two copy streams, events, and one pinned block of exactly the planned size.
+"""The engine for devices with streams: two copy streams, events, and a pinned block of exactly the planned size.
 
-Everything is ordered by streams: `wait` makes the compute stream wait for an event, and the host goes on. A storage is
-let go of only after the compute stream waits for its copy, so the caching allocator may hand it out again at once.
+All ordering is on the device: `wait` makes the compute stream wait for an event, and the host continues. A storage is
+released only after the compute stream waits for its copy, so the caching allocator may reuse it at once.
 
-The compute stream is the one that was current when the step began, whoever calls later and from whichever thread:
-autograd runs each node of the backward pass on the stream of its forward op, but a graph may be let go of anywhere.
+The compute stream is the one that was current when the step began, regardless of the thread and stream of later calls:
+autograd runs each node of the backward pass on the stream of its forward op, but a graph may be freed anywhere.
 """
 
 from __future__ import annotations
@@ -20,43 +20,50 @@ from pooch.executor.engines.pinned import PinnedBlock, give_block, take_block
 from pooch.executor.engines.protocol import Purpose
 from pooch.executor.engines.step_clock import StepClock
 from pooch.torchtools import accelerators
+from pooch.torchtools.tensors import bytes_of
 
 
 @dataclass
 class StreamTicket:
-    """One copy: the event at its end, and the arena that knows who computes."""
+    """One copy: the event at its end, and the arena that knows the compute streams."""
 
     event: torch.Event
     arena: StreamArena
     error: BaseException | None = None
 
     def wait(self) -> float:
-        """The compute stream waits; the host does not."""
+        """Make the compute streams wait. The host does not."""
         self.arena.await_copy(self.event)
         return 0.0
 
 
 class StreamArena:
-    """Room in one pinned block of host memory; `block` is None where nothing is swapped."""
+    """Room in one pinned block of host memory.
+
+    Args:
+        engine: The engine that opened the arena.
+        block: The pinned block, or None if nothing is swapped.
+        purpose: What the engine reuses the block for afterwards.
+    """
 
     def __init__(self, engine: StreamEngine, block: PinnedBlock | None, purpose: Purpose) -> None:
         self._engine, self._block, self._purpose = engine, block, purpose
         self._seen = [engine.current_stream()]
         self.clock = StepClock(self._seen[0], engine.device)
         self._out_events: dict[int, torch.Event] = {}
-        self._read_rooms: list[tuple[int, int, torch.Event]] = []  # begin, end, end of the copy out of it
+        self._read_rooms: list[tuple[int, int, torch.Event]] = []  # begin, end, event at the end of the copy in
         self._last: dict[torch.Stream, torch.Event] = {}
-        # What copies still read or fill, by the event at their end: whoever else lets go of it, its memory goes back
-        # only once compute waits for the copy.
+        # What copies still read or fill, by the event at their end. Holding it prevents its memory from being reused
+        # before compute waits for the copy.
         self._under_way: dict[torch.Event, torch.UntypedStorage] = {}
 
     def is_beside(self) -> bool:
-        """Whether the calling thread computes on another stream than the arena's."""
+        """Whether the calling thread computes on a stream other than the arena's."""
         return self._engine.current_stream() != self._seen[0]
 
     @contextmanager
     def at_home(self) -> Iterator[None]:
-        """Inside, the calling thread computes on the arena's stream, and its own stream waits for that afterwards."""
+        """Let the calling thread compute on the arena's stream inside; its own stream waits for that afterwards."""
         home, current = self._seen[0], self._engine.current_stream()
         if home == current:
             yield
@@ -69,24 +76,25 @@ class StreamArena:
             current.wait_event(self._engine.mark(home))
 
     def join(self, storages: list[torch.UntypedStorage]) -> None:
-        """The calling thread's stream works on values of the plan: copies and it wait for one another from now on, and
-        the allocator gives these storages to nobody before it is done with them.
+        """Order copies with the calling thread's stream from now on, since it works on these planned storages.
+
+        The allocator does not reuse the storages before that stream is done with them.
         """
         current = self._engine.current_stream()
         if current not in self._seen:
             self._seen.append(current)
         for storage in storages:
-            _bytes_of(storage).record_stream(current)
+            bytes_of(storage).record_stream(current)
 
     def compute_streams(self) -> list[torch.Stream]:
-        """Streams whose work copies come after, and that wait for copies."""
+        """Return the streams that copies wait for, and that wait for copies."""
         current = self._engine.current_stream()
         if self._engine.is_aside():
             return [current]
         return self._seen if current in self._seen else [*self._seen, current]
 
     def await_copy(self, event: torch.Event) -> None:
-        """Compute waits for a copy, and the clock tells how long; what `aside` issues is no part of a step."""
+        """Make compute wait for a copy. The clock records the wait, except for copies issued in `aside`."""
         for stream in self.compute_streams():
             if stream == self._seen[0] and not self._engine.is_aside():
                 self.clock.wait(event)
@@ -95,25 +103,25 @@ class StreamArena:
         self._under_way.pop(event, None)
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
-        """Copy a storage to the host once compute so far is done."""
+        """Copy a storage to the host, after everything issued so far is computed."""
         stream = self._engine.out_stream
         self._wait_for_compute(stream)
         end_bytes = offset_bytes + storage.nbytes()
         for begin, end, event in self._read_rooms:
             if begin < end_bytes and offset_bytes < end:
-                stream.wait_event(event)  # the value that had the room before must be back
+                stream.wait_event(event)  # the previous value in this room must be back
         with accelerators.on_stream(stream):
-            self._room(storage, offset_bytes).copy_(_bytes_of(storage), non_blocking=True)
+            self._room(storage, offset_bytes).copy_(bytes_of(storage), non_blocking=True)
         event = self._out_events[offset_bytes] = self._marked(stream)
         self._under_way[event] = storage
         return StreamTicket(event, self)
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
-        """Fill a storage that compute has just taken, after its copy out."""
+        """Fill a newly allocated storage, after its copy out."""
         stream = self._engine.in_stream
         self._wait_for_compute(stream)
         stream.wait_event(self._out_events[offset_bytes])
-        raw = _bytes_of(storage)
+        raw = bytes_of(storage)
         with accelerators.on_stream(stream):
             raw.copy_(self._room(storage, offset_bytes), non_blocking=True)
         self._tell_allocator(raw)
@@ -131,19 +139,21 @@ class StreamArena:
         return event
 
     def _tell_allocator(self, raw: torch.Tensor) -> None:
-        """The storage belongs to the stream that is current now; other streams that read it must be known."""
+        """Report every stream that reads the storage, which the allocator ties to the current one."""
         streams = self.compute_streams()
         if len(streams) > 1:
             for stream in streams:
                 raw.record_stream(stream)
 
     def _room(self, storage: torch.UntypedStorage, offset_bytes: int) -> torch.Tensor:
-        assert self._block is not None, "the plan swaps nothing"
+        assert self._block is not None, "nothing is swapped under this plan"
         return self._block.bytes[offset_bytes : offset_bytes + storage.nbytes()]
 
     def close(self) -> None:
-        """Let the next step have the block. Compute waits for the last copy each way: a step whose backward pass never
-        came may end with copies under way, and what they read and fill is about to be given out again.
+        """Return the block to the engine.
+
+        Compute waits for the last copy in each direction: a step whose backward pass never ran may end with pending
+        copies, and the memory that they read and fill is about to be reused.
         """
         for event in self._last.values():
             self.await_copy(event)
@@ -160,21 +170,25 @@ class StreamArena:
 
 @dataclass
 class _Aside(threading.local):
-    """Whether this thread's copies are ordered after nothing that computes."""
+    """Whether the current thread's copies are not ordered after compute."""
 
     active: bool = field(default=False)
 
 
 @dataclass
 class _Room:
-    """Blocks for one purpose that no step has, and how large they are."""
+    """The free blocks for one purpose, and their size."""
 
     free: list[PinnedBlock] = field(default_factory=list)
     size_bytes: int = 0
 
 
 class StreamEngine:
-    """Two copy streams and pinned blocks, used again from step to step."""
+    """Two copy streams, and pinned blocks that are reused from step to step.
+
+    Args:
+        device: The device, which must have streams.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -182,35 +196,35 @@ class StreamEngine:
         self.in_stream = accelerators.new_stream(device)
         self._aside = _Aside()
         self._rooms: dict[Purpose, _Room] = {"step": _Room(), "snapshot": _Room()}
-        self._outgrown: list[PinnedBlock] = []  # too small for what came since; unlocked when no step is under way
+        self._outgrown: list[PinnedBlock] = []  # too small for later steps; unlocked when no step is running
         self._closed = False
 
     @property
     def description(self) -> str:
-        """What the tier is, for people."""
+        """Description of the tier for reports."""
         return "pinned host memory"
 
     @property
     def has_two_lanes(self) -> bool:
-        """There is a stream for each direction."""
+        """Return True, since there is a stream for each direction."""
         return True
 
     def current_stream(self) -> torch.Stream:
-        """The calling thread's stream on the engine's device, which need not be the thread's current device."""
+        """The calling thread's stream on the engine's device, which may differ from the thread's current device."""
         return accelerators.current_stream(self.device)
 
     def is_aside(self) -> bool:
-        """Whether the calling thread is inside of `aside`."""
+        """Whether the calling thread is inside `aside`."""
         return self._aside.active
 
     def mark(self, stream: torch.Stream) -> torch.Event:
-        """An event at the end of what a stream was given so far."""
+        """Record an event after everything issued on a stream so far."""
         event = accelerators.new_event(self.device)
         event.record(stream)
         return event
 
     def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> StreamArena:
-        """A pinned block of `size_bytes`: one that is free, or a new one; none where nothing is swapped."""
+        """Open an arena on a pinned block of at least `size_bytes`: a free one, or a new one. 0 bytes need no block."""
         if size_bytes == 0:
             return StreamArena(self, None, purpose)
         room = self._rooms[purpose]
@@ -219,16 +233,16 @@ class StreamEngine:
             room.size_bytes = size_bytes
         _give_all(self._outgrown)
         try:
-            block = room.free.pop()  # not asked for beforehand: another thread may take it
+            block = room.free.pop()  # no check beforehand, since another thread may take it
         except IndexError:
             block = take_block(room.size_bytes, self.device)
-        for event in block.in_use_until:  # the last step may have ended on another stream
+        for event in block.in_use_until:  # the previous step may have ended on another stream
             self.out_stream.wait_event(event)
         return StreamArena(self, block, purpose)
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:
-        """A stream of its own takes the place of the compute stream for this thread."""
+        """Replace the compute stream with a new stream for this thread."""
         stream = accelerators.new_stream(self.device)
         self._aside.active = True
         try:
@@ -238,9 +252,7 @@ class StreamEngine:
             self._aside.active = False
 
     def take_back(self, block: PinnedBlock, purpose: Purpose) -> None:
-        """A step is done with its block. The next step may be under way, so nothing is unlocked here: that waits for
-        the device.
-        """
+        """Take a step's block back. Nothing is unlocked here, since that would block on the next step."""
         room = self._rooms[purpose]
         if self._closed:
             give_block(block)
@@ -250,8 +262,9 @@ class StreamEngine:
             self._outgrown.append(block)
 
     def close(self) -> None:
-        """Give up the blocks: they are unlocked once the device is done with them, or kept for the next engine where
-        somebody wants that (`blocks_kept`). Those of steps under way go when the steps are done.
+        """Unlock the blocks once the device is done with them, or keep them for the next engine inside `blocks_kept`.
+
+        Blocks of running steps follow when the steps end.
         """
         self._closed = True
         for blocks in (self._outgrown, *(room.free for room in self._rooms.values())):
@@ -261,7 +274,3 @@ class StreamEngine:
 def _give_all(blocks: list[PinnedBlock]) -> None:
     while blocks:
         give_block(blocks.pop())
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
