@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pooch.ir.plan import Choice
-from pooch.planner.candidates import Candidate, Candidates
+from pooch.planner.candidates import NEVER, Candidate, Candidates
 from pooch.planner.search.shares import SHARES
 from pooch.planner.search.trials import Trials
 
@@ -72,6 +73,24 @@ def rules(candidates: Candidates) -> Iterator[Rule]:
     cheap_first = [item for item in by_cost if item.leaving(0.5) == "recompute"]
     yield _rule([*cheap_first, *(item for item in by_birth if item not in cheap_first)], 0.5)
     yield _rule(by_cost, math.inf)
+
+
+def idle_first(candidates: Candidates) -> Rule:
+    """First swap what lies idle for longer than its copies take, the most idle first; the others by cost per byte.
+
+    Capuchin (2020) chooses its swaps by this "free time".
+    """
+    starts_ms = [0.0, *accumulate(op.time_ms for op in candidates.dataflow.profile.ops)]
+
+    def spare_ms(item: Candidate) -> float:
+        until = len(starts_ms) - 1 if item.need == NEVER else item.need
+        return starts_ms[until] - starts_ms[min(item.release + 1, until)] - item.copy_ms
+
+    leaving = [item for item in candidates.items if item.can_leave]
+    hidden = sorted((i for i in leaving if i.can_swap and spare_ms(i) >= 0), key=lambda i: (-spare_ms(i), i.value))
+    others = sorted((i for i in leaving if i not in hidden), key=lambda i: (i.cost_per_byte, i.value))
+    swaps: list[tuple[int, Choice]] = [(item.value, "swap") for item in hidden]
+    return Rule((*swaps, *((item.value, item.leaving()) for item in others)))
 
 
 def _rule(order: Sequence[Candidate], patience: float) -> Rule:

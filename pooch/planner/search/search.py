@@ -14,7 +14,7 @@ from pooch.planner.search.evaluators import OutOfTime, Timed, part_of
 from pooch.planner.search.leanest import leanest_plan
 from pooch.planner.search.local_search import Effort, improve
 from pooch.planner.search.programs import SOLVER_GAP, Programs
-from pooch.planner.search.rules import try_rules
+from pooch.planner.search.rules import fit_rule, idle_first, try_rules
 from pooch.planner.search.shares import SHARES
 from pooch.planner.search.stall_rule import classify_by_stalls
 from pooch.planner.search.trials import Trials
@@ -134,22 +134,28 @@ def _try_leanest(trials: Trials) -> None:
 
 
 def _polish(trials: Trials, programs: Programs) -> None:
-    """Local search from the best plans and, while the gap is large, from the plan of the classification by stalls.
+    """Local search from the best plans and, while the gap is large, from the plans of two rules of their own kind.
 
-    Given to the solver as a start, that plan makes as many plans slower as faster (docs/planner.md).
+    Given to the solver as a start, such a plan makes as many plans slower as faster (docs/planner.md).
     """
     is_close, request = programs.gap <= SOLVER_GAP, trials.request
     if not is_close or not trials.many:
         improve(trials, LAST_EFFORT, programs.bound_ms)
     if is_close:
         return
-    timed = Timed(request.evaluator, request.moment_s(SHARES.stall_rule))
-    apart = Trials(replace(request, evaluator=timed), trials.candidates)
-    with suppress(OutOfTime):
-        classify_by_stalls(apart)
-    if apart.best is not None:
-        start = trials.offer(apart.best.decisions, apart.best.evaluation)
-        improve(trials, LAST_EFFORT, programs.bound_ms, starts=[start])
+    for late_rule in (classify_by_stalls, _fit_idle_first):
+        timed = Timed(request.evaluator, request.moment_s(SHARES.stall_rule))
+        apart = Trials(replace(request, evaluator=timed), trials.candidates)
+        with suppress(OutOfTime):
+            late_rule(apart)
+        if apart.best is not None:
+            start = trials.offer(apart.best.decisions, apart.best.evaluation)
+            improve(trials, LAST_EFFORT, programs.bound_ms, starts=[start])
+
+
+def _fit_idle_first(trials: Trials) -> None:
+    if not trials.many:
+        fit_rule(trials, idle_first(trials.candidates))
 
 
 def _try_restricted(trials: Trials, programs: Programs) -> None:
