@@ -24,33 +24,31 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pooch._identity import refuse_other_pooch
-
 if TYPE_CHECKING:
-    from pooch import errors as errors
-    from pooch.analysis.costs import activation_costs as activation_costs
-    from pooch.api.applying import apply as apply
-    from pooch.api.guarding import guard as guard
-    from pooch.api.planning import plan as plan
-    from pooch.api.planning import plan_from_decisions as plan_from_decisions
-    from pooch.api.planning import smallest_budget as smallest_budget
-    from pooch.api.profiling import profile as profile
-    from pooch.api.simulation import simulate as simulate
-    from pooch.batch_search.max_batch import max_batch as max_batch
-    from pooch.batch_search.results import MaxBatch as MaxBatch
-    from pooch.errors import FileFormatError as FileFormatError
-    from pooch.errors import InfeasibleBudget as InfeasibleBudget
-    from pooch.errors import InvalidSchedule as InvalidSchedule
-    from pooch.errors import PlanMismatch as PlanMismatch
-    from pooch.errors import PoochError as PoochError
-    from pooch.errors import ProfileError as ProfileError
-    from pooch.errors import TierError as TierError
-    from pooch.errors import UsageError as UsageError
-    from pooch.errors import WorkloadError as WorkloadError
-    from pooch.ir import Plan as Plan
-    from pooch.ir import Profile as Profile
-    from pooch.ir import Timeline as Timeline
-    from pooch.workloads import Workload as Workload
+    from . import errors as errors
+    from .analysis.costs import activation_costs as activation_costs
+    from .api.applying import apply as apply
+    from .api.guarding import guard as guard
+    from .api.planning import plan as plan
+    from .api.planning import plan_from_decisions as plan_from_decisions
+    from .api.planning import smallest_budget as smallest_budget
+    from .api.profiling import profile as profile
+    from .api.simulation import simulate as simulate
+    from .batch_search.max_batch import max_batch as max_batch
+    from .batch_search.results import MaxBatch as MaxBatch
+    from .errors import FileFormatError as FileFormatError
+    from .errors import InfeasibleBudget as InfeasibleBudget
+    from .errors import InvalidSchedule as InvalidSchedule
+    from .errors import PlanMismatch as PlanMismatch
+    from .errors import PoochError as PoochError
+    from .errors import ProfileError as ProfileError
+    from .errors import TierError as TierError
+    from .errors import UsageError as UsageError
+    from .errors import WorkloadError as WorkloadError
+    from .ir import Plan as Plan
+    from .ir import Profile as Profile
+    from .ir import Timeline as Timeline
+    from .workloads import Workload as Workload
 
 __version__ = "0.1.0"
 
@@ -96,6 +94,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names, including those that are not imported yet."""
     return sorted({*globals(), *__all__})
-
-
-refuse_other_pooch(__path__)

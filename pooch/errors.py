@@ -39,7 +39,7 @@ class InfeasibleBudget(PoochError):
     exit_code = 3
 
     def __init__(self, budget_bytes: int, minimum_bytes: int, policy: str = "ilp") -> None:
-        from pooch.units import format_bytes
+        from .units import format_bytes
 
         self.budget_bytes = budget_bytes
         self.minimum_bytes = minimum_bytes

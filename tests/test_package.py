@@ -1,4 +1,4 @@
-"""The package itself: quick to import, lazy, and not the other `pooch`."""
+"""The package itself: quick to import, and lazy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import pooch
-from pooch._identity import refuse_other_pooch
 from tests.toys import blocks
 
 HEAVY = ("torch", "pandas", "matplotlib", "pulp", "pydantic")
@@ -53,22 +52,3 @@ def test_stage_functions_are_functions_and_no_modules() -> None:
 
     for name in ("profile", "plan", "simulate", "apply"):
         assert callable(getattr(pooch, name))
-
-
-def test_files_of_the_download_helper_are_refused(tmp_path: Path) -> None:
-    package = tmp_path / "pooch"
-    package.mkdir()
-    refuse_other_pooch([str(package)])
-    (package / "core.py").write_text("def retrieve(): ...")
-    with pytest.raises(ImportError, match="pip uninstall pooch"):
-        refuse_other_pooch([str(package)])
-
-
-def test_metadata_of_the_download_helper_is_refused(tmp_path: Path) -> None:
-    package = tmp_path / "pooch"
-    package.mkdir()
-    (tmp_path / "pooch_planner-0.1.0.dist-info").mkdir()
-    refuse_other_pooch([str(package)])
-    (tmp_path / "pooch-1.8.2.dist-info").mkdir()
-    with pytest.raises(ImportError, match="download helper"):
-        refuse_other_pooch([str(package)])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.ir.plan import Region
-from pooch.ir.profile import Profile
+from ..ir.plan import Region
+from ..ir.profile import Profile
+from .dataflow import Dataflow
 
 if TYPE_CHECKING:
     import pandas

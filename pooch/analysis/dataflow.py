@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy
 
-from pooch.analysis.sharing import shared_values
-from pooch.ir.plan import Region
-from pooch.ir.profile import Profile, Value
+from ..ir.plan import Region
+from ..ir.profile import Profile, Value
+from .sharing import shared_values
 
 
 @dataclass(frozen=True, slots=True)

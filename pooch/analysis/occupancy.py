@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.ir.schedule import Action
+from ..ir.schedule import Action
+from .dataflow import Dataflow
 
 LEADING = ("copy_out", "free", "empty")  # what comes first in an entry and does not count in its bytes
 

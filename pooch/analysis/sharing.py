@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from pooch.ir.profile import Profile, Value
+from ..ir.profile import Profile, Value
 
 # A hold costs its bytes from the forward pass to the last replay, which must be small beside what it frees.
 SMALLEST_SHARE = 4

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pooch.ir import Plan
+from ..ir import Plan
 
 if TYPE_CHECKING:
     import torch
 
-    from pooch.executor import Run
+    from ..executor import Run
 
 
 def apply(
@@ -46,7 +46,7 @@ def apply(
         InvalidSchedule: the plan was changed and cannot be executed.
         TierError: the swap tier cannot be set up.
     """
-    from pooch.executor import apply_plan
+    from ..executor import apply_plan
 
     return apply_plan(
         plan,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pooch.errors import UsageError
-from pooch.units import parse_bytes
+from ..errors import UsageError
+from ..units import parse_bytes
 
 SMALLEST = "min"
 

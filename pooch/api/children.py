@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pooch.errors
-from pooch.errors import InfeasibleBudget, PoochError
+from .. import errors
+from ..errors import InfeasibleBudget, PoochError
 
 Event = dict[str, Any]
 
 
 def child_environment() -> dict[str, str]:
     """This process's environment, in which a child process imports the same package."""
-    folders = [str(Path(pooch.errors.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    folders = [str(Path(errors.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
@@ -66,7 +66,7 @@ def _event_of(line: str) -> Event:
 def _error_of(event: Event) -> PoochError:
     if event["error"] == InfeasibleBudget.__name__:
         return InfeasibleBudget(*event["arguments"])
-    kind: type[PoochError] = getattr(pooch.errors, event["error"])
+    kind: type[PoochError] = getattr(errors, event["error"])
     return kind(event["message"])
 
 

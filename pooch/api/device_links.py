@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pooch.ir import Device, Link
-from pooch.progress import Progress, silent
+from ..ir import Device, Link
+from ..progress import Progress, silent
 
 if TYPE_CHECKING:
     import torch
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def measure_device_link(device: torch.device) -> Link:
     """Measure the cost of transfers between a device and its swap tier."""
-    from pooch.executor.engines import make_engine
-    from pooch.executor.engines.measurement import measure_link
+    from ..executor.engines import make_engine
+    from ..executor.engines.measurement import measure_link
 
     engine = make_engine(device)
     try:
@@ -27,8 +27,8 @@ def measure_devices(progress: Progress = silent) -> list[tuple[Device, Link]]:
     """Describe every device of this machine and measure its link."""
     import torch
 
-    from pooch.profiler.hardware import describe_device
-    from pooch.torchtools.accelerators import all_accelerators
+    from ..profiler.hardware import describe_device
+    from ..torchtools.accelerators import all_accelerators
 
     found: list[tuple[Device, Link]] = []
     for device in (*all_accelerators(), torch.device("cpu")):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.ir import Decisions, Schedule, Timeline
-from pooch.planner import Evaluation
-from pooch.schedule import Lowering, verify
-from pooch.simulator import simulate, step_time_ms
+from ..analysis.dataflow import Dataflow
+from ..ir import Decisions, Schedule, Timeline
+from ..planner import Evaluation
+from ..schedule import Lowering, verify
+from ..simulator import simulate, step_time_ms
 
 
 class StageEvaluator:

@@ -6,25 +6,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pooch.api.device_links import measure_device_link
-from pooch.ir import Link, Profile
-from pooch.progress import Progress
+from ..ir import Link, Profile
+from ..progress import Progress
+from .device_links import measure_device_link
 
 if TYPE_CHECKING:
     import torch
 
-    from pooch.devices import DeviceModel
-    from pooch.profiler import ProfileOptions
-    from pooch.profiler.fake import FakeSetting
-    from pooch.workloads import Workload
+    from ..devices import DeviceModel
+    from ..profiler import ProfileOptions
+    from ..profiler.fake import FakeSetting
+    from ..workloads import Workload
 
 
 def fake_profile(
     workload: Workload, options: ProfileOptions, device_model: DeviceModel | None, progress: Progress
 ) -> Profile:
     """Profile a workload that exists; see `pooch.profile`."""
-    from pooch.profiler.fake import profile_fake_step
-    from pooch.torchtools.training_state import model_device
+    from ..profiler.fake import profile_fake_step
+    from ..torchtools.training_state import model_device
 
     setting = _setting(model_device(workload.model), device_model, None, progress)
     return profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, options, progress)
@@ -40,8 +40,8 @@ def fake_profile_of(
     """Build a workload from fake tensors and profile it; see `profile_workload`."""
     import torch
 
-    from pooch.profiler.fake import FakeWorld, profile_fake_step
-    from pooch.torchtools.training_state import model_device
+    from ..profiler.fake import FakeWorld, profile_fake_step
+    from ..torchtools.training_state import model_device
 
     builder, notes = _runnable(builder)
     progress("building with fake tensors")
@@ -61,7 +61,7 @@ def _runnable(builder: Any) -> tuple[Any, tuple[str, ...]]:
     """
     import torch
 
-    from pooch.torchtools.accelerators import is_available
+    from ..torchtools.accelerators import is_available
 
     asked = getattr(builder, "device", None)
     if asked is None or is_available(torch.device(asked).type):
@@ -74,10 +74,10 @@ def _setting(
     device: torch.device, device_model: DeviceModel | None, link: Link | None, progress: Progress
 ) -> FakeSetting:
     """Device, link and costs of the profile: those of the device model, or else measured here."""
-    from pooch.profiler.fake import FakeSetting, MeasuredCosts, ModelledCosts
-    from pooch.profiler.fake.workspaces import configured_bytes
-    from pooch.profiler.hardware import describe_device
-    from pooch.torchtools.cuda_only import blas_workspace_bytes
+    from ..profiler.fake import FakeSetting, MeasuredCosts, ModelledCosts
+    from ..profiler.fake.workspaces import configured_bytes
+    from ..profiler.hardware import describe_device
+    from ..torchtools.cuda_only import blas_workspace_bytes
 
     here = describe_device(device)
     if device_model is not None:

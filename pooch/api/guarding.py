@@ -8,19 +8,19 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pooch.api.budgets import is_smallest
-from pooch.api.options import plan_options
-from pooch.api.planning import budget_in_bytes, plan_with
-from pooch.api.profiling import profile as make_profile
-from pooch.errors import InfeasibleBudget, UsageError
-from pooch.ir import Plan, Profile, Region
-from pooch.units import format_bytes
+from ..errors import InfeasibleBudget, UsageError
+from ..ir import Plan, Profile, Region
+from ..units import format_bytes
+from .budgets import is_smallest
+from .options import plan_options
+from .planning import budget_in_bytes, plan_with
+from .profiling import profile as make_profile
 
 if TYPE_CHECKING:
     import torch
 
-    from pooch.executor import Run
-    from pooch.executor.causes import Overrun
+    from ..executor import Run
+    from ..executor.causes import Overrun
 
 MOST_REPAIRS = 8  # of one step
 MOST_TIGHTENED = 4  # plans made because of a measured peak, each of which takes the planning time
@@ -72,7 +72,7 @@ class Guard:
         tell: Callable[[str], None] = _warn,
         **apply_options: Any,
     ) -> None:
-        from pooch.executor.engines.pinned import blocks_kept
+        from ..executor.engines.pinned import blocks_kept
 
         self.plan, self.model = plan, model
         self.repairs: list[Repair] = []
@@ -87,7 +87,7 @@ class Guard:
         self._apply(plan)
 
     def _apply(self, plan: Plan) -> None:
-        from pooch.executor import apply_plan
+        from ..executor import apply_plan
 
         self.plan = plan
         self.run: Run = apply_plan(plan, self.model, on_overrun=self._take, **self._apply_options)
@@ -95,7 +95,7 @@ class Guard:
 
     def _apply_again(self, plan: Plan) -> None:
         """Apply a plan of the current profile, also if layers were frozen or unfrozen since."""
-        from pooch.torchtools.tensors import model_signature
+        from ..torchtools.tensors import model_signature
 
         self._apply(replace(plan, model_signature=model_signature(self.model)))
 
@@ -136,9 +136,9 @@ class Guard:
         return loss
 
     def _until_it_fits(self, forward: Callable[[], torch.Tensor], restore: Callable[[], None]) -> torch.Tensor:
-        from pooch.torchtools.device_memory import give_memory_back
-        from pooch.torchtools.out_of_memory import missing_bytes
-        from pooch.torchtools.training_state import model_device
+        from ..torchtools.device_memory import give_memory_back
+        from ..torchtools.out_of_memory import missing_bytes
+        from ..torchtools.training_state import model_device
 
         for repeats in range(MOST_REPAIRS + 1):
             done = self._attempt(forward)
@@ -154,7 +154,7 @@ class Guard:
 
     def _attempt(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor | BaseException:
         """The loss, or the out-of-memory error without the frames that keep the failed step alive."""
-        from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
+        from ..torchtools.out_of_memory import forgotten, is_out_of_memory
 
         try:
             with self.run.measured() if self._to_measure > 0 else nullcontext():

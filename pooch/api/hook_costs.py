@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from pooch.api.planning import plan_from_decisions
-from pooch.errors import PoochError
-from pooch.ir import Decisions, HookCosts, Link, Plan, Profile
-from pooch.progress import Progress
+from ..errors import PoochError
+from ..ir import Decisions, HookCosts, Link, Plan, Profile
+from ..progress import Progress
+from .planning import plan_from_decisions
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def with_hook_costs(profile: Profile, progress: Progress) -> Profile:
     if profile.device.modelled:
         return profile
     progress("measuring what hooks cost")
-    from pooch.torchtools.memory_trace import earlier_objects_exempt
+    from ..torchtools.memory_trace import earlier_objects_exempt
 
     try:
         with earlier_objects_exempt():
@@ -47,7 +47,7 @@ def with_hook_costs(profile: Profile, progress: Progress) -> Profile:
 
 def _launched(profile: Profile, launch_ms: float) -> Profile:
     """The profile, whose op times are those of kernels alone, with a host that takes `launch_ms` to issue each op."""
-    from pooch.profiler.host_times import paced_by_launches
+    from ..profiler.host_times import paced_by_launches
 
     times_ms = paced_by_launches([op.time_ms for op in profile.ops], launch_ms)
     host_ms = [*[launch_ms] * (len(times_ms) - 1), 0.0]
@@ -68,8 +68,8 @@ def measure_launch_ms(device_type: str) -> float:
 
 @cache
 def _measured(device_type: str) -> tuple[HookCosts, float]:
-    from pooch.profiler import ProfileOptions, profile_step
-    from pooch.torchtools.accelerators import current_device
+    from ..profiler import ProfileOptions, profile_step
+    from ..torchtools.accelerators import current_device
 
     device = current_device(device_type)
     chain, forward = _chain(device)
@@ -116,8 +116,8 @@ def _times_ms(
     On a CPU this is the time that this thread computes, so that neither other programs nor waiting for a disk count.
     With streams it is the time until everything is issued, which another thread does for the backward pass.
     """
-    from pooch.executor import apply_plan
-    from pooch.torchtools.accelerators import has_streams, synchronize
+    from ..executor import apply_plan
+    from ..torchtools.accelerators import has_streams, synchronize
 
     clock_s = time.perf_counter if has_streams(device) else time.thread_time
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.ir import Op, Profile, Region
+from ..analysis.dataflow import Dataflow
+from ..ir import Op, Profile, Region
 
 
 def dataflow_of(profile: Profile, region: Region, *, hooked: bool) -> Dataflow:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from pooch.ir import Plan
+from ..ir import Plan
 
 if TYPE_CHECKING:
     import torch
 
-    from pooch.workloads import Workload
+    from ..workloads import Workload
 
 Result = TypeVar("Result")
 
@@ -22,10 +22,10 @@ def fits_in_core(plan: Plan, workload: Workload) -> bool:
 
 def has_room(peak_bytes: int, workload: Workload) -> bool:
     """Whether a step with that peak has room on the device, beside what lives there now."""
-    from pooch.process_limits import is_limited
-    from pooch.torchtools.device_memory import return_large_blocks, room_bytes
-    from pooch.torchtools.memory_trace import live_bytes
-    from pooch.torchtools.training_state import model_device
+    from ..process_limits import is_limited
+    from ..torchtools.device_memory import return_large_blocks, room_bytes
+    from ..torchtools.memory_trace import live_bytes
+    from ..torchtools.training_state import model_device
 
     if is_limited():
         return_large_blocks()
@@ -35,8 +35,8 @@ def has_room(peak_bytes: int, workload: Workload) -> bool:
 
 def unless_out_of_memory(run: Callable[[], Result], device: torch.device) -> Result | None:
     """The result, or None if memory ran out; then everything that the attempt held is freed."""
-    from pooch.torchtools.device_memory import give_memory_back
-    from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
+    from ..torchtools.device_memory import give_memory_back
+    from ..torchtools.out_of_memory import forgotten, is_out_of_memory
 
     try:
         return run()

@@ -6,23 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pooch.ir import Profile
-from pooch.progress import Progress
+from ..ir import Profile
+from ..progress import Progress
 
 if TYPE_CHECKING:
     import torch
 
-    from pooch.profiler import ProfileOptions
-    from pooch.workloads import Workload
+    from ..profiler import ProfileOptions
+    from ..workloads import Workload
 
 
 def measured_profile(workload: Workload, options: ProfileOptions, progress: Progress) -> Profile:
     """Run the step on its device: measure the link, profile the step, and time the step with copies beside it."""
-    from pooch.executor.engines import make_engine
-    from pooch.executor.engines.measurement import measure_link, with_step_shares
-    from pooch.profiler import profile_step
-    from pooch.profiler.timing import time_step
-    from pooch.torchtools.training_state import model_device, training_state_kept
+    from ..executor.engines import make_engine
+    from ..executor.engines.measurement import measure_link, with_step_shares
+    from ..profiler import profile_step
+    from ..profiler.timing import time_step
+    from ..torchtools.training_state import model_device, training_state_kept
 
     forward, model = workload.forward, workload.model
     device = model_device(model)
@@ -50,8 +50,8 @@ def measured_profile(workload: Workload, options: ProfileOptions, progress: Prog
 
 def _spare_bytes(profile: Profile, device: torch.device, options: ProfileOptions) -> int:
     """Device bytes that the process may take beyond those of a plain step."""
-    from pooch.torchtools.device_memory import room_bytes
-    from pooch.torchtools.memory_trace import live_bytes
+    from ..torchtools.device_memory import room_bytes
+    from ..torchtools.memory_trace import live_bytes
 
     room = room_bytes(device, live_bytes(device))
     limit = options.memory_limit_bytes

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pooch.api.budgets import parse_budget
-from pooch.errors import UsageError
-from pooch.ir import Profile, Region
+from ..errors import UsageError
+from ..ir import Profile, Region
+from .budgets import parse_budget
 
 
 @dataclass(frozen=True, slots=True)

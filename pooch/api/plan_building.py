@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.ir import ExpectedOp, Plan, Profile
-from pooch.planner import PolicyOutcome
+from ..analysis.dataflow import Dataflow
+from ..ir import ExpectedOp, Plan, Profile
+from ..planner import PolicyOutcome
 
 MANUAL: Final = "manual"  # the policy, and the status, of decisions that a person made
 

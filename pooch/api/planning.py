@@ -8,21 +8,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.api.budgets import is_smallest, parse_budget
-from pooch.api.evaluation import StageEvaluator, verified_timeline
-from pooch.api.hooked import dataflow_of
-from pooch.api.options import PlanOptions, checked_region
-from pooch.api.plan_building import MANUAL, pack_plan
-from pooch.api.planning_aside import plan_in_child
-from pooch.api.simulation import simulate
-from pooch.errors import InfeasibleBudget, UsageError
-from pooch.ir import Choice, Decision, Decisions, Plan, Profile, Region
-from pooch.planner import Evaluation, PolicyOutcome, described, make_plan, write_program
-from pooch.planner import smallest_budget as planned_smallest
-from pooch.process_limits import is_limited
-from pooch.progress import PlanningProgress
-from pooch.simulator import simulate as simulate_schedule
+from ..analysis.dataflow import Dataflow
+from ..errors import InfeasibleBudget, UsageError
+from ..ir import Choice, Decision, Decisions, Plan, Profile, Region
+from ..planner import Evaluation, PolicyOutcome, described, make_plan, write_program
+from ..planner import smallest_budget as planned_smallest
+from ..process_limits import is_limited
+from ..progress import PlanningProgress
+from ..simulator import simulate as simulate_schedule
+from .budgets import is_smallest, parse_budget
+from .evaluation import StageEvaluator, verified_timeline
+from .hooked import dataflow_of
+from .options import PlanOptions, checked_region
+from .plan_building import MANUAL, pack_plan
+from .planning_aside import plan_in_child
+from .simulation import simulate
 
 
 def plan(

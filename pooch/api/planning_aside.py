@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pooch.api.children import run_child
-from pooch.api.options import PlanOptions
-from pooch.ir import Plan, Profile
-from pooch.progress import PlanningProgress, silent
+from ..ir import Plan, Profile
+from ..progress import PlanningProgress, silent
+from .children import run_child
+from .options import PlanOptions
 
 
 def plan_in_child(

@@ -6,10 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from pooch.api.children import errors_sent, send
-from pooch.api.options import PlanOptions
-from pooch.api.planning import plan_here
-from pooch.ir import Plan, Profile
+from ..ir import Plan, Profile
+from .children import errors_sent, send
+from .options import PlanOptions
+from .planning import plan_here
 
 
 def main() -> None:

@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pooch.api.budgets import parse_budget
-from pooch.api.fake_profiling import fake_profile, fake_profile_of
-from pooch.api.hook_costs import with_hook_costs
-from pooch.api.measured_profiling import measured_profile
-from pooch.errors import ProfileError, UsageError, first_line
-from pooch.ir import Link, Profile
-from pooch.progress import Progress, silent
-from pooch.workloads import Workload
+from ..errors import ProfileError, UsageError, first_line
+from ..ir import Link, Profile
+from ..progress import Progress, silent
+from ..workloads import Workload
+from .budgets import parse_budget
+from .fake_profiling import fake_profile, fake_profile_of
+from .hook_costs import with_hook_costs
+from .measured_profiling import measured_profile
 
 if TYPE_CHECKING:
     import torch
 
-    from pooch.devices import DeviceModel
-    from pooch.profiler import ProfileOptions
+    from ..devices import DeviceModel
+    from ..profiler import ProfileOptions
 
 Mode = Literal["auto", "run", "offload", "fake"]
 
@@ -112,7 +112,7 @@ def profile_workload(
         UsageError: as `profile`, or the factory's.
         WorkloadError: the factory's.
     """
-    from pooch.profiler import ProfileOptions
+    from ..profiler import ProfileOptions
 
     is_fake = mode == "fake" or device_model is not None
     if is_fake and mode not in ("auto", "fake"):
@@ -134,8 +134,8 @@ def profile_workload(
 def _check(workload: Workload, warmup: int, repeats: int) -> None:
     import torch
 
-    from pooch.torchtools.calls import refuse_taken
-    from pooch.torchtools.module_attributes import has_lazy_parameters
+    from ..torchtools.calls import refuse_taken
+    from ..torchtools.module_attributes import has_lazy_parameters
 
     forward: object = workload.forward
     model: object = workload.model
@@ -154,9 +154,9 @@ def _check(workload: Workload, warmup: int, repeats: int) -> None:
 @contextmanager
 def _unchanged(workload: Workload) -> Iterator[tuple[Workload, list[None]]]:
     """Restore attributes of modules and random states; the workload's forward adds each call to the list."""
-    from pooch.profiler.optimizers import unwrapped
-    from pooch.torchtools.module_attributes import attributes_kept
-    from pooch.torchtools.training_state import model_device, random_state_kept
+    from ..profiler.optimizers import unwrapped
+    from ..torchtools.module_attributes import attributes_kept
+    from ..torchtools.training_state import model_device, random_state_kept
 
     calls: list[None] = []
 
@@ -177,9 +177,9 @@ def _profiled(
     is_fake: bool,
     progress: Progress,
 ) -> Profile:
-    from pooch.torchtools.device_memory import give_memory_back
-    from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
-    from pooch.torchtools.training_state import model_device
+    from ..torchtools.device_memory import give_memory_back
+    from ..torchtools.out_of_memory import forgotten, is_out_of_memory
+    from ..torchtools.training_state import model_device
 
     if not is_fake:
         try:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy
 
-from pooch.api.hooked import dataflow_of
-from pooch.ir import HookCosts, Link, Profile, Value
-from pooch.units import format_bytes
+from ..ir import HookCosts, Link, Profile, Value
+from ..units import format_bytes
+from .hooked import dataflow_of
 
 
 def rescale(

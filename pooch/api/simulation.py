@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.api.evaluation import verified_timeline
-from pooch.api.hooked import dataflow_of
-from pooch.api.plan_building import expected_ops
-from pooch.errors import PlanMismatch
-from pooch.ir import Plan, Profile, Schedule, Timeline
-from pooch.simulator import simulate as simulate_schedule
+from ..analysis.dataflow import Dataflow
+from ..errors import PlanMismatch
+from ..ir import Plan, Profile, Schedule, Timeline
+from ..simulator import simulate as simulate_schedule
+from .evaluation import verified_timeline
+from .hooked import dataflow_of
+from .plan_building import expected_ops
 
 
 def simulate(profile: Profile, plan: Plan) -> Timeline:

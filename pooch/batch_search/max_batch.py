@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pooch.api.in_core import fits_in_core, unless_out_of_memory
-from pooch.api.options import plan_options
-from pooch.api.profiling import Mode, profile_workload
-from pooch.batch_search.results import MaxBatch, MeasuredSize, SizePoint, Sizes
-from pooch.batch_search.search import CURVE_POINTS, largest_size
-from pooch.errors import UsageError
-from pooch.ir import Link, Plan, Profile
-from pooch.measure.timing import timed_step
-from pooch.measure.training import applied, train_steps
-from pooch.progress import Progress, silent
-from pooch.units import format_bytes
-from pooch.workloads import Setting, WorkloadFactory, workload_growth
+from ..api.in_core import fits_in_core, unless_out_of_memory
+from ..api.options import plan_options
+from ..api.profiling import Mode, profile_workload
+from ..errors import UsageError
+from ..ir import Link, Plan, Profile
+from ..measure.timing import timed_step
+from ..measure.training import applied, train_steps
+from ..progress import Progress, silent
+from ..units import format_bytes
+from ..workloads import Setting, WorkloadFactory, workload_growth
+from .results import MaxBatch, MeasuredSize, SizePoint, Sizes
+from .search import CURVE_POINTS, largest_size
 
 if TYPE_CHECKING:
-    from pooch.devices import DeviceModel
-    from pooch.workloads import Workload
+    from ..devices import DeviceModel
+    from ..workloads import Workload
 
 FIRST_BATCH = 8  # small enough for most workloads, large enough that fixed costs do not hide the cost of an item
 
@@ -164,7 +164,7 @@ def _measured_plainly(
     factory: Callable[[], Workload], point: SizePoint, steps: int, progress: Progress
 ) -> MeasuredSize | None:
     """Plain training; None, and a line of progress, if the device has too little memory left."""
-    from pooch.torchtools.training_state import model_device
+    from ..torchtools.training_state import model_device
 
     workload = factory()
     measured = None
@@ -178,7 +178,7 @@ def _measured_plainly(
 
 
 def _measured(workload: Workload, point: SizePoint, plan: Plan | None, steps: int, progress: Progress) -> MeasuredSize:
-    from pooch.executor.engines.pinned import blocks_kept
+    from ..executor.engines.pinned import blocks_kept
 
     progress(f"training {'under the plan' if plan else 'plainly'} at {point.size}")
     with blocks_kept():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pooch.batch_search.line_search import MOST_INDEX
-from pooch.ir import Device, Plan
+from ..ir import Device, Plan
+from .line_search import MOST_INDEX
 
 if TYPE_CHECKING:
     import pandas

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from pooch.api.budgets import parse_budget
-from pooch.api.options import PlanOptions
-from pooch.api.planning import plan_with, smallest_with
-from pooch.batch_search.line_search import largest_within
-from pooch.batch_search.results import MaxBatch, SizePoint, Sizes
-from pooch.errors import InfeasibleBudget
-from pooch.ir import Profile
-from pooch.progress import Progress, silent
+from ..api.budgets import parse_budget
+from ..api.options import PlanOptions
+from ..api.planning import plan_with, smallest_with
+from ..errors import InfeasibleBudget
+from ..ir import Profile
+from ..progress import Progress, silent
+from .line_search import largest_within
+from .results import MaxBatch, SizePoint, Sizes
 
 CURVE_POINTS = 5
 REFINEMENTS = 2  # more sizes around the one with the best throughput

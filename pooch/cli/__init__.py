@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import click
 
-from pooch.errors import PoochError, first_line
+from ..errors import PoochError, first_line
 
 SUCCESS, FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -20,7 +20,7 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; only `--debug` shows tracebacks."""
-    from pooch.cli.commands import cli
+    from .commands import cli
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
@@ -66,6 +66,6 @@ def _text_and_code(error: BaseException) -> tuple[str, int]:
 def _is_out_of_memory(error: BaseException) -> bool:
     if "torch" not in sys.modules:  # other errors of this kind are PyTorch's, and importing it takes long
         return isinstance(error, MemoryError)
-    from pooch.torchtools.out_of_memory import is_out_of_memory
+    from ..torchtools.out_of_memory import is_out_of_memory
 
     return is_out_of_memory(error)

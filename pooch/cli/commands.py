@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-from pooch.plugins import provided
+from ..plugins import provided
 
 # One line each for `pooch --help`, so that help imports no command.
 _COMMANDS = {
@@ -53,9 +53,9 @@ class LazyGroup(click.Group):
 
 def _print_version(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
     if is_asked and not context.resilient_parsing:
-        import pooch
+        from .. import __version__
 
-        click.echo(f"pooch-planner {pooch.__version__}")
+        click.echo(f"pooch-planner {__version__}")
         context.exit()
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pooch.cli.options import (
+from ..errors import UsageError
+from .options import (
     PATH,
     force_option,
     json_option,
@@ -17,13 +18,12 @@ from pooch.cli.options import (
     ranks_option,
     shared_planning_options,
 )
-from pooch.cli.output import print_json, print_tables, progress_shown
-from pooch.errors import UsageError
+from .output import print_json, print_tables, progress_shown
 
 if TYPE_CHECKING:
-    from pooch.ir import Profile
-    from pooch.measure.comparison import ComparisonRow
-    from pooch.workloads.loading import WorkloadFactory
+    from ..ir import Profile
+    from ..measure.comparison import ComparisonRow
+    from ..workloads.loading import WorkloadFactory
 
 
 @click.command("compare")
@@ -65,9 +65,9 @@ def command(
     **planning: Any,
 ) -> None:
     """Plan profile P.json by every policy under each budget."""
-    from pooch.api.options import PlanOptions
-    from pooch.ir import Profile
-    from pooch.measure.comparison import compare, measure_rows
+    from ..api.options import PlanOptions
+    from ..ir import Profile
+    from ..measure.comparison import compare, measure_rows
 
     profile = Profile.load(profile_path).shared_by(ranks)
     factory = _factory(measure, profile, batch_size, device, settings)
@@ -94,7 +94,7 @@ def _factory(
         if settings or batch_size is not None or device is not None:
             raise UsageError("--batch-size, --device and --set are for --measure: add --measure WORKLOAD")
         return None
-    from pooch.workloads import WorkloadFactory, parse_settings
+    from ..workloads import WorkloadFactory, parse_settings
 
     batch_size = batch_size or profile.batch_size or None
     return WorkloadFactory(name, batch_size, device or profile.device.kind, parse_settings(settings))
@@ -102,21 +102,21 @@ def _factory(
 
 def _write(profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | None, plot: Path | None) -> None:
     if csv_path is not None:
-        from pooch.ir.files import replace_file
-        from pooch.report.summaries import comparison_csv
+        from ..ir.files import replace_file
+        from ..report.summaries import comparison_csv
 
         replace_file(csv_path, comparison_csv(rows).encode())
     if plot is not None:
-        from pooch.report.curves import profile_title
-        from pooch.report.figures import save_figure
-        from pooch.report.pareto import draw_pareto, pareto_picture
+        from ..report.curves import profile_title
+        from ..report.figures import save_figure
+        from ..report.pareto import draw_pareto, pareto_picture
 
         save_figure(draw_pareto(pareto_picture(rows, profile_title(profile))), plot)
 
 
 def _print(rows: tuple[ComparisonRow, ...], as_json: bool) -> None:
-    from pooch.report.summaries import comparison_records
-    from pooch.report.tables import comparison_table, measured_table
+    from ..report.summaries import comparison_records
+    from ..report.tables import comparison_table, measured_table
 
     if as_json:
         print_json(comparison_records(rows))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from pooch.cli.options import PATH, json_option
-from pooch.cli.output import print_json, print_tables, progress_shown
-from pooch.errors import UsageError
+from ..errors import UsageError
+from .options import PATH, json_option
+from .output import print_json, print_tables, progress_shown
 
 
 @click.command("devices")
@@ -33,9 +33,9 @@ def command(show_all: bool, measure: bool, device: str | None, name: str, output
 
 
 def _list_here(as_json: bool) -> None:
-    from pooch.api.device_links import measure_devices
-    from pooch.report.summaries import device_record
-    from pooch.report.tables import devices_tables
+    from ..api.device_links import measure_devices
+    from ..report.summaries import device_record
+    from ..report.tables import devices_tables
 
     with progress_shown() as progress:
         found = measure_devices(progress=progress)
@@ -46,9 +46,9 @@ def _list_here(as_json: bool) -> None:
 
 
 def _list_catalogue(as_json: bool) -> None:
-    from pooch.devices import known_devices
-    from pooch.report.devices import catalogue_tables
-    from pooch.report.summaries import device_model_record
+    from ..devices import known_devices
+    from ..report.devices import catalogue_tables
+    from ..report.summaries import device_model_record
 
     models = known_devices().values()
     if as_json:
@@ -60,11 +60,11 @@ def _list_catalogue(as_json: bool) -> None:
 def _measure(device: str | None, name: str, output: Path | None, as_json: bool) -> None:
     import torch
 
-    from pooch.devices import user_catalogue, write_device
-    from pooch.measure.device_measuring import measure_device_model
-    from pooch.report.devices import catalogue_tables
-    from pooch.report.summaries import device_model_record
-    from pooch.torchtools.accelerators import all_accelerators
+    from ..devices import user_catalogue, write_device
+    from ..measure.device_measuring import measure_device_model
+    from ..report.devices import catalogue_tables
+    from ..report.summaries import device_model_record
+    from ..torchtools.accelerators import all_accelerators
 
     here = [torch.device("cpu"), *all_accelerators()]
     names = {name for each in here for name in (each.type, str(each))}

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pooch.errors import UsageError
-from pooch.plugins import provided
+from ..errors import UsageError
+from ..plugins import provided
 
 if TYPE_CHECKING:
-    from pooch.workloads import Workload
+    from ..workloads import Workload
 
 
 class ExportReport(Protocol):

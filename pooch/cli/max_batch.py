@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pooch.cli.options import (
+from .options import (
     device_model_option,
     force_option,
     json_option,
@@ -16,11 +16,11 @@ from pooch.cli.options import (
     plot_option,
     workload_options,
 )
-from pooch.cli.output import print_json, print_tables, print_written, progress_shown
+from .output import print_json, print_tables, print_written, progress_shown
 
 if TYPE_CHECKING:
-    from pooch.api.options import PlanOptions
-    from pooch.workloads import WorkloadFactory
+    from ..api.options import PlanOptions
+    from ..workloads import WorkloadFactory
 
 
 @click.command("max-batch")
@@ -55,9 +55,9 @@ def command(
     **searching: Any,
 ) -> None:
     """Find the largest batch of WORKLOAD that fits into --budget under a plan, and the throughput up to it."""
-    from pooch.batch_search.max_batch import max_batch
-    from pooch.devices import find_device
-    from pooch.report.growing import draw_max_batch, max_batch_record, max_batch_tables
+    from ..batch_search.max_batch import max_batch
+    from ..devices import find_device
+    from ..report.growing import draw_max_batch, max_batch_record, max_batch_tables
 
     with progress_shown() as progress:
         result = max_batch(
@@ -72,7 +72,7 @@ def command(
             **asdict(options),
         )
     if plot is not None:
-        from pooch.report.figures import save_figure
+        from ..report.figures import save_figure
 
         save_figure(draw_max_batch(result), plot)
     if as_json:

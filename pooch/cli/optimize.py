@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pooch.cli.exporting import Export
-from pooch.cli.options import (
+from ..errors import FileFormatError, UsageError
+from .exporting import Export
+from .options import (
     PATH,
     budget_option,
     export_option,
@@ -22,13 +23,12 @@ from pooch.cli.options import (
     training_options,
     workload_options,
 )
-from pooch.cli.output import print_json, print_tables, progress_shown
-from pooch.errors import FileFormatError, UsageError
+from .output import print_json, print_tables, progress_shown
 
 if TYPE_CHECKING:
-    from pooch.api.options import PlanOptions
-    from pooch.measure.measuring import Optimized
-    from pooch.workloads import WorkloadFactory
+    from ..api.options import PlanOptions
+    from ..measure.measuring import Optimized
+    from ..workloads import WorkloadFactory
 
 _PROFILE, _PLAN = "profile.json", "plan.json"
 
@@ -72,11 +72,11 @@ def command(
     **measuring: Any,
 ) -> None:
     """Profile WORKLOAD, plan it under --budget, train it under the plan, and measure the training."""
-    from pooch.cli.run import print_training, refuse_broken_promise
-    from pooch.measure.measuring import optimize
-    from pooch.report.summaries import plan_record, profile_record
-    from pooch.report.tables import choices_table, plan_table, profile_table
-    from pooch.report.training import training_record
+    from ..measure.measuring import optimize
+    from ..report.summaries import plan_record, profile_record
+    from ..report.tables import choices_table, plan_table, profile_table
+    from ..report.training import training_record
+    from .run import print_training, refuse_broken_promise
 
     export = Export(export_path, factory.name)
     with progress_shown() as progress:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from pooch.errors import UsageError
+from ..errors import UsageError
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -36,7 +36,7 @@ def workload_options(function: Function) -> Function:
     def command(
         workload: str, batch_size: int | None, device: str | None, settings: tuple[str, ...], **others: Any
     ) -> Any:
-        from pooch.workloads import WorkloadFactory, parse_settings
+        from ..workloads import WorkloadFactory, parse_settings
 
         return function(factory=WorkloadFactory(workload, batch_size, device, parse_settings(settings)), **others)
 
@@ -73,7 +73,7 @@ def planning_options(region: str) -> Decorator:
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(policy: str, policy_options: tuple[str, ...], **others: Any) -> Any:
-            from pooch.api.options import PlanOptions
+            from ..api.options import PlanOptions
 
             names = ("host_budget", "time_limit_s", "region")
             shared = {name: others.pop(name) for name in names}
@@ -213,7 +213,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 
 def _drawable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
-        from pooch.report.figures import check_figure_path
+        from ..report.figures import check_figure_path
 
         check_figure_path(path)
     return _writable(context, parameter, path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pooch.cli.options import (
+from .options import (
     PATH,
     budget_option,
     force_option,
@@ -16,10 +16,10 @@ from pooch.cli.options import (
     planning_options,
     ranks_option,
 )
-from pooch.cli.output import print_json, print_tables, print_written, progress_shown
+from .output import print_json, print_tables, print_written, progress_shown
 
 if TYPE_CHECKING:
-    from pooch.api.options import PlanOptions
+    from ..api.options import PlanOptions
 
 
 @click.command("plan")
@@ -41,10 +41,10 @@ def command(
     as_json: bool,
 ) -> None:
     """Choose keep, swap or recompute for every activation of profile P.json."""
-    from pooch.api.planning import plan_with, write_lp
-    from pooch.ir import Profile
-    from pooch.report.summaries import plan_record
-    from pooch.report.tables import choices_table, plan_table
+    from ..api.planning import plan_with, write_lp
+    from ..ir import Profile
+    from ..report.summaries import plan_record
+    from ..report.tables import choices_table, plan_table
 
     profile = Profile.load(profile_path).shared_by(ranks)
     with progress_shown() as progress:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pooch.cli.options import (
+from .options import (
     device_model_option,
     force_option,
     json_option,
@@ -16,10 +16,10 @@ from pooch.cli.options import (
     output_option,
     workload_options,
 )
-from pooch.cli.output import print_json, print_tables, print_written, progress_shown
+from .output import print_json, print_tables, print_written, progress_shown
 
 if TYPE_CHECKING:
-    from pooch.workloads import WorkloadFactory
+    from ..workloads import WorkloadFactory
 
 
 @click.command("profile")
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 @force_option
 def command(factory: WorkloadFactory, output: Path, device_model: str | None, as_json: bool, **profiling: Any) -> None:
     """Measure one training step of WORKLOAD, or model it (--mode fake, --device-model)."""
-    from pooch.api.profiling import profile_workload
-    from pooch.devices import find_device
-    from pooch.report.summaries import profile_record
-    from pooch.report.tables import layers_table, profile_table
+    from ..api.profiling import profile_workload
+    from ..devices import find_device
+    from ..report.summaries import profile_record
+    from ..report.tables import layers_table, profile_table
 
     modelled = None if device_model is None else find_device(device_model)
     with progress_shown() as progress:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from pooch.cli.options import (
+from ..units import format_bytes
+from .options import (
     PATH,
     force_option,
     host_budget_option,
@@ -15,8 +16,7 @@ from pooch.cli.options import (
     ranks_option,
     time_limit_option,
 )
-from pooch.cli.output import print_json, progress_shown
-from pooch.units import format_bytes
+from .output import print_json, progress_shown
 
 
 @click.command("report")
@@ -57,9 +57,9 @@ def command(
 
     The page needs no network. --time-limit is for each budget.
     """
-    from pooch.ir import Plan, Profile
-    from pooch.report.page.budgets import parse_budgets
-    from pooch.report.page.writing import write_report
+    from ..ir import Plan, Profile
+    from ..report.page.budgets import parse_budgets
+    from ..report.page.writing import write_report
 
     asked = parse_budgets(budgets)
     profile = Profile.load(profile_path).shared_by(ranks)
@@ -75,7 +75,7 @@ def command(
         )
     size_bytes = output.stat().st_size
     if as_json:
-        from pooch.report.summaries import plan_record
+        from ..report.summaries import plan_record
 
         plans = [plan_record(plan) for plan in written.plans]
         print_json({"output": str(output), "size_bytes": size_bytes, "plans": plans, "notes": list(written.notes)})

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pooch.cli.exporting import Export
-from pooch.cli.options import PATH, export_option, force_option, json_option, training_options, workload_options
-from pooch.cli.output import print_json, print_tables, progress_shown
-from pooch.errors import PoochError
+from ..errors import PoochError
+from .exporting import Export
+from .options import PATH, export_option, force_option, json_option, training_options, workload_options
+from .output import print_json, print_tables, progress_shown
 
 if TYPE_CHECKING:
-    from pooch.measure.training_report import TrainingReport
-    from pooch.workloads import WorkloadFactory
+    from ..measure.training_report import TrainingReport
+    from ..workloads import WorkloadFactory
 
 
 @click.command("run")
@@ -28,9 +28,9 @@ def command(
     factory: WorkloadFactory, plan_path: Path | None, export_path: Path | None, as_json: bool, **training: Any
 ) -> None:
     """Train WORKLOAD for a few steps under a plan, and report memory, time and whether the numbers are the same."""
-    from pooch.ir import Plan
-    from pooch.measure.measuring import measure_training
-    from pooch.report.training import training_record
+    from ..ir import Plan
+    from ..measure.measuring import measure_training
+    from ..report.training import training_record
 
     export = Export(export_path, factory.name)
     plan = Plan.load(plan_path) if plan_path else None
@@ -45,7 +45,7 @@ def command(
 
 def print_training(report: TrainingReport, export: Export) -> None:
     """Print the tables of a training, and the line of an export if there was one."""
-    from pooch.report.training import training_tables
+    from ..report.training import training_tables
 
     print_tables(*training_tables(report))
     if export.report is not None:
@@ -58,7 +58,7 @@ def refuse_broken_promise(report: TrainingReport, export: Export) -> None:
     Raises:
         PoochError: what is wrong.
     """
-    from pooch.report.training import broken_promise
+    from ..report.training import broken_promise
 
     broken = broken_promise(report)
     if broken is not None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from pooch.cli.options import PATH, force_option, json_option, plot_option
-from pooch.cli.output import print_json, print_tables, print_written
-from pooch.errors import UsageError
-from pooch.ir import Plan, Profile
+from ..errors import UsageError
+from ..ir import Plan, Profile
+from .options import PATH, force_option, json_option, plot_option
+from .output import print_json, print_tables, print_written
 
 
 @click.command("show")
@@ -31,7 +31,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show a profile or a plan, or draw it with --plot (a plan needs its --profile for that)."""
-    from pooch.ir.files import load_any
+    from ..ir.files import load_any
 
     document = load_any(path)
     plan = document if isinstance(document, Plan) else None
@@ -49,7 +49,7 @@ def command(
 
 
 def _draw(profile: Profile | None, plan: Plan | None, plot: Path, depth: int) -> None:
-    from pooch.report.figures import draw_plan, draw_profile, save_figure
+    from ..report.figures import draw_plan, draw_profile, save_figure
 
     if profile is None:
         raise UsageError("drawing a plan needs the times of its profile: add --profile P.json")
@@ -58,8 +58,8 @@ def _draw(profile: Profile | None, plan: Plan | None, plot: Path, depth: int) ->
 
 
 def _print_records(profile: Profile | None, plan: Plan | None, depth: int) -> None:
-    from pooch.report.layers import layer_frame
-    from pooch.report.summaries import plan_record, profile_record
+    from ..report.layers import layer_frame
+    from ..report.summaries import plan_record, profile_record
 
     record: dict[str, object] = {}
     if profile is not None:
@@ -72,7 +72,7 @@ def _print_records(profile: Profile | None, plan: Plan | None, depth: int) -> No
 
 
 def _print_tables(profile: Profile | None, plan: Plan | None, depth: int, show_all: bool, reasons: bool) -> None:
-    from pooch.report import tables
+    from ..report import tables
 
     shown = []
     if plan is not None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pooch.cli.options import PATH, force_option, json_option, output_option, ranks_option
-from pooch.cli.output import print_json, print_tables
+from .options import PATH, force_option, json_option, output_option, ranks_option
+from .output import print_json, print_tables
 
 
 @click.command("simulate")
@@ -19,12 +19,12 @@ from pooch.cli.output import print_json, print_tables
 @force_option
 def command(profile_path: Path, plan_path: Path, trace: Path | None, ranks: int, as_json: bool) -> None:
     """Predict one step of profile P.json under PLAN.json."""
-    from pooch.api.simulation import simulate
-    from pooch.ir import Plan, Profile
-    from pooch.ir.files import replace_file
-    from pooch.report.summaries import timeline_record
-    from pooch.report.tables import timeline_table
-    from pooch.report.trace import trace_text
+    from ..api.simulation import simulate
+    from ..ir import Plan, Profile
+    from ..ir.files import replace_file
+    from ..report.summaries import timeline_record
+    from ..report.tables import timeline_table
+    from ..report.trace import trace_text
 
     profile = Profile.load(profile_path).shared_by(ranks)
     timeline = simulate(profile, Plan.load(plan_path))

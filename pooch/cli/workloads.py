@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pooch.cli.options import json_option
-from pooch.cli.output import print_json, print_tables
-from pooch.errors import UsageError
+from ..errors import UsageError
+from .options import json_option
+from .output import print_json, print_tables
 
 if TYPE_CHECKING:
-    from pooch.workloads import BuiltIn
+    from ..workloads import BuiltIn
 
 
 @click.command("workloads")
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @json_option
 def command(name: str | None, as_json: bool) -> None:
     """List the built-in workloads, or the named sizes of one."""
-    from pooch.workloads import built_in, built_in_workloads
+    from ..workloads import built_in, built_in_workloads
 
     if name is None:
         entries = list(built_in_workloads().values())
@@ -31,7 +31,7 @@ def command(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json([_record(entry) for entry in entries])
         return
-    from pooch.report.tables import facts_table
+    from ..report.tables import facts_table
 
     if name is not None:
         print_tables(facts_table(f"{entries[0].name}: {entries[0].summary}", _facts(entries[0])))

@@ -1,7 +1,7 @@
 """Devices that steps can be modelled for: a catalogue of data sheets and measured devices. No torch."""
 
-from pooch.devices.catalogue import find_device, known_devices, read_catalogue, user_catalogue, write_device
-from pooch.devices.model import DeviceModel, Efficiency, LinkModel
+from .catalogue import find_device, known_devices, read_catalogue, user_catalogue, write_device
+from .model import DeviceModel, Efficiency, LinkModel
 
 __all__ = [
     "DeviceModel",

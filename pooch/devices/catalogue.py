@@ -13,9 +13,9 @@ from typing import Any
 import pydantic
 import tomli_w
 
-from pooch.devices.model import DeviceModel
-from pooch.errors import FileFormatError, UsageError
-from pooch.ir.files import first_fault, replace_file
+from ..errors import FileFormatError, UsageError
+from ..ir.files import first_fault, replace_file
+from .model import DeviceModel
 
 _GIB = 2**30
 

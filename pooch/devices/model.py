@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from pooch.errors import UsageError
-from pooch.ir import Device, Link
+from ..errors import UsageError
+from ..ir import Device, Link
 
 OpKind = Literal["matmul", "convolution"]
 

@@ -7,15 +7,15 @@ from typing import assert_never
 
 import torch
 
-from pooch.errors import PlanMismatch, TierError
-from pooch.executor.emptied import EmptiedStorages
-from pooch.executor.engines.protocol import Arena
-from pooch.executor.lock import StepLock
-from pooch.executor.records import PackedRecord, Record
-from pooch.executor.replay import RecordedCall, find_made, replay_call
-from pooch.executor.statistics import RunStats, WarnOnce
-from pooch.executor.table import ActionTable
-from pooch.ir import Action
+from ..errors import PlanMismatch, TierError
+from ..ir import Action
+from .emptied import EmptiedStorages
+from .engines.protocol import Arena
+from .lock import StepLock
+from .records import PackedRecord, Record
+from .replay import RecordedCall, find_made, replay_call
+from .statistics import RunStats, WarnOnce
+from .table import ActionTable
 
 
 class StepActions:

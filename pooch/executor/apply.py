@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
-from pooch.errors import PlanMismatch, PoochError, UsageError
-from pooch.executor.causes import Overrun
-from pooch.executor.engines import make_engine
-from pooch.executor.run import OnMismatch, Run
-from pooch.executor.watch import MEASURE_EVERY
-from pooch.ir import Plan
-from pooch.ir.executable import check_executable
-from pooch.torchtools import accelerators, cuda_only
-from pooch.torchtools.calls import refuse_taken
-from pooch.torchtools.determinism import varies_now
-from pooch.torchtools.tensors import model_signature
-from pooch.torchtools.training_state import model_device
+from ..errors import PlanMismatch, PoochError, UsageError
+from ..ir import Plan
+from ..ir.executable import check_executable
+from ..torchtools import accelerators, cuda_only
+from ..torchtools.calls import refuse_taken
+from ..torchtools.determinism import varies_now
+from ..torchtools.tensors import model_signature
+from ..torchtools.training_state import model_device
+from .causes import Overrun
+from .engines import make_engine
+from .run import OnMismatch, Run
+from .watch import MEASURE_EVERY
 
 
 def apply_plan(

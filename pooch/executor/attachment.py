@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 
-from pooch.torchtools.calls import CallRegion, Region, refuse_compiled
-from pooch.torchtools.tensors import version_of
+from ..torchtools.calls import CallRegion, Region, refuse_compiled
+from ..torchtools.tensors import version_of
 
 
 class Attachment:

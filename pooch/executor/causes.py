@@ -9,9 +9,9 @@ from itertools import chain
 
 import torch
 
-from pooch.ir import Plan
-from pooch.torchtools.tensors import storage_bytes
-from pooch.units import format_bytes
+from ..ir import Plan
+from ..torchtools.tensors import storage_bytes
+from ..units import format_bytes
 
 AGAIN = "profile and plan again"
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from pooch.errors import TierError
-from pooch.executor.engines.protocol import Arena
-from pooch.executor.records import Record
-from pooch.executor.statistics import RunStats
-from pooch.torchtools.effects import StorageMap
-from pooch.torchtools.tensors import bytes_of, storage_key, tensors_with_memory
+from ..errors import TierError
+from ..torchtools.effects import StorageMap
+from ..torchtools.tensors import bytes_of, storage_key, tensors_with_memory
+from .engines.protocol import Arena
+from .records import Record
+from .statistics import RunStats
 
 MakeAgain = Callable[[], Callable[[int], torch.UntypedStorage] | None]
 

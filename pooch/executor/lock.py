@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-from pooch.executor.records import Record
+from .records import Record
 
 
 class StepLock:

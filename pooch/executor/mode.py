@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pooch.executor.step import OWN_WORK, PlannedStep
-from pooch.torchtools.effects import argument_keys, new_tensors, written_tensors
-from pooch.torchtools.operators import operator_facts
-from pooch.torchtools.raw_looks import RawLooks
-from pooch.torchtools.tensors import result_tensors
+from ..torchtools.effects import argument_keys, new_tensors, written_tensors
+from ..torchtools.operators import operator_facts
+from ..torchtools.raw_looks import RawLooks
+from ..torchtools.tensors import result_tensors
+from .step import OWN_WORK, PlannedStep
 
 
 class StepMode(TorchDispatchMode):

@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 
-from pooch.executor.engines.protocol import Ticket
-from pooch.torchtools.tensors import Geometry, version_of
+from ..torchtools.tensors import Geometry, version_of
+from .engines.protocol import Ticket
 
 
 class Record:

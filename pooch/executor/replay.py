@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from pooch.torchtools.accelerators import drawing_from, random_snapshot
-from pooch.torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
-from pooch.torchtools.operators import OperatorFacts, operator_facts, reads_statistics
-from pooch.torchtools.tensors import Geometry, has_plain_storage, map_tensors, result_tensors, storage_key, version_of
+from ..torchtools.accelerators import drawing_from, random_snapshot
+from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
+from ..torchtools.operators import OperatorFacts, operator_facts, reads_statistics
+from ..torchtools.tensors import Geometry, has_plain_storage, map_tensors, result_tensors, storage_key, version_of
 
 # Returns the storage of a value of the step. The flag says that the op will write into it.
 Resolve = Callable[[int, bool], torch.UntypedStorage]

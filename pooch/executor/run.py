@@ -10,21 +10,21 @@ from typing import Literal
 
 import torch
 
-from pooch.errors import UsageError
-from pooch.executor.actions import StepActions
-from pooch.executor.attachment import Attachment
-from pooch.executor.causes import Overrun
-from pooch.executor.engines.protocol import CopyEngine
-from pooch.executor.mode import recognising, watching
-from pooch.executor.snapshot import StepSnapshot
-from pooch.executor.statistics import RunStats, RunTotals, WarnOnce
-from pooch.executor.step import PlannedStep
-from pooch.executor.table import ActionTable
-from pooch.executor.watch import MEASURE_EVERY, RunWatch
-from pooch.ir import Plan
-from pooch.torchtools import accelerators, cuda_only
-from pooch.torchtools.memory_meter import MemoryMeter
-from pooch.torchtools.training_state import model_device
+from ..errors import UsageError
+from ..ir import Plan
+from ..torchtools import accelerators, cuda_only
+from ..torchtools.memory_meter import MemoryMeter
+from ..torchtools.training_state import model_device
+from .actions import StepActions
+from .attachment import Attachment
+from .causes import Overrun
+from .engines.protocol import CopyEngine
+from .mode import recognising, watching
+from .snapshot import StepSnapshot
+from .statistics import RunStats, RunTotals, WarnOnce
+from .step import PlannedStep
+from .table import ActionTable
+from .watch import MEASURE_EVERY, RunWatch
 
 OnMismatch = Literal["warn", "error"]
 

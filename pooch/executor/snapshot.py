@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from pooch.errors import TierError
-from pooch.executor.engines.protocol import Arena, CopyEngine, Ticket
-from pooch.torchtools.accelerators import has_streams
-from pooch.torchtools.tensors import bytes_of, has_plain_storage, storage_key
-from pooch.torchtools.training_state import RandomStates
+from ..errors import TierError
+from ..torchtools.accelerators import has_streams
+from ..torchtools.tensors import bytes_of, has_plain_storage, storage_key
+from ..torchtools.training_state import RandomStates
+from .engines.protocol import Arena, CopyEngine, Ticket
 
 _ROOM_BYTES = 4096  # offsets in a tier are multiples of this
 _SMALL_BYTES = 2**20

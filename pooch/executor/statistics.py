@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from pooch.executor.engines.step_clock import StepClock
+from .engines.step_clock import StepClock
 
 
 @dataclass

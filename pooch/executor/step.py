@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from pooch.errors import PlanMismatch
-from pooch.executor.actions import StepActions
-from pooch.executor.records import PackedRecord, changed_in_place, pack_kept
-from pooch.executor.replay import record_call
-from pooch.ir import ExpectedOp
-from pooch.torchtools.effects import StorageMap, written_tensors
-from pooch.torchtools.operators import call_refusal
-from pooch.torchtools.recurrent_dropout import InitialisationWatch
-from pooch.torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
+from ..errors import PlanMismatch
+from ..ir import ExpectedOp
+from ..torchtools.effects import StorageMap, written_tensors
+from ..torchtools.operators import call_refusal
+from ..torchtools.recurrent_dropout import InitialisationWatch
+from ..torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
+from .actions import StepActions
+from .records import PackedRecord, changed_in_place, pack_kept
+from .replay import record_call
 
 
 class _OwnWork(threading.local):

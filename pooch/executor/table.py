@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pooch.ir import Action, ExpectedOp, Plan
-from pooch.torchtools.tensors import fingerprint
+from ..ir import Action, ExpectedOp, Plan
+from ..torchtools.tensors import fingerprint
 
 
 class OpRecogniser:

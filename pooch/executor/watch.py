@@ -15,7 +15,13 @@ from functools import partial
 
 import torch
 
-from pooch.executor.causes import (
+from ..ir import Plan
+from ..torchtools import accelerators
+from ..torchtools.memory_trace import live_bytes
+from ..torchtools.peak_window import PeakWindow
+from ..torchtools.requested_sizes import rounding_bytes
+from ..torchtools.tensors import storage_bytes
+from .causes import (
     OFF_PATH,
     ORDER,
     RETAINED,
@@ -30,14 +36,8 @@ from pooch.executor.causes import (
     unknown_bytes,
     unmeasured_text,
 )
-from pooch.executor.statistics import RunStats, RunTotals, WarnOnce
-from pooch.executor.step import PlannedStep
-from pooch.ir import Plan
-from pooch.torchtools import accelerators
-from pooch.torchtools.memory_trace import live_bytes
-from pooch.torchtools.peak_window import PeakWindow
-from pooch.torchtools.requested_sizes import rounding_bytes
-from pooch.torchtools.tensors import storage_bytes
+from .statistics import RunStats, RunTotals, WarnOnce
+from .step import PlannedStep
 
 MEASURE_EVERY = 1000
 FIRST_MEASURED = (1, 2, 10, 100)  # by step 2 there are gradients and optimizer state, by step 10 caches

@@ -1,9 +1,9 @@
 """Frozen data that the stages pass on, and its files."""
 
-from pooch.ir.plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
-from pooch.ir.profile import Device, HookCosts, Link, Op, Profile, Value
-from pooch.ir.schedule import Action, Schedule
-from pooch.ir.timeline import Interval, Timeline
+from .plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
+from .profile import Device, HookCosts, Link, Op, Profile, Value
+from .schedule import Action, Schedule
+from .timeline import Interval, Timeline
 
 __all__ = [
     "Action",

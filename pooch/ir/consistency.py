@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from pooch.ir.profile import Op, Profile, Value
+from .profile import Op, Profile, Value
 
 # Sums of larger numbers would not fit into 64 bits; no machine comes near them.
 MOST_BYTES = 1 << 60

@@ -12,10 +12,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from pooch.errors import InvalidSchedule
-from pooch.ir.consistency import anchor_faults, are_bytes, is_time
-from pooch.ir.plan import Decision, Plan
-from pooch.ir.schedule import TIER_ALIGNMENT_BYTES, Action
+from ..errors import InvalidSchedule
+from .consistency import anchor_faults, are_bytes, is_time
+from .plan import Decision, Plan
+from .schedule import TIER_ALIGNMENT_BYTES, Action
 
 _FORWARD_KINDS = frozenset(("copy_out", "free", "empty", "refill", "wait"))
 _BACKWARD_KINDS = frozenset(("copy_out", "free", "copy_in", "wait", "replay", "drop"))

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 import pydantic
 import pydantic_core
 
-from pooch.errors import FileFormatError
-from pooch.ir.consistency import check_profile
-from pooch.ir.executable import check_plan
-from pooch.ir.plan import Plan
-from pooch.ir.profile import Profile
+from ..errors import FileFormatError
+from .consistency import check_profile
+from .executable import check_plan
+from .plan import Plan
+from .profile import Profile
 
 VERSIONS: dict[type[Profile] | type[Plan], int] = {Profile: 1, Plan: 2}
 FORMATS: dict[type[Profile] | type[Plan], str] = {Profile: "pooch-profile", Plan: "pooch-plan"}

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from pooch.ir.plan import Plan
-from pooch.ir.profile import Profile, Value
-from pooch.ir.timeline import Timeline
+from .plan import Plan
+from .profile import Profile, Value
+from .timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas

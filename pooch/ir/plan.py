@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pooch.ir.schedule import Schedule
+from .schedule import Schedule
 
 if TYPE_CHECKING:
     import pandas
@@ -119,7 +119,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
-        from pooch.ir.files import save_document
+        from .files import save_document
 
         save_document(self, path)
 
@@ -130,12 +130,12 @@ class Plan:
         Raises:
             FileFormatError: missing, unreadable, truncated, foreign, of a newer version, or inconsistent.
         """
-        from pooch.ir.files import load_document
+        from .files import load_document
 
         return load_document(cls, path)
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per activation with its decision and reason."""
-        from pooch.ir.frames import plan_frame
+        from .frames import plan_frame
 
         return plan_frame(self)

@@ -248,7 +248,7 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON."""
-        from pooch.ir.files import save_document
+        from .files import save_document
 
         save_document(self, path)
 
@@ -259,12 +259,12 @@ class Profile:
         Raises:
             FileFormatError: missing, unreadable, truncated, foreign, of a newer version, or inconsistent.
         """
-        from pooch.ir.files import load_document
+        from .files import load_document
 
         return load_document(cls, path)
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per activation in forward order."""
-        from pooch.ir.frames import profile_frame
+        from .frames import profile_frame
 
         return profile_frame(self)

@@ -61,12 +61,12 @@ class Timeline:
 
     def memory_curve(self) -> pandas.DataFrame:
         """The predicted memory over time: columns `time_ms` and `live_bytes`, two rows per slot."""
-        from pooch.ir.frames import memory_curve_frame
+        from .frames import memory_curve_frame
 
         return memory_curve_frame(self)
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per interval."""
-        from pooch.ir.frames import timeline_frame
+        from .frames import timeline_frame
 
         return timeline_frame(self)

@@ -13,20 +13,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from pooch.api.children import run_child
-from pooch.api.in_core import fits_in_core, unless_out_of_memory
-from pooch.errors import PoochError
-from pooch.ir import Plan
-from pooch.measure.training import Trained, first_difference, train_offloaded, train_steps
-from pooch.progress import Progress
-from pooch.workloads.loading import WorkloadFactory
+from ..api.children import run_child
+from ..api.in_core import fits_in_core, unless_out_of_memory
+from ..errors import PoochError
+from ..ir import Plan
+from ..progress import Progress
+from ..workloads.loading import WorkloadFactory
+from .training import Trained, first_difference, train_offloaded, train_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from pooch.workloads import Workload
+    from ..workloads import Workload
 
 NOT_ALGORITHMS = (
     "they also differ under torch.use_deterministic_algorithms, so look for code that draws random numbers without a "
@@ -87,7 +87,7 @@ def judge(
     progress: Progress,
 ) -> Verdict:
     """Compare two trainings, and if they differ, find out why."""
-    from pooch.torchtools.accelerators import has_streams
+    from ..torchtools.accelerators import has_streams
 
     difference, steps = first_difference(reference, planned), len(reference.steps)
     if difference is None:  # so plain training is repeatable
@@ -122,8 +122,8 @@ def train_reference(factory: Callable[[], Workload], plan: Plan, steps: int, pro
 
     It is plain training, or, if that does not fit, training with its saved tensors moved off the device.
     """
-    from pooch.torchtools.device_memory import give_memory_back
-    from pooch.torchtools.training_state import model_device
+    from ..torchtools.device_memory import give_memory_back
+    from ..torchtools.training_state import model_device
 
     workload = factory()
     device = model_device(workload.model)
@@ -141,7 +141,7 @@ def check_deterministically(
     factory: WorkloadFactory, plan: Plan, steps: int, device: torch.device, progress: Progress
 ) -> DeterministicCheck | None:
     """Compare planned with plain training under deterministic algorithms in a child process; None if that fails."""
-    from pooch.torchtools.device_memory import give_memory_back
+    from ..torchtools.device_memory import give_memory_back
 
     progress("comparing under deterministic algorithms")
     give_memory_back(device)  # or that process could not use what this one's allocator caches

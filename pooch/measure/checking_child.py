@@ -7,15 +7,15 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from pooch.api.children import errors_sent, send
-from pooch.errors import PoochError, first_line
-from pooch.ir import Plan
-from pooch.measure.checking import compared
-from pooch.torchtools.determinism import deterministic_algorithms, use_deterministic_algorithms
-from pooch.workloads.loading import WorkloadFactory
+from ..api.children import errors_sent, send
+from ..errors import PoochError, first_line
+from ..ir import Plan
+from ..torchtools.determinism import deterministic_algorithms, use_deterministic_algorithms
+from ..workloads.loading import WorkloadFactory
+from .checking import compared
 
 if TYPE_CHECKING:
-    from pooch.workloads import Workload
+    from ..workloads import Workload
 
 
 def main() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pooch.api.options import PlanOptions
-from pooch.api.planning import budget_in_bytes, plan_with
-from pooch.errors import InfeasibleBudget, UsageError
-from pooch.ir import Plan, Profile
-from pooch.measure.timing import time_in_turns
-from pooch.measure.training import train_steps
-from pooch.planner import described, policy_names
-from pooch.progress import PlanningProgress, silent
-from pooch.workloads.loading import WorkloadFactory
+from ..api.options import PlanOptions
+from ..api.planning import budget_in_bytes, plan_with
+from ..errors import InfeasibleBudget, UsageError
+from ..ir import Plan, Profile
+from ..planner import described, policy_names
+from ..progress import PlanningProgress, silent
+from ..workloads.loading import WorkloadFactory
+from .timing import time_in_turns
+from .training import train_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def measure_rows(
     Raises:
         PlanMismatch: the profile is of another workload.
     """
-    from pooch.executor.engines.pinned import blocks_kept
+    from ..executor.engines.pinned import blocks_kept
 
     measured = []
     with blocks_kept():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pooch.devices import DeviceModel, Efficiency, LinkModel
-from pooch.progress import Progress, silent
+from ..devices import DeviceModel, Efficiency, LinkModel
+from ..progress import Progress, silent
 
 if TYPE_CHECKING:
     import torch
 
-    from pooch.ir import Link
-    from pooch.profiler.hardware import DeviceRates
+    from ..ir import Link
+    from ..profiler.hardware import DeviceRates
 
 
 def measure_device_model(device: torch.device, name: str, progress: Progress = silent) -> DeviceModel:
@@ -22,10 +22,10 @@ def measure_device_model(device: torch.device, name: str, progress: Progress = s
         name: of the model in a catalogue.
         progress: called with what is being done.
     """
-    from pooch.api.device_links import measure_device_link
-    from pooch.profiler.hardware import describe_device, measure_rates
-    from pooch.torchtools.accelerators import has_streams
-    from pooch.torchtools.cuda_only import blas_workspace_bytes
+    from ..api.device_links import measure_device_link
+    from ..profiler.hardware import describe_device, measure_rates
+    from ..torchtools.accelerators import has_streams
+    from ..torchtools.cuda_only import blas_workspace_bytes
 
     rates = measure_rates(device, progress)
     progress("measuring the link to the swap tier")

@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pooch.api.children import child_environment
-from pooch.errors import PoochError
-from pooch.ir import Plan
-from pooch.progress import Progress
-from pooch.workloads.loading import WorkloadFactory
+from ..api.children import child_environment
+from ..errors import PoochError
+from ..ir import Plan
+from ..progress import Progress
+from ..workloads.loading import WorkloadFactory
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,7 @@ def exact_allocator(environment: Mapping[str, str]) -> dict[str, str]:
 
 def limit_gpu(device: torch.device, budget_bytes: int, slack_bytes: int = SLACK_BYTES) -> int:
     """Limit this process's GPU memory to the budget and the slack; returns the limit in bytes."""
-    from pooch.torchtools import accelerators, cuda_only
+    from ..torchtools import accelerators, cuda_only
 
     accelerators.empty_cache(device)
     total_bytes = accelerators.total_bytes(device)

@@ -7,11 +7,11 @@ import resource
 import sys
 from contextlib import nullcontext
 
-from pooch.api.children import send
-from pooch.errors import first_line
-from pooch.measure.hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
-from pooch.torchtools.device_memory import return_large_blocks
-from pooch.workloads.loading import WorkloadFactory
+from ..api.children import send
+from ..errors import first_line
+from ..torchtools.device_memory import return_large_blocks
+from ..workloads.loading import WorkloadFactory
+from .hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
 
 
 def main() -> None:
@@ -38,9 +38,9 @@ class _Training:
     """The workload, under its plan if there is one."""
 
     def __init__(self, job: LimitedJob) -> None:
-        from pooch.executor import apply_plan
-        from pooch.ir import Plan
-        from pooch.torchtools.training_state import model_device
+        from ..executor import apply_plan
+        from ..ir import Plan
+        from ..torchtools.training_state import model_device
 
         self.workload = job.factory()
         self.device = model_device(self.workload.model)
@@ -53,15 +53,15 @@ class _Training:
 
         If the plain step may not fit, its saved tensors leave the device.
         """
-        from pooch.profiler.offload import saved_tensors_offloaded
+        from ..profiler.offload import saved_tensors_offloaded
 
         is_safe = self.run is not None or self._plain_step_fits()
         with nullcontext() if is_safe else saved_tensors_offloaded(self.workload.model):
             self.step()
 
     def _plain_step_fits(self) -> bool:
-        from pooch.api.in_core import has_room
-        from pooch.process_limits import is_limited
+        from ..api.in_core import has_room
+        from ..process_limits import is_limited
 
         known_bytes = self._in_core_peak_bytes
         return known_bytes is not None and not is_limited() and has_room(known_bytes, self.workload)
@@ -71,9 +71,9 @@ class _Training:
 
         The steps under the limit begin so too. 0 on a CPU, which has no such allocator.
         """
-        from pooch.torchtools.accelerators import has_streams
-        from pooch.torchtools.device_memory import give_memory_back
-        from pooch.torchtools.memory_meter import MemoryMeter
+        from ..torchtools.accelerators import has_streams
+        from ..torchtools.device_memory import give_memory_back
+        from ..torchtools.memory_meter import MemoryMeter
 
         if not has_streams(self.device):
             return 0
@@ -85,7 +85,7 @@ class _Training:
 
     def step(self) -> float:
         """Run one step with the optimizer's and return the loss."""
-        from pooch.measure.training import forward_and_backward
+        from .training import forward_and_backward
 
         self.workload.model.zero_grad(set_to_none=True)
         loss = float(forward_and_backward(self.workload, self.run))
@@ -96,8 +96,8 @@ class _Training:
 
 def _set_limit(training: _Training, budget_bytes: int, slack_bytes: int) -> int:
     """Limit this process to the budget; returns the limit in bytes (of address space on the CPU)."""
-    from pooch.torchtools.accelerators import has_streams
-    from pooch.torchtools.memory_trace import live_bytes
+    from ..torchtools.accelerators import has_streams
+    from ..torchtools.memory_trace import live_bytes
 
     training.workload.model.zero_grad(set_to_none=True)
     if has_streams(training.device):

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pooch.api.options import PlanOptions
-from pooch.api.planning import budget_in_bytes, plan_with
-from pooch.api.profiling import Mode, profile_workload
-from pooch.errors import InfeasibleBudget
-from pooch.ir import Plan, Profile
-from pooch.measure.checking import judge, train_reference
-from pooch.measure.hard_limit import LimitedOutcome, train_limited
-from pooch.measure.timing import time_in_turns
-from pooch.measure.training import train_steps
-from pooch.measure.training_report import TrainingReport, plain_report, report_of
-from pooch.progress import Progress, silent
-from pooch.workloads import Workload
-from pooch.workloads.loading import WorkloadFactory
+from ..api.options import PlanOptions
+from ..api.planning import budget_in_bytes, plan_with
+from ..api.profiling import Mode, profile_workload
+from ..errors import InfeasibleBudget
+from ..ir import Plan, Profile
+from ..progress import Progress, silent
+from ..workloads import Workload
+from ..workloads.loading import WorkloadFactory
+from .checking import judge, train_reference
+from .hard_limit import LimitedOutcome, train_limited
+from .timing import time_in_turns
+from .training import train_steps
+from .training_report import TrainingReport, plain_report, report_of
 
 if TYPE_CHECKING:
     import torch
@@ -86,8 +86,8 @@ def _measure_plan(
     factory: WorkloadFactory, plan: Plan, options: TrainingOptions, replan: Callable[[int], Plan] | None
 ) -> tuple[Plan, TrainingReport]:
     """The report and its plan, which is not the given one if memory ran out and `replan` made another."""
-    from pooch.executor.engines.pinned import blocks_kept
-    from pooch.torchtools.training_state import model_device
+    from ..executor.engines.pinned import blocks_kept
+    from ..torchtools.training_state import model_device
 
     steps, progress = options.steps, options.progress
     reference = train_reference(factory, plan, steps, progress) if options.check else None
@@ -120,7 +120,7 @@ def _train_under_limit(
     factory: WorkloadFactory, plan: Plan, steps: int, device: torch.device, progress: Progress
 ) -> dict[str, LimitedOutcome]:
     """Planned and plain training in processes with the same limit."""
-    from pooch.torchtools.device_memory import give_memory_back
+    from ..torchtools.device_memory import give_memory_back
 
     give_memory_back(device)  # or those processes could not use what this one's allocator caches
     limit = plan.budget_bytes or plan.predicted_peak_bytes

@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pooch.api.in_core import fits_in_core, unless_out_of_memory
-from pooch.ir import Plan
-from pooch.measure.training import applied, forward_and_backward
-from pooch.progress import Progress
+from ..api.in_core import fits_in_core, unless_out_of_memory
+from ..ir import Plan
+from ..progress import Progress
+from .training import applied, forward_and_backward
 
 if TYPE_CHECKING:
-    from pooch.executor import Run
-    from pooch.workloads import Workload
+    from ..executor import Run
+    from ..workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress
     Which of the two runs first alternates, so that a machine that becomes faster or slower, and what a step leaves
     behind in the allocator, affect both alike. Plain steps that do not fit in-core are left out.
     """
-    from pooch.torchtools.training_state import model_device
+    from ..torchtools.training_state import model_device
 
     with applied(plan, workload) as run:
         assert run is not None
@@ -85,8 +85,8 @@ def time_planned(workload: Workload, run: Run, steps: int, progress: Progress) -
 
 def timed_step(workload: Workload, run: Run | None) -> float:
     """Time the forward and backward pass of one step in ms, with gradients set to None before it."""
-    from pooch.torchtools.accelerators import synchronize
-    from pooch.torchtools.training_state import model_device
+    from ..torchtools.accelerators import synchronize
+    from ..torchtools.training_state import model_device
 
     device = model_device(workload.model)
     workload.model.zero_grad(set_to_none=True)

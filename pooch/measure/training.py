@@ -8,14 +8,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pooch.ir import Plan
-from pooch.progress import Progress
+from ..ir import Plan
+from ..progress import Progress
 
 if TYPE_CHECKING:
     import torch
 
-    from pooch.executor import Run, RunStats
-    from pooch.workloads import Workload
+    from ..executor import Run, RunStats
+    from ..workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +120,16 @@ def train_under(workload: Workload, run: Run | None, steps: int, progress: Progr
 
 def train_offloaded(workload: Workload, steps: int, progress: Progress) -> Trained:
     """Train plainly, but with saved tensors off the device until they are read: the same numbers in less memory."""
-    from pooch.profiler.offload import saved_tensors_offloaded
+    from ..profiler.offload import saved_tensors_offloaded
 
     with saved_tensors_offloaded(workload.model):
         return replace(train_under(workload, None, steps, progress), offloaded=True)
 
 
 def _begin() -> None:
-    from pooch.torchtools.accelerators import accelerators_in_use, empty_cache
-    from pooch.torchtools.training_state import seed_all
-    from pooch.workloads.loading import SEED
+    from ..torchtools.accelerators import accelerators_in_use, empty_cache
+    from ..torchtools.training_state import seed_all
+    from ..workloads.loading import SEED
 
     for device in accelerators_in_use():
         empty_cache(device)  # so that memory cached by an earlier training does not count as reserved by this one
@@ -139,7 +139,7 @@ def _begin() -> None:
 def _train_guarded(
     workload: Workload, plan: Plan, steps: int, progress: Progress, replan: Callable[[int], Plan]
 ) -> Trained:
-    from pooch.api.guarding import Guard
+    from ..api.guarding import Guard
 
     results: list[StepResult] = []
     with Guard(plan, workload.model, replan, measured_steps=steps, watch_peak=False, tell=progress) as guard:
@@ -156,7 +156,7 @@ def _train_guarded(
 @contextmanager
 def applied(plan: Plan | None, workload: Workload) -> Iterator[Run | None]:
     """Apply the plan to the workload's model, if there is one."""
-    from pooch.executor import apply_plan
+    from ..executor import apply_plan
 
     if plan is None:
         yield None
@@ -175,9 +175,9 @@ def forward_and_backward(workload: Workload, run: Run | None) -> torch.Tensor:
 
 
 def _measured_step(workload: Workload, run: Run | None) -> StepResult:
-    from pooch.executor import RunStats
-    from pooch.torchtools.memory_meter import MemoryMeter
-    from pooch.torchtools.training_state import model_device
+    from ..executor import RunStats
+    from ..torchtools.memory_meter import MemoryMeter
+    from ..torchtools.training_state import model_device
 
     workload.model.zero_grad(set_to_none=True)
     with MemoryMeter(model_device(workload.model)) as meter:
@@ -202,7 +202,7 @@ def _finished_step(workload: Workload, loss: torch.Tensor, stats: RunStats) -> S
 
 
 def _final_digests(workload: Workload) -> dict[str, str]:
-    from pooch.torchtools.training_state import RandomStates, model_device
+    from ..torchtools.training_state import RandomStates, model_device
 
     found = {f"parameter {name}": digest(p) for name, p in workload.model.named_parameters()}
     found |= {f"buffer {name}": digest(b) for name, b in workload.model.named_buffers()}

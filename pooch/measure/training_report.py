@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pooch.ir import Plan
-from pooch.measure.hard_limit import LimitedOutcome
-from pooch.measure.timing import Timing
-from pooch.measure.training import Trained, first_difference
+from ..ir import Plan
+from .hard_limit import LimitedOutcome
+from .timing import Timing
+from .training import Trained, first_difference
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,14 @@ import onnx
 import torch
 import torch.utils._python_dispatch
 
-from pooch.errors import WorkloadError
-from pooch.onnx.dimensions import InputShape
-from pooch.onnx.model import OnnxModel, Step, path_of
-from pooch.onnx.operation import ABSENT, HostNumbers, Node, Operation
-from pooch.onnx.reading import digest_of
-from pooch.onnx.registry import OPERATORS, UnsupportedVariant
-from pooch.onnx.trainable import running_statistics
-from pooch.onnx.types import tensor_of
+from ..errors import WorkloadError
+from .dimensions import InputShape
+from .model import OnnxModel, Step, path_of
+from .operation import ABSENT, HostNumbers, Node, Operation
+from .reading import digest_of
+from .registry import OPERATORS, UnsupportedVariant
+from .trainable import running_statistics
+from .types import tensor_of
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"

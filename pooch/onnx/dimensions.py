@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import onnx
 import torch
 
-from pooch.errors import UsageError, WorkloadError
-from pooch.onnx.registry import UnsupportedVariant
-from pooch.onnx.types import torch_type
+from ..errors import UsageError, WorkloadError
+from .registry import UnsupportedVariant
+from .types import torch_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pooch.errors import FileFormatError, PoochError, UsageError, WorkloadError
-from pooch.onnx.file import require
+from ..errors import FileFormatError, PoochError, UsageError, WorkloadError
+from .file import require
 
 if TYPE_CHECKING:
     import torch
 
-    from pooch.workloads import Workload
+    from ..workloads import Workload
 
 _TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 _MOST_INLINE_BYTES = 3 * 2**29  # 1.5 GiB; one message of protobuf holds 2 GiB at most
@@ -173,7 +173,7 @@ def _captured_call(workload: Workload) -> _Call:
 
 
 def _write(model: torch.nn.Module, call: _Call, path: Path) -> None:
-    from pooch.onnx.model import OnnxModel
+    from .model import OnnxModel
 
     if isinstance(model, OnnxModel):
         _write_proto(model, path)
@@ -184,7 +184,7 @@ def _write(model: torch.nn.Module, call: _Call, path: Path) -> None:
 def _write_proto(model: Any, path: Path) -> None:
     import onnx
 
-    from pooch.onnx.writing import trained_proto
+    from .writing import trained_proto
 
     proto = trained_proto(model)
     outside = proto.ByteSize() > _MOST_INLINE_BYTES

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from pooch.errors import WorkloadError
-from pooch.workloads.base import Workload
+from ..errors import WorkloadError
+from ..workloads.base import Workload
 
 EXTRA = "pip install 'pooch-planner[onnx]'"
 
@@ -21,7 +21,7 @@ def onnx_function(name: str) -> Callable[..., Workload]:
     if not Path(name).is_file():
         raise WorkloadError(f"the ONNX file {name!r} does not exist: check the path")
     require("onnx", f"the workload {name!r}")
-    from pooch.onnx.workload import onnx_builder
+    from .workload import onnx_builder
 
     return onnx_builder(name)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx
 import torch
 
-from pooch.onnx.dimensions import InputShape
+from .dimensions import InputShape
 
 _KEEPS_VALUES = {
     "Identity",

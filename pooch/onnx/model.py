@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pooch.onnx.operation import Operation
+from .operation import Operation
 
 
 @dataclass(frozen=True)

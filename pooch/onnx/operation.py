@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pooch.onnx.registry import Operator
+from .registry import Operator
 
 ABSENT = ""  # how ONNX writes an input or output that is left out
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
-from pooch.errors import WorkloadError
-from pooch.onnx import operators as _operators  # noqa: F401 - fills the registry
-from pooch.onnx.registry import OPERATORS
+from ..errors import WorkloadError
+from . import operators as _operators  # noqa: F401 - fills the registry
+from .registry import OPERATORS
 
 OLDEST_OPSET = 7  # before it, broadcasting was written into attributes
 _DEFAULT_DOMAINS = ("", "ai.onnx")

@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 import torch
 
-from pooch.onnx.registry import UnsupportedVariant
+from .registry import UnsupportedVariant
 
 _TYPES: dict[int, torch.dtype] = {
     onnx.TensorProto.FLOAT: torch.float32,

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-from pooch.errors import UsageError, WorkloadError
-from pooch.onnx.building import build_model
-from pooch.onnx.dimensions import input_shapes
-from pooch.onnx.inputs import index_bounds, random_inputs
-from pooch.onnx.loss import loss_for
-from pooch.onnx.model import OnnxModel
-from pooch.onnx.reading import opset_of, read_model
-from pooch.onnx.trainable import trained_names
-from pooch.workloads.base import Workload
-from pooch.workloads.settings import Setting
+from ..errors import UsageError, WorkloadError
+from ..workloads.base import Workload
+from ..workloads.settings import Setting
+from .building import build_model
+from .dimensions import input_shapes
+from .inputs import index_bounds, random_inputs
+from .loss import loss_for
+from .model import OnnxModel
+from .reading import opset_of, read_model
+from .trainable import trained_names
 
 MODES = ("exported", "train", "eval")
 

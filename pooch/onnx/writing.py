@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 import torch
 
-from pooch.errors import WorkloadError
-from pooch.onnx.model import OnnxModel
-from pooch.onnx.reading import digest_of, read_model
+from ..errors import WorkloadError
+from .model import OnnxModel
+from .reading import digest_of, read_model
 
 _DATA_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "raw_data")
 

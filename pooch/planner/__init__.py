@@ -1,9 +1,9 @@
 """The planner: decides per activation between keep, swap and recompute. Needs neither torch nor a GPU."""
 
-from pooch.planner.contract import Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome, Progress
-from pooch.planner.options import described, option_names
-from pooch.planner.planning import make_plan, smallest_budget, write_program
-from pooch.planner.policies import find_policy, policy_names
+from .contract import Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome, Progress
+from .options import described, option_names
+from .planning import make_plan, smallest_budget, write_program
+from .policies import find_policy, policy_names
 
 __all__ = [
     "Evaluation",

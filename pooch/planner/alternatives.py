@@ -6,10 +6,10 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.units import format_bytes, format_ms
+from ..ir.plan import Choice
+from ..units import format_bytes, format_ms
+from .candidates import Candidates
+from .contract import PlanningRequest, PolicyOutcome
 
 MOST_WORK = 300_000  # ops that are played for alternatives, of the largest activations first: about 3 s
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy
 
-from pooch.analysis.dataflow import Dataflow, Gap
-from pooch.ir.plan import Choice, Decisions
-from pooch.ir.profile import Value
+from ..analysis.dataflow import Dataflow, Gap
+from ..ir.plan import Choice, Decisions
+from ..ir.profile import Value
 
 NEVER = -1
 Leaving = Literal["swap", "recompute"]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.ir.plan import Choice, Decision, Decisions
-from pooch.ir.schedule import Schedule
-from pooch.ir.timeline import Timeline
+from ..analysis.dataflow import Dataflow
+from ..ir.plan import Choice, Decision, Decisions
+from ..ir.schedule import Schedule
+from ..ir.timeline import Timeline
 
 Status = Literal["optimal", "feasible", "heuristic"]
 Progress = Callable[[str, float], None]  # what is being done, and the share of the planning that is done (0 to 1)

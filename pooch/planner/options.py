@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, replace
 from typing import Any
 
-from pooch.errors import UsageError
-from pooch.planner.contract import Policy
+from ..errors import UsageError
+from .contract import Policy
 
 FIXED = ("order",)  # fields that make it another policy
 

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.errors import InfeasibleBudget
-from pooch.planner.alternatives import weigh_alternatives
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import Evaluator, PlanningRequest, PolicyOutcome, Progress
-from pooch.planner.options import with_options
-from pooch.planner.policies import find_policy
-from pooch.planner.reasons import decision_rows
-from pooch.planner.search.evaluators import Remembering
-from pooch.planner.search.leanest import leanest_plan
-from pooch.planner.search.programs import Programs
-from pooch.planner.search.trials import Trials
+from ..analysis.dataflow import Dataflow
+from ..errors import InfeasibleBudget
+from .alternatives import weigh_alternatives
+from .candidates import Candidates
+from .contract import Evaluator, PlanningRequest, PolicyOutcome, Progress
+from .options import with_options
+from .policies import find_policy
+from .reasons import decision_rows
+from .search.evaluators import Remembering
+from .search.leanest import leanest_plan
+from .search.programs import Programs
+from .search.trials import Trials
 
 
 def make_plan(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pooch.ir.plan import Choice, Decision, Decisions
-from pooch.planner.alternatives import Alternative
-from pooch.planner.candidates import NEVER, Candidate, Candidates
-from pooch.units import format_bytes, format_ms
+from ..ir.plan import Choice, Decision, Decisions
+from ..units import format_bytes, format_ms
+from .alternatives import Alternative
+from .candidates import NEVER, Candidate, Candidates
 
 
 def decision_rows(

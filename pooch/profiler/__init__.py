@@ -1,6 +1,6 @@
 """Turns a training step into a `Profile`: measured ops, values, lifetimes and memory."""
 
-from pooch.profiler.profiler import profile_step
-from pooch.profiler.session import ProfileOptions
+from .profiler import profile_step
+from .session import ProfileOptions
 
 __all__ = ["ProfileOptions", "profile_step"]

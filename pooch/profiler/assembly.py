@@ -8,11 +8,11 @@ from typing import Any
 import numpy
 import torch
 
-from pooch.ir import Op, Profile, Value
-from pooch.profiler.recorder import ValueRecord
-from pooch.profiler.session import ProfileOptions
-from pooch.profiler.slots import Life, StepAssembly
-from pooch.torchtools.tensors import model_signature
+from ..ir import Op, Profile, Value
+from ..torchtools.tensors import model_signature
+from .recorder import ValueRecord
+from .session import ProfileOptions
+from .slots import Life, StepAssembly
 
 # Planning smaller values costs more (hooks, solver time) than their bytes are worth.
 SMALLEST_ACTIVATION_BYTES = 16 * 1024

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from pooch.profiler.recorder import ForwardRecorder
-from pooch.profiler.slots import StepAssembly
-from pooch.profiler.step import Forward, check_loss
-from pooch.torchtools.accelerators import synchronize
-from pooch.torchtools.memory_trace import AUTOGRAD_NODE, MARKER
-from pooch.torchtools.operators import is_view_name
-from pooch.torchtools.profiler_log import quiet_start
-from pooch.torchtools.training_state import model_device
+from ..torchtools.accelerators import synchronize
+from ..torchtools.memory_trace import AUTOGRAD_NODE, MARKER
+from ..torchtools.operators import is_view_name
+from ..torchtools.profiler_log import quiet_start
+from ..torchtools.training_state import model_device
+from .recorder import ForwardRecorder
+from .slots import StepAssembly
+from .step import Forward, check_loss
 
 
 def device_slot_times_ms(forward: Forward, model: torch.nn.Module, assembly: StepAssembly) -> list[float] | None:

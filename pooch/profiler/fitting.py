@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pooch.profiler.recorder import ForwardRecorder, ValueRecord
+from .recorder import ForwardRecorder, ValueRecord
 
 _WORKSPACE_BYTES = 16 * 2**20  # of an op whose tensors are small in comparison
 

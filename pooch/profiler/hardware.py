@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import torch
 
-from pooch.ir import Device
-from pooch.progress import Progress, silent
-from pooch.torchtools import accelerators, cuda_only
-from pooch.torchtools.accelerators import has_streams, synchronize
-from pooch.torchtools.tensors import dtype_name
+from ..ir import Device
+from ..progress import Progress, silent
+from ..torchtools import accelerators, cuda_only
+from ..torchtools.accelerators import has_streams, synchronize
+from ..torchtools.tensors import dtype_name
 
 _SMALL_OPS = 200
 _RUNS = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pooch.profiler.timing import StepTimes
+from .timing import StepTimes
 
 
 def host_times_ms(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from pooch.torchtools.calls import called_within
+from ..torchtools.calls import called_within
 
 
 class ModulePath:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pooch.torchtools.accelerators import has_streams
-from pooch.torchtools.memory_trace import marker
-from pooch.torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, storage_key
+from ..torchtools.accelerators import has_streams
+from ..torchtools.memory_trace import marker
+from ..torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, storage_key
 
 COPY_BACK = "copy back"  # marks, in a profiler, a copy that brings a value back and is no op of the step
 

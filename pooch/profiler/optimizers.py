@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from pooch.errors import ProfileError, UsageError
-from pooch.profiler.fake.world import FakeWorld
-from pooch.torchtools.module_attributes import put_back
-from pooch.torchtools.tensors import find_tensors, tensors_with_memory, version_of
+from ..errors import ProfileError, UsageError
+from ..torchtools.module_attributes import put_back
+from ..torchtools.tensors import find_tensors, tensors_with_memory, version_of
+from .fake.world import FakeWorld
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from pooch.profiler.slots import StepAssembly
+from .slots import StepAssembly
 
 MOST_TIMES_THE_SIBLINGS = 4.0
 WORTH_A_RUN = 0.03  # share of the step that outliers must take together to be measured again

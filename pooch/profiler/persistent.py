@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pooch.errors import PoochError
-from pooch.torchtools.accelerators import granule_bytes
-from pooch.torchtools.tensors import find_tensors, storage_bytes
-from pooch.torchtools.training_state import RandomStates, model_device
+from ..errors import PoochError
+from ..torchtools.accelerators import granule_bytes
+from ..torchtools.tensors import find_tensors, storage_bytes
+from ..torchtools.training_state import RandomStates, model_device
 
 if TYPE_CHECKING:
-    from pooch.profiler.optimizers import Shadow
+    from .optimizers import Shadow
 
 _HISTORY_NOTE = (
     "LBFGS is counted with a full history, which it reaches after some steps; what it allocates while it calls its "
@@ -50,7 +50,7 @@ def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.n
         UsageError: if it is not an optimizer.
         ProfileError: if it wraps an optimizer that cannot be found.
     """
-    from pooch.profiler.optimizers import unwrapped  # it needs fake tensors, and their profiles need this file
+    from .optimizers import unwrapped  # it needs fake tensors, and their profiles need this file
 
     if optimizer is None:
         return 0, []
@@ -81,7 +81,7 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _stepped_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    from pooch.profiler.optimizers import Shadow, kept_as_it_was
+    from .optimizers import Shadow, kept_as_it_was
 
     with kept_as_it_was(optimizer):
         shadow = Shadow(optimizer)

@@ -10,31 +10,31 @@ from typing import Any, Literal
 
 import torch
 
-from pooch.errors import ProfileError
-from pooch.ir import Link, Profile
-from pooch.process_limits import is_limited
-from pooch.profiler.assembly import assembled_profile
-from pooch.profiler.device_times import device_slot_times_ms
-from pooch.profiler.fitting import expected_peak_bytes
-from pooch.profiler.hardware import describe_device
-from pooch.profiler.host_times import host_times_ms
-from pooch.profiler.offload import OffloadStore, saved_tensors_offloaded
-from pooch.profiler.outliers import are_worth_a_run, outliers, sibling_kinds
-from pooch.profiler.persistent import foreseen_state_bytes, gradient_bytes
-from pooch.profiler.recorder import ForwardRecorder
-from pooch.profiler.release import record_releases
-from pooch.profiler.session import ProfileOptions, check_same_forward, user_errors_named
-from pooch.profiler.slots import StepAssembly
-from pooch.profiler.step import Forward, record_step
-from pooch.profiler.timing import StepTimes, slot_times_ms, time_step, typical
-from pooch.progress import Progress, silent
-from pooch.torchtools import accelerators
-from pooch.torchtools.device_memory import give_memory_back, return_large_blocks, room_bytes
-from pooch.torchtools.memory_trace import earlier_objects_exempt, live_bytes
-from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
-from pooch.torchtools.requested_sizes import allocated_as_requested
-from pooch.torchtools.training_state import model_device, training_state_kept
-from pooch.units import format_bytes
+from ..errors import ProfileError
+from ..ir import Link, Profile
+from ..process_limits import is_limited
+from ..progress import Progress, silent
+from ..torchtools import accelerators
+from ..torchtools.device_memory import give_memory_back, return_large_blocks, room_bytes
+from ..torchtools.memory_trace import earlier_objects_exempt, live_bytes
+from ..torchtools.out_of_memory import forgotten, is_out_of_memory
+from ..torchtools.requested_sizes import allocated_as_requested
+from ..torchtools.training_state import model_device, training_state_kept
+from ..units import format_bytes
+from .assembly import assembled_profile
+from .device_times import device_slot_times_ms
+from .fitting import expected_peak_bytes
+from .hardware import describe_device
+from .host_times import host_times_ms
+from .offload import OffloadStore, saved_tensors_offloaded
+from .outliers import are_worth_a_run, outliers, sibling_kinds
+from .persistent import foreseen_state_bytes, gradient_bytes
+from .recorder import ForwardRecorder
+from .release import record_releases
+from .session import ProfileOptions, check_same_forward, user_errors_named
+from .slots import StepAssembly
+from .step import Forward, record_step
+from .timing import StepTimes, slot_times_ms, time_step, typical
 
 IN_CORE_MODELLED = "the in-core time is modelled: the sum of op times"
 _RecordingMode = Literal["run", "offload"]

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pooch.errors import ProfileError
-from pooch.profiler.modules import ModulePath
-from pooch.torchtools import accelerators
-from pooch.torchtools.effects import argument_keys, new_tensors, written_tensors
-from pooch.torchtools.memory_trace import marker
-from pooch.torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
-from pooch.torchtools.recurrent_dropout import INITIALISER, SEED_FINGERPRINTS
-from pooch.torchtools.tensors import (
+from ..errors import ProfileError
+from ..torchtools import accelerators
+from ..torchtools.effects import argument_keys, new_tensors, written_tensors
+from ..torchtools.memory_trace import marker
+from ..torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
+from ..torchtools.recurrent_dropout import INITIALISER, SEED_FINGERPRINTS
+from ..torchtools.tensors import (
     call_when_freed,
     dtype_name,
     find_tensors,
@@ -29,7 +28,8 @@ from pooch.torchtools.tensors import (
     storage_key,
     tensors_with_memory,
 )
-from pooch.torchtools.training_state import model_device
+from ..torchtools.training_state import model_device
+from .modules import ModulePath
 
 
 @dataclass

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from pooch.errors import ProfileError
-from pooch.profiler.recorder import ForwardRecorder
-from pooch.profiler.step import Forward
-from pooch.torchtools.raw_looks import RawLooks
+from ..errors import ProfileError
+from ..torchtools.raw_looks import RawLooks
+from .recorder import ForwardRecorder
+from .step import Forward
 
 
 def record_releases(

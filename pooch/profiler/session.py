@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from pooch.errors import PoochError, ProfileError, first_line
-from pooch.profiler.recorder import ForwardRecorder
-from pooch.torchtools.out_of_memory import is_out_of_memory
+from ..errors import PoochError, ProfileError, first_line
+from ..torchtools.out_of_memory import is_out_of_memory
+from .recorder import ForwardRecorder
 
 Mode = Literal["run", "offload", "auto"]
 

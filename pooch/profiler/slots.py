@@ -10,11 +10,11 @@ from itertools import accumulate
 
 import numpy
 
-from pooch.profiler.recorder import ForwardRecorder
-from pooch.profiler.step import StepRecord
-from pooch.torchtools.memory_trace import LINEAR, Span
-from pooch.torchtools.operators import is_view_name
-from pooch.torchtools.reported_memory import MemoryEvent
+from ..torchtools.memory_trace import LINEAR, Span
+from ..torchtools.operators import is_view_name
+from ..torchtools.reported_memory import MemoryEvent
+from .recorder import ForwardRecorder
+from .step import StepRecord
 
 _SUM = "aten.add.Tensor"
 

@@ -13,12 +13,12 @@ from typing import cast
 
 import torch
 
-from pooch.errors import ProfileError
-from pooch.profiler.offload import OffloadStore
-from pooch.profiler.recorder import ForwardRecorder
-from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, marker, quiet_collector
-from pooch.torchtools.raw_looks import RawLooks
-from pooch.torchtools.tensors import has_plain_storage
+from ..errors import ProfileError
+from ..torchtools.memory_trace import MemoryTrace, MemoryTracer, marker, quiet_collector
+from ..torchtools.raw_looks import RawLooks
+from ..torchtools.tensors import has_plain_storage
+from .offload import OffloadStore
+from .recorder import ForwardRecorder
 
 Forward = Callable[[], torch.Tensor]
 

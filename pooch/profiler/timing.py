@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pooch.profiler.slots import StepAssembly
-from pooch.profiler.step import Forward, check_loss
-from pooch.torchtools.accelerators import synchronize
+from ..torchtools.accelerators import synchronize
+from .slots import StepAssembly
+from .step import Forward, check_loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from pooch.api.budgets import parse_budget
-from pooch.api.options import PlanOptions
-from pooch.api.planning import plan, smallest_budget
-from pooch.batch_search.max_batch import with_measurements
-from pooch.batch_search.results import MaxBatch
-from pooch.batch_search.search import largest_size
-from pooch.errors import InfeasibleBudget
-from pooch.ir import Choice, Plan, Profile
-from pooch.measure.comparison import ComparisonRow, measure_rows
-from pooch.progress import Progress
-from pooch.published.methods import Method, find_method
-from pooch.published.profiles import Profiles
-from pooch.published.rows import Answer, Row
+from ..api.budgets import parse_budget
+from ..api.options import PlanOptions
+from ..api.planning import plan, smallest_budget
+from ..batch_search.max_batch import with_measurements
+from ..batch_search.results import MaxBatch
+from ..batch_search.search import largest_size
+from ..errors import InfeasibleBudget
+from ..ir import Choice, Plan, Profile
+from ..measure.comparison import ComparisonRow, measure_rows
+from ..progress import Progress
+from .methods import Method, find_method
+from .profiles import Profiles
+from .rows import Answer, Row
 
 STEPS = 7  # that are trained to measure
 CURVE = {"ilp": 5}  # planned sizes per method; of others, and where they are measured, the two ends

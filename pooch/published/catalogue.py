@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset
+from ..workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset
 
 _MODELS = f"{__package__}.models"
 _PIXELS = Growth("image_size", step=32, smallest=32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pooch.published.rows import Answer, Claim, Experiment
+from .rows import Answer, Claim, Experiment
 
 BYTES_PER_MB = 10**6
 

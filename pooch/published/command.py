@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from pooch.cli.options import PATH, json_option
-from pooch.cli.output import print_json, print_tables, progress_shown
+from ..cli.options import PATH, json_option
+from ..cli.output import print_json, print_tables, progress_shown
 
 
 @click.command("reproduce")
@@ -34,10 +34,10 @@ def command(name: str, folder: Path | None, only_recorded: bool, as_json: bool, 
     """Run the published experiment NAME: the paper's figure, each method's and ours on the paper's hardware (modelled),
     and measured here at a reduced size.
     """
-    from pooch.errors import UsageError
-    from pooch.published.experiments import find_experiment
-    from pooch.published.running import reproduce
-    from pooch.published.tables import reproduction_record, reproduction_tables
+    from ..errors import UsageError
+    from .experiments import find_experiment
+    from .running import reproduce
+    from .tables import reproduction_record, reproduction_tables
 
     experiment = find_experiment(name)
     if only_recorded and folder is None:

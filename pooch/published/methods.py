@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pooch.errors import UsageError
-from pooch.ir import Profile
-from pooch.planner import policy_names
+from ..errors import UsageError
+from ..ir import Profile
+from ..planner import policy_names
 
 WITHIN_BACKWARD = "ilp_backward_only"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pooch.plugins import Plugin, Provided
+from ..plugins import Plugin, Provided
 
 
 def _policy(module: str, attribute: str = "") -> Provided:

@@ -4,13 +4,13 @@ them.
 
 from __future__ import annotations
 
-from pooch.api.profiling import profile_workload
-from pooch.batch_search.max_batch import SizedWorkload
-from pooch.devices import find_device
-from pooch.ir import Link, Profile
-from pooch.progress import Progress
-from pooch.published.rows import Row
-from pooch.workloads import WorkloadFactory
+from ..api.profiling import profile_workload
+from ..batch_search.max_batch import SizedWorkload
+from ..devices import find_device
+from ..ir import Link, Profile
+from ..progress import Progress
+from ..workloads import WorkloadFactory
+from .rows import Row
 
 MOST_KEPT = 24  # profiles take some megabytes each
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pydantic
 
-from pooch.errors import FileFormatError
-from pooch.ir.files import replace_file
-from pooch.published.rows import Answer, Row
+from ..errors import FileFormatError
+from ..ir.files import replace_file
+from .rows import Answer, Row
 
 FORMAT = "pooch-reproduction"
 VERSION = 1

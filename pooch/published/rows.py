@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pooch.workloads import Setting
+from ..workloads import Setting
 
 Question = Literal["slowdown", "largest", "smallest"]
 

@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from pooch.errors import UsageError
-from pooch.progress import PlanningProgress, silent
-from pooch.published.answering import answer
-from pooch.published.claims import Verdict, verdicts
-from pooch.published.profiles import Profiles
-from pooch.published.recording import Recording
-from pooch.published.rows import Answer, Experiment, Row
+from ..errors import UsageError
+from ..progress import PlanningProgress, silent
+from .answering import answer
+from .claims import Verdict, verdicts
+from .profiles import Profiles
+from .recording import Recording
+from .rows import Answer, Experiment, Row
 
 Part = Literal["all", "simulated", "measured"]
 TIME_LIMIT_S = 60.0

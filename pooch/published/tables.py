@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from rich import box
 from rich.table import Table
 
-from pooch.published.claims import claim_text
-from pooch.published.papers import published_figure
-from pooch.published.rows import Answer, Experiment, Row
-from pooch.published.running import Reproduced
-from pooch.report.summaries import Record
-from pooch.units import format_bytes, format_ms
+from ..report.summaries import Record
+from ..units import format_bytes, format_ms
+from .claims import claim_text
+from .papers import published_figure
+from .rows import Answer, Experiment, Row
+from .running import Reproduced
 
 _BEST = "ilp"
 _NOTHING = "-"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy
 
-from pooch.api.simulation import simulate, simulate_in_core
-from pooch.ir import Interval, Plan, Profile, Timeline
-from pooch.report.layers import layer_frame
+from ..api.simulation import simulate, simulate_in_core
+from ..ir import Interval, Plan, Profile, Timeline
+from .layers import layer_frame
 
 # Bars closer together than this share of the step become one: a thousand hairlines show nothing.
 _MERGED_SHARE = 1 / 2000

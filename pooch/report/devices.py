@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from pooch.devices import DeviceModel
-from pooch.report.tables import titled_table
-from pooch.units import format_bytes
+from ..devices import DeviceModel
+from ..units import format_bytes
+from .tables import titled_table
 
 _RATES = ("float32", "tf32", "float16", "bfloat16")
 

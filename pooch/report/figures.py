@@ -8,12 +8,12 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pooch.errors import UsageError
-from pooch.ir import Plan, Profile
-from pooch.ir.files import replace_file
-from pooch.report.colours import BUDGET, IN_CORE, KINDS, PLANNED
-from pooch.report.curves import MemoryCurve, ProfilePicture, StepPicture, plan_picture, profile_picture
-from pooch.units import format_bytes, format_ms
+from ..errors import UsageError
+from ..ir import Plan, Profile
+from ..ir.files import replace_file
+from ..units import format_bytes, format_ms
+from .colours import BUDGET, IN_CORE, KINDS, PLANNED
+from .curves import MemoryCurve, ProfilePicture, StepPicture, plan_picture, profile_picture
 
 _STREAM_ROWS = {"compute": 2, "copy_out": 1, "copy_in": 0}
 _MIB = 2**20

@@ -6,11 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from pooch.batch_search.results import MaxBatch
-from pooch.report.colours import BOUND, BUDGET, IN_CORE, PLANNED
-from pooch.report.summaries import Record
-from pooch.report.tables import facts_table, frame_table
-from pooch.units import format_bytes, format_ms
+from ..batch_search.results import MaxBatch
+from ..units import format_bytes, format_ms
+from .colours import BOUND, BUDGET, IN_CORE, PLANNED
+from .summaries import Record
+from .tables import facts_table, frame_table
 
 
 def max_batch_record(result: MaxBatch) -> Record:

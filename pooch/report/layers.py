@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pooch.ir import Plan, Profile
+from ..ir import Plan, Profile
 
 if TYPE_CHECKING:
     import pandas

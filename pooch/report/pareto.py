@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pooch.measure.comparison import ComparisonRow
-from pooch.report.colours import IN_CORE, PLANNED
-from pooch.units import format_bytes
+from ..measure.comparison import ComparisonRow
+from ..units import format_bytes
+from .colours import IN_CORE, PLANNED
 
 # Of the other policies; where colours repeat, markers tell them apart.
 _COLOURS = ("#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#555555")

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from pooch.devices import DeviceModel
-from pooch.ir import Device, Link, Plan, Profile, Timeline
-from pooch.measure.comparison import ComparisonRow
+from ..devices import DeviceModel
+from ..ir import Device, Link, Plan, Profile, Timeline
+from ..measure.comparison import ComparisonRow
 
 Record = dict[str, object]
 

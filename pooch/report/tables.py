@@ -9,11 +9,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pooch.ir import Device, HookCosts, Link, Plan, Profile, Timeline
-from pooch.measure.comparison import ComparisonRow, Measured
-from pooch.report.layers import choice_frame, layer_frame
-from pooch.report.summaries import byte_shares, is_modelled
-from pooch.units import format_bytes, format_ms
+from ..ir import Device, HookCosts, Link, Plan, Profile, Timeline
+from ..measure.comparison import ComparisonRow, Measured
+from ..units import format_bytes, format_ms
+from .layers import choice_frame, layer_frame
+from .summaries import byte_shares, is_modelled
 
 if TYPE_CHECKING:
     import pandas

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pooch.ir import Interval, Profile, Timeline
+from ..ir import Interval, Profile, Timeline
 
 _STREAMS = ("compute", "copy_out", "copy_in")
 _PROCESS = 1

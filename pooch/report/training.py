@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from pooch.measure.training_report import TrainingReport
-from pooch.report.summaries import Record
-from pooch.report.tables import facts_table, titled_table
-from pooch.units import format_bytes, format_ms
+from ..measure.training_report import TrainingReport
+from ..units import format_bytes, format_ms
+from .summaries import Record
+from .tables import facts_table, titled_table
 
 _UNKNOWN = "-"
 

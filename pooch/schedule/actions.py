@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from pooch.ir import Action
-from pooch.ir.schedule import ActionKind
+from ..ir import Action
+from ..ir.schedule import ActionKind
 
 
 @lru_cache(maxsize=1 << 16)

@@ -6,8 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pooch.ir import Action
-from pooch.ir.schedule import TIER_ALIGNMENT_BYTES
+from ..ir import Action
+from ..ir.schedule import TIER_ALIGNMENT_BYTES
 
 NEVER = 1 << 60
 

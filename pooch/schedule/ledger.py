@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from pooch.analysis.dataflow import Dataflow
+from ..analysis.dataflow import Dataflow
 
 STEP = "step"  # the program or autograd
 SCHEDULE = "schedule"  # held until a drop, because replays read it

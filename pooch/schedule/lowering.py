@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.analysis.occupancy import occupancy
-from pooch.errors import UsageError
-from pooch.ir import Action, Choice, Decisions, Schedule
-from pooch.ir.schedule import ActionKind
-from pooch.schedule.actions import action
-from pooch.schedule.host_layout import lay_out
-from pooch.schedule.replays import Replays, ReplayTables, plan_replays
-from pooch.schedule.swaps import Absence, SwapTables, place_absences
+from ..analysis.dataflow import Dataflow
+from ..analysis.occupancy import occupancy
+from ..errors import UsageError
+from ..ir import Action, Choice, Decisions, Schedule
+from ..ir.schedule import ActionKind
+from .actions import action
+from .host_layout import lay_out
+from .replays import Replays, ReplayTables, plan_replays
+from .swaps import Absence, SwapTables, place_absences
 
 
 def lower(dataflow: Dataflow, decisions: Decisions, budget_bytes: int) -> Schedule:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.ir import Action, Choice
-from pooch.schedule.actions import action
+from ..analysis.dataflow import Dataflow
+from ..ir import Action, Choice
+from .actions import action
 
 
 @dataclass(slots=True)

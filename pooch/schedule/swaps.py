@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.analysis.occupancy import Occupancy
+from ..analysis.dataflow import Dataflow
+from ..analysis.occupancy import Occupancy
 
 # What leaves first where memory is short: what costs nothing, then what has to leave anyway, then what has to be copied
 # back one more time, and of those what is needed last.

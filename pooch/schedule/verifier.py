@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NoReturn
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.errors import InvalidSchedule
-from pooch.ir import Action, Decisions, Schedule
-from pooch.schedule.ledger import SCHEDULE, STEP, Ledger
-from pooch.schedule.wellformed import check_form
+from ..analysis.dataflow import Dataflow
+from ..errors import InvalidSchedule
+from ..ir import Action, Decisions, Schedule
+from .ledger import SCHEDULE, STEP, Ledger
+from .wellformed import check_form
 
 
 def verify(dataflow: Dataflow, schedule: Schedule, decisions: Decisions, budget_bytes: int | None) -> list[int]:

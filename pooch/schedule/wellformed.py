@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NoReturn
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.errors import InvalidSchedule
-from pooch.ir import Action, Decisions, Schedule
+from ..analysis.dataflow import Dataflow
+from ..errors import InvalidSchedule
+from ..ir import Action, Decisions, Schedule
 
 FORWARD_KINDS = ("copy_out", "free", "empty", "refill", "wait")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.analysis.occupancy import occupancy
-from pooch.ir import Action, Interval, Schedule, Timeline
-from pooch.ir.timeline import Stream
-from pooch.simulator.streams import Streams
+from ..analysis.dataflow import Dataflow
+from ..analysis.occupancy import occupancy
+from ..ir import Action, Interval, Schedule, Timeline
+from ..ir.timeline import Stream
+from .streams import Streams
 
 
 def simulate(dataflow: Dataflow, schedule: Schedule, *, detail: bool = True) -> Timeline:

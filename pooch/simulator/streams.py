@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from pooch.ir import Link
+from ..ir import Link
 
 
 class CopyStream:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from pooch.errors import UsageError
+from ..errors import UsageError
 
 PLACE = "_compiled_call_impl"
 Purpose = Literal["plan", "profile", "watch"]

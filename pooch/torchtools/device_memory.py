@@ -10,8 +10,8 @@ from functools import cache
 import psutil
 import torch
 
-from pooch.process_limits import left_by_control_groups, left_by_limits
-from pooch.torchtools import accelerators
+from ..process_limits import left_by_control_groups, left_by_limits
+from . import accelerators
 
 _LARGE_BLOCK_BYTES = 256 * 1024
 _SLACK_BYTES = 32 * 2**20

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pooch.torchtools.operators import OperatorFacts
-from pooch.torchtools.tensors import find_tensors, has_plain_storage, storage_key
+from .operators import OperatorFacts
+from .tensors import find_tensors, has_plain_storage, storage_key
 
 
 class StorageMap:

@@ -12,9 +12,9 @@ import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pooch.errors import ProfileError
-from pooch.torchtools.tensors import storage_key, tensors_with_memory
-from pooch.units import format_bytes
+from ..errors import ProfileError
+from ..units import format_bytes
+from .tensors import storage_key, tensors_with_memory
 
 _SMALL_BYTES = 2**20  # larger contents go to a file: a step that barely fits has no room for a second copy
 _CHUNK_BYTES = 2**22

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from pooch.torchtools import accelerators
-from pooch.torchtools.memory_trace import MemoryTracer, live_bytes, quiet_collector
-from pooch.torchtools.requested_sizes import rounding_bytes
+from . import accelerators
+from .memory_trace import MemoryTracer, live_bytes, quiet_collector
+from .requested_sizes import rounding_bytes
 
 
 class MemoryMeter:

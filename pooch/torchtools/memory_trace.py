@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
-from pooch.torchtools import accelerators
-from pooch.torchtools.profiler_log import quiet_allocator, quiet_start
-from pooch.torchtools.reported_memory import MemoryEvent, reported_memory
-from pooch.torchtools.requested_sizes import RequestedSizes, as_requested
-from pooch.torchtools.tensors import storage_bytes
+from . import accelerators
+from .profiler_log import quiet_allocator, quiet_start
+from .reported_memory import MemoryEvent, reported_memory
+from .requested_sizes import RequestedSizes, as_requested
+from .tensors import storage_bytes
 
 MARKER = "pooch:"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # torch's name for the event around each node

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from pooch.torchtools.kept_contents import KeptContents
+from .kept_contents import KeptContents
 
 _Containers = dict[int, tuple[Any, Any]]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from pooch.torchtools import accelerators
-from pooch.torchtools.cuda_only import chooses_algorithms_by_timing
-from pooch.torchtools.determinism import may_vary, varies_now
-from pooch.torchtools.tensors import find_tensors
+from . import accelerators
+from .cuda_only import chooses_algorithms_by_timing
+from .determinism import may_vary, varies_now
+from .tensors import find_tensors
 
 # These update running statistics through arguments that their schema does not mark as written. In training mode,
 # outputs do not depend on the running statistics, so a replay gets scratch copies and the real ones move only once.

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, live_tensors, marker
-from pooch.torchtools.tensors import has_plain_storage, storage_key
+from .memory_trace import MemoryTrace, MemoryTracer, live_tensors, marker
+from .tensors import has_plain_storage, storage_key
 
 _MARK = "mark of a window"
 

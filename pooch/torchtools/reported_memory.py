@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
-from pooch.errors import ProfileError, first_line
+from ..errors import ProfileError, first_line
 
 MEMORY_EVENT = "[memory]"  # torch's name for a report of its allocators
 

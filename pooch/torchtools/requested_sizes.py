@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import torch
 
-from pooch.torchtools import accelerators, cuda_only
-from pooch.torchtools.reported_memory import MemoryEvent
-from pooch.units import round_up
+from ..units import round_up
+from . import accelerators, cuda_only
+from .reported_memory import MemoryEvent
 
 UNSPLIT_BYTES = 2**20  # the largest remainder of a large block that is not split
 

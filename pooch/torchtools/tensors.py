@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pooch.units import round_up
+from ..units import round_up
 
 
 def storage_key(tensor: torch.Tensor) -> int:

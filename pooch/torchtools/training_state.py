@@ -12,10 +12,10 @@ import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pooch.errors import ProfileError
-from pooch.torchtools.accelerators import accelerators_in_use, has_streams, random_state, set_random_state
-from pooch.torchtools.kept_contents import KeptContents
-from pooch.torchtools.tensors import version_of
+from ..errors import ProfileError
+from .accelerators import accelerators_in_use, has_streams, random_state, set_random_state
+from .kept_contents import KeptContents
+from .tensors import version_of
 
 _CPU = torch.device("cpu")
 

@@ -1,10 +1,10 @@
 """Workloads to profile: built-in ones, and those of the user's files. Importing this does not import torch."""
 
-from pooch.workloads.base import Workload
-from pooch.workloads.catalogue import built_in_workloads
-from pooch.workloads.loading import WorkloadFactory, built_in, load_workload, workload_growth
-from pooch.workloads.registry import BuiltIn, Growth, Preset
-from pooch.workloads.settings import Setting, parse_settings
+from .base import Workload
+from .catalogue import built_in_workloads
+from .loading import WorkloadFactory, built_in, load_workload, workload_growth
+from .registry import BuiltIn, Growth, Preset
+from .settings import Setting, parse_settings
 
 __all__ = [
     "BuiltIn",

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pooch.errors import PoochError, UsageError, WorkloadError, first_line
-from pooch.plugins import provided
-from pooch.workloads.base import Workload
-from pooch.workloads.catalogue import built_in_workloads
-from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth
-from pooch.workloads.settings import Setting, call_arguments
-from pooch.workloads.user_file import load_function
+from ..errors import PoochError, UsageError, WorkloadError, first_line
+from ..plugins import provided
+from .base import Workload
+from .catalogue import built_in_workloads
+from .registry import BATCH_SIZE, BuiltIn, Growth
+from .settings import Setting, call_arguments
+from .user_file import load_function
 
 SEED = 1234  # of every build and every training, so that they can be compared
 
@@ -37,7 +37,7 @@ def load_workload(
         UsageError: the batch size is not positive, or the function does not take an argument.
         WorkloadError: the workload is unknown, cannot be loaded, or does not return a valid `Workload`.
     """
-    from pooch.torchtools.training_state import seeded
+    from ..torchtools.training_state import seeded
 
     if batch_size is not None and batch_size <= 0:
         raise UsageError(f"the batch size {batch_size} is not positive: give --batch-size 1 or more")

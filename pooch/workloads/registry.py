@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pooch.errors import UsageError, WorkloadError
-from pooch.workloads.base import Workload
-from pooch.workloads.settings import Setting
+from ..errors import UsageError, WorkloadError
+from .base import Workload
+from .settings import Setting
 
 EXTRA = "pip install 'pooch-planner[models]'"
 SMALL = "small"

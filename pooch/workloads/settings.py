@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pooch.errors import UsageError
+from ..errors import UsageError
 
 Setting = int | float | bool | str
 

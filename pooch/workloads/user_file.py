@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pooch.errors import WorkloadError, first_line
+from ..errors import WorkloadError, first_line
 
 
 def load_function(path_text: str, function_name: str) -> Callable[..., Any]:

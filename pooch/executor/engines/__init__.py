@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from pooch.errors import UsageError
-from pooch.executor.engines.protocol import CopyEngine
-from pooch.torchtools.accelerators import has_streams
+from ...errors import UsageError
+from ...torchtools.accelerators import has_streams
+from .protocol import CopyEngine
 
 
 def make_engine(
@@ -26,7 +26,7 @@ def make_engine(
         UsageError: If the device is neither a CPU nor has streams.
     """
     if has_streams(device):
-        from pooch.executor.engines.streams import StreamEngine
+        from .streams import StreamEngine
 
         return StreamEngine(device)
     if device.type not in ("cpu", "meta"):
@@ -34,6 +34,6 @@ def make_engine(
             f"PyTorch exposes no streams for devices of type {device.type!r}, so nothing can be swapped beside compute "
             "there: move the model to the CPU, or to an accelerator with streams"
         )
-    from pooch.executor.engines.cpu import CpuEngine
+    from .cpu import CpuEngine
 
     return CpuEngine(spill_directory, check=check_copies)

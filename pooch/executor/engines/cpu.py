@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from pooch.errors import TierError
-from pooch.executor.engines.protocol import Purpose
-from pooch.executor.engines.spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
+from ...errors import TierError
+from .protocol import Purpose
+from .spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
 
 # How often a thread that waits for a copy checks that the copy thread is alive.
 LOOK_AGAIN_S = 0.2

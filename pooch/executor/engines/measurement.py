@@ -11,12 +11,12 @@ from typing import Protocol
 
 import torch
 
-from pooch.executor.engines.protocol import Arena, CopyEngine, Ticket
-from pooch.ir import Link
-from pooch.process_limits import is_limited
-from pooch.torchtools.accelerators import has_streams, synchronize
-from pooch.torchtools.device_memory import free_bytes, give_memory_back
-from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
+from ...ir import Link
+from ...process_limits import is_limited
+from ...torchtools.accelerators import has_streams, synchronize
+from ...torchtools.device_memory import free_bytes, give_memory_back
+from ...torchtools.out_of_memory import forgotten, is_out_of_memory
+from .protocol import Arena, CopyEngine, Ticket
 
 SMALL_BYTES = 4096
 # Large enough for the latency not to matter, and above 32 MiB, where the C library uses fresh pages for every copy in.

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import torch
 
-from pooch.errors import TierError
-from pooch.torchtools import accelerators, cuda_only
-from pooch.torchtools.device_memory import free_bytes
+from ...errors import TierError
+from ...torchtools import accelerators, cuda_only
+from ...torchtools.device_memory import free_bytes
 
 _HOST = torch.device("cpu")
 

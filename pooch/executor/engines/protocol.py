@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from pooch.executor.engines.step_clock import StepClock
+from .step_clock import StepClock
 
 Purpose = Literal["step", "snapshot"]  # the values of a step, or a snapshot that allows to repeat it
 

@@ -20,8 +20,8 @@ import numpy
 import torch
 import xxhash
 
-from pooch.errors import TierError
-from pooch.torchtools.tensors import bytes_in_place
+from ...errors import TierError
+from ...torchtools.tensors import bytes_in_place
 
 ALIGNMENT_BYTES = 4096
 CHUNK_BYTES = 4 * 2**20

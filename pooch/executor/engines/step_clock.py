@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pooch.torchtools import accelerators
+from ...torchtools import accelerators
 
 
 class StepClock:

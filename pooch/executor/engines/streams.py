@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pooch.executor.engines.pinned import PinnedBlock, give_block, take_block
-from pooch.executor.engines.protocol import Purpose
-from pooch.executor.engines.step_clock import StepClock
-from pooch.torchtools import accelerators
-from pooch.torchtools.tensors import bytes_of
+from ...torchtools import accelerators
+from ...torchtools.tensors import bytes_of
+from .pinned import PinnedBlock, give_block, take_block
+from .protocol import Purpose
+from .step_clock import StepClock
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The operators, by family. Importing this fills the registry."""
 
-from pooch.onnx.operators import (
+from . import (
     attention,
     convolution,
     elementwise,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.onnx.operation import Operation
-from pooch.onnx.registry import UnsupportedVariant, operator
+from ..operation import Operation
+from ..registry import UnsupportedVariant, operator
 
 
 @operator("Attention")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.onnx.operation import Operation
-from pooch.onnx.operators.windows import of_rank, windows_of
-from pooch.onnx.registry import UnsupportedVariant, operator
+from ..operation import Operation
+from ..registry import UnsupportedVariant, operator
+from .windows import of_rank, windows_of
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _TRANSPOSES = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.onnx.operation import HostNumbers, Operation, number
-from pooch.onnx.registry import enter_function, operator
+from ..operation import HostNumbers, Operation, number
+from ..registry import enter_function, operator
 
 _ONE: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.onnx.operation import HostNumbers, Operation, number
-from pooch.onnx.registry import UnsupportedVariant, operator
+from ..operation import HostNumbers, Operation, number
+from ..registry import UnsupportedVariant, operator
 
 
 def _not_negative(indices: Tensor, size: int) -> Tensor:

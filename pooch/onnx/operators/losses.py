@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.onnx.operation import Operation
-from pooch.onnx.registry import operator
+from ..operation import Operation
+from ..registry import operator
 
 _IGNORE_NOTHING = -100
 

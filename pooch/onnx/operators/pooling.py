@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.onnx.operation import Operation
-from pooch.onnx.operators.windows import Windows, of_rank, windows_of
-from pooch.onnx.registry import UnsupportedVariant, operator
+from ..operation import Operation
+from ..registry import UnsupportedVariant, operator
+from .windows import Windows, of_rank, windows_of
 
 _MAX = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 _AVERAGE = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)

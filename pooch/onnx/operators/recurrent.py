@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pooch.onnx.operation import HostNumbers, Operation, integers
-from pooch.onnx.registry import UnsupportedVariant, operator
+from ..operation import HostNumbers, Operation, integers
+from ..registry import UnsupportedVariant, operator
 
 _LSTM_GATES = (0, 2, 3, 1)  # ONNX: input, output, forget, cell; PyTorch: input, forget, cell, output
 _GRU_GATES = (1, 0, 2)  # ONNX: update, reset, hidden; PyTorch: reset, update, hidden

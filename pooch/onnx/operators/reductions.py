@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pooch.onnx.operation import HostNumbers, Operation
-from pooch.onnx.registry import UnsupportedVariant, enter_function, operator
+from ..operation import HostNumbers, Operation
+from ..registry import UnsupportedVariant, enter_function, operator
 
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
 

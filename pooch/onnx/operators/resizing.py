@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.onnx.operation import HostNumbers, Operation
-from pooch.onnx.registry import UnsupportedVariant, operator
+from ..operation import HostNumbers, Operation
+from ..registry import UnsupportedVariant, operator
 
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 

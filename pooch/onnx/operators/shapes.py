@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.onnx.operation import HostNumbers, Operation, integers, number
-from pooch.onnx.registry import UnsupportedVariant, operator
-from pooch.onnx.types import torch_type
+from ..operation import HostNumbers, Operation, integers, number
+from ..registry import UnsupportedVariant, operator
+from ..types import torch_type
 
 
 @operator("Identity")

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.onnx.operation import Operation
-from pooch.onnx.registry import UnsupportedVariant
+from ..operation import Operation
+from ..registry import UnsupportedVariant
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from pooch.errors import UsageError
-from pooch.planner.contract import Policy
-from pooch.planner.policies.keep_all import keep_all
-from pooch.planner.search.search import restricted, search
-from pooch.plugins import provided
+from ...errors import UsageError
+from ...plugins import provided
+from ..contract import Policy
+from ..search.search import restricted, search
+from .keep_all import keep_all
 
 OWN: dict[str, Policy] = {
     "ilp": search,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.fixed import fixed_outcome
+from ..contract import PlanningRequest, PolicyOutcome
+from ..search.fixed import fixed_outcome
 
 
 def keep_all(request: PlanningRequest) -> PolicyOutcome:

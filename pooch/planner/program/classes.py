@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pooch.ir.plan import Choice, Decisions
-from pooch.planner.candidates import NEVER, Candidate, Candidates
-from pooch.planner.program.marks import Marks
+from ...ir.plan import Choice, Decisions
+from ..candidates import NEVER, Candidate, Candidates
+from .marks import Marks
 
 ORDER: tuple[Choice, ...] = ("swap", "recompute", "keep")  # in which members get their choices, the first made first
 

@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from pooch.planner.candidates import NEVER, Candidates
-from pooch.planner.program.classes import ActivationClass
-from pooch.planner.program.marks import Marks
-from pooch.planner.program.residency import Residency
-from pooch.planner.program.solver import Expression, Problem, Variable, weighted
+from ..candidates import NEVER, Candidates
+from .classes import ActivationClass
+from .marks import Marks
+from .residency import Residency
+from .solver import Expression, Problem, Variable, weighted
 
 SHORTEST_MS = 1e-3
 RATE_CLASSES = 4  # one is enough where the latency is small

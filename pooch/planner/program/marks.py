@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy
 
-from pooch.planner.candidates import Candidates
+from ..candidates import Candidates
 
 
 @dataclass(frozen=True, slots=True)

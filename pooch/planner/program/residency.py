@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pooch.planner.candidates import NEVER
-from pooch.planner.program.classes import ActivationClass
-from pooch.planner.program.marks import Marks
-from pooch.planner.program.solver import Problem, Variable, weighted
+from ..candidates import NEVER
+from .classes import ActivationClass
+from .marks import Marks
+from .solver import Problem, Variable, weighted
 
 WINDOW = 16  # intervals before its first unpack in which a value is followed as a source of earlier replays
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pooch.ir.plan import Choice, Decisions
-from pooch.planner.candidates import NEVER, Candidates
-from pooch.planner.program.classes import ActivationClass, make_classes, share_replays
-from pooch.planner.program.copies import CopyStreams
-from pooch.planner.program.marks import Marks
-from pooch.planner.program.residency import Residency
-from pooch.planner.program.solver import Problem, Variable, weighted
+from ...ir.plan import Choice, Decisions
+from ..candidates import NEVER, Candidates
+from .classes import ActivationClass, make_classes, share_replays
+from .copies import CopyStreams
+from .marks import Marks
+from .residency import Residency
+from .solver import Problem, Variable, weighted
 
 UNITS = 2048  # of memory in a budget: solvers like numbers near one, whatever the budget
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from pooch.ir.plan import Choice, Decisions
-from pooch.ir.schedule import Schedule
-from pooch.ir.timeline import Timeline
-from pooch.planner.contract import Evaluation, Evaluator, PlanningRequest
+from ...ir.plan import Choice, Decisions
+from ...ir.schedule import Schedule
+from ...ir.timeline import Timeline
+from ..contract import Evaluation, Evaluator, PlanningRequest
 
 MOST_REMEMBERED_BYTES = 64 * 2**20
 BYTES_PER_OP = 100  # about what one evaluation keeps: two points and a start per op, and its share of the actions

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pooch.errors import InfeasibleBudget
-from pooch.ir.plan import Decisions
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.trials import Trials
+from ...errors import InfeasibleBudget
+from ...ir.plan import Decisions
+from ..candidates import Candidates
+from ..contract import PlanningRequest, PolicyOutcome
+from .trials import Trials
 
 
 def fixed_outcome(request: PlanningRequest, decisions: Decisions, policy: str) -> PolicyOutcome:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pooch.ir.plan import Choice, Decisions
-from pooch.planner.candidates import Candidate, Candidates
-from pooch.planner.search.trials import Trials
+from ...ir.plan import Choice, Decisions
+from ..candidates import Candidate, Candidates
+from .trials import Trials
 
 TOGGLES = 40  # single changes tried at the fullest point
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, product
 
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import Candidate
-from pooch.planner.search.trials import Trial, Trials
+from ...ir.plan import Choice
+from ..candidates import Candidate
+from .trials import Trial, Trials
 
 SMALL = 8  # up to this many activations all changes of up to three decisions are tried
 PARTNERS = 12  # on each side of an exchange in larger problems

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, gap_between
-from pooch.planner.program.marks import Marks, choose_marks, make_marks
-from pooch.planner.program.solver import Limits, Solution, SolverUnavailable, solve
-from pooch.planner.program.step_program import StepProgram
-from pooch.planner.search.repair import repair
-from pooch.planner.search.shares import SHARES
-from pooch.planner.search.trials import Trial, Trials
+from ...ir.plan import Choice
+from ..candidates import Candidates
+from ..contract import PlanningRequest, gap_between
+from ..program.marks import Marks, choose_marks, make_marks
+from ..program.solver import Limits, Solution, SolverUnavailable, solve
+from ..program.step_program import StepProgram
+from .repair import repair
+from .shares import SHARES
+from .trials import Trial, Trials
 
 PIECES = 48  # per phase, that the marks cut it into
 PIECES_OF_MANY = 24  # the same for many activations, so that several blocks lie in a piece and become classes

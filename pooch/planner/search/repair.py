@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pooch.ir.plan import Decisions
-from pooch.planner.search.trials import Trials
+from ...ir.plan import Decisions
+from .trials import Trials
 
 HALVINGS = 6  # of the number of activations that leave in addition
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import NEVER, Candidate, Candidates
-from pooch.planner.search.shares import SHARES
-from pooch.planner.search.trials import Trials
+from ...ir.plan import Choice
+from ..candidates import NEVER, Candidate, Candidates
+from .shares import SHARES
+from .trials import Trials
 
 
 @dataclass(frozen=True, slots=True)

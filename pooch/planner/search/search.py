@@ -6,19 +6,19 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 
-from pooch.errors import InfeasibleBudget
-from pooch.planner.candidates import LEAVING, Candidates, Leaving
-from pooch.planner.contract import OPTIMAL_GAP, PlanningRequest, PolicyOutcome
-from pooch.planner.program.solver import SolverUnavailable
-from pooch.planner.search.evaluators import OutOfTime, Timed, part_of
-from pooch.planner.search.leanest import leanest_plan
-from pooch.planner.search.local_search import Effort, improve
-from pooch.planner.search.programs import SOLVER_GAP, Programs
-from pooch.planner.search.rules import fit_rule, idle_first, try_rules
-from pooch.planner.search.shares import SHARES
-from pooch.planner.search.stall_rule import classify_by_stalls
-from pooch.planner.search.trials import Trials
-from pooch.units import format_ms
+from ...errors import InfeasibleBudget
+from ...units import format_ms
+from ..candidates import LEAVING, Candidates, Leaving
+from ..contract import OPTIMAL_GAP, PlanningRequest, PolicyOutcome
+from ..program.solver import SolverUnavailable
+from .evaluators import OutOfTime, Timed, part_of
+from .leanest import leanest_plan
+from .local_search import Effort, improve
+from .programs import SOLVER_GAP, Programs
+from .rules import fit_rule, idle_first, try_rules
+from .shares import SHARES
+from .stall_rule import classify_by_stalls
+from .trials import Trials
 
 ROUNDS = 4  # programs solved for a plan at most
 FIRST_EFFORT = Effort(trials=80, passes=1, starts=1, leave_share=SHARES.programs)

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pooch.ir.plan import Choice
-from pooch.ir.schedule import Schedule
-from pooch.planner.candidates import Candidate
-from pooch.planner.contract import Evaluator
-from pooch.planner.search.trials import Trial, Trials
+from ...ir.plan import Choice
+from ...ir.schedule import Schedule
+from ..candidates import Candidate
+from ..contract import Evaluator
+from .trials import Trial, Trials
 
 MOST = 600  # activations; each takes several evaluations
 

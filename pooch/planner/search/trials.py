@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pooch.ir.plan import Choice, Decisions
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import Evaluation, PlanningRequest
+from ...ir.plan import Choice, Decisions
+from ..candidates import Candidates
+from ..contract import Evaluation, PlanningRequest
 
 MANY = 400  # from so many activations on, an evaluation takes long enough to be sparing with them
 ELITE = 6  # good plans that are remembered as places to start from

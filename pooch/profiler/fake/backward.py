@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pooch.profiler.fake.costs import OpCosts
-from pooch.profiler.fake.kernels import distinct_results
-from pooch.profiler.fake.trace import FakeTrace
-from pooch.profiler.fake.world import FakeWorld
-from pooch.torchtools.effects import argument_keys, new_tensors, written_tensors
-from pooch.torchtools.operators import operator_facts
-from pooch.torchtools.tensors import find_tensors, has_plain_storage
+from ...torchtools.effects import argument_keys, new_tensors, written_tensors
+from ...torchtools.operators import operator_facts
+from ...torchtools.tensors import find_tensors, has_plain_storage
+from .costs import OpCosts
+from .kernels import distinct_results
+from .trace import FakeTrace
+from .world import FakeWorld
 
 _ADD = torch.ops.aten.add.Tensor
 

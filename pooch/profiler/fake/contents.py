@@ -14,9 +14,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from pooch.torchtools.effects import written_tensors
-from pooch.torchtools.operators import operator_facts
-from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors, storage_key
+from ...torchtools.effects import written_tensors
+from ...torchtools.operators import operator_facts
+from ...torchtools.tensors import find_tensors, has_plain_storage, map_tensors, storage_key
 
 _LARGEST = 2**20  # elements
 READ_BACK = torch.ops.aten._local_scalar_dense.default

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from pooch.torchtools.tensors import dtype_name, find_tensors
+from ...torchtools.tensors import dtype_name, find_tensors
 
 aten = torch.ops.aten
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pooch.errors import first_line
-from pooch.profiler.fake.costs import OpCost, signature
-from pooch.torchtools.accelerators import current_stream, has_streams, new_event, synchronize
-from pooch.torchtools.cuda_only import occupy
-from pooch.torchtools.memory_trace import MemoryTracer
-from pooch.torchtools.operators import operator_facts
-from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
-from pooch.torchtools.tensors import find_tensors, has_plain_storage, map_tensors
+from ...errors import first_line
+from ...torchtools.accelerators import current_stream, has_streams, new_event, synchronize
+from ...torchtools.cuda_only import occupy
+from ...torchtools.memory_trace import MemoryTracer
+from ...torchtools.operators import operator_facts
+from ...torchtools.out_of_memory import forgotten, is_out_of_memory
+from ...torchtools.tensors import find_tensors, has_plain_storage, map_tensors
+from .costs import OpCost, signature
 
 # After its first run, which sets up kernels, an operator is run again until it has taken this long or run this often.
 _ENOUGH_MS = 10.0

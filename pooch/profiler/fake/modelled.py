@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pooch.devices import DeviceModel
-from pooch.profiler.fake.costs import OpCost, signature
-from pooch.profiler.fake.flops import arithmetic_type, is_convolution, moved_bytes, operations
-from pooch.profiler.fake.kernels import sized_workspaces
-from pooch.torchtools.tensors import find_tensors
+from ...devices import DeviceModel
+from ...torchtools.tensors import find_tensors
+from .costs import OpCost, signature
+from .flops import arithmetic_type, is_convolution, moved_bytes, operations
+from .kernels import sized_workspaces
 
 # A guess for a GPU's convolutions; libraries choose the algorithm at run time.
 _MOST_WORKSPACE_BYTES = 64 * 2**20

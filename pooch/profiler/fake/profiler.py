@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 import torch
 
-from pooch.errors import ProfileError
-from pooch.ir import Device, Link, Profile
-from pooch.profiler.assembly import assembled_profile
-from pooch.profiler.fake.costs import OpCosts
-from pooch.profiler.fake.step import record_fake_releases, record_fake_step
-from pooch.profiler.fake.workspaces import blas_workspaces, workspace_notes
-from pooch.profiler.fake.world import FakeWorld, data_dependence
-from pooch.profiler.persistent import foreseen_state_bytes
-from pooch.profiler.session import ProfileOptions, check_same_forward, user_errors_named
-from pooch.profiler.slots import StepAssembly
-from pooch.profiler.step import Forward
-from pooch.progress import Progress, silent
-from pooch.torchtools import cuda_only
-from pooch.torchtools.accelerators import granule_bytes
-from pooch.torchtools.memory_trace import live_bytes
-from pooch.torchtools.tensors import storage_bytes
-from pooch.torchtools.training_state import model_device, random_state_kept
+from ...errors import ProfileError
+from ...ir import Device, Link, Profile
+from ...progress import Progress, silent
+from ...torchtools import cuda_only
+from ...torchtools.accelerators import granule_bytes
+from ...torchtools.memory_trace import live_bytes
+from ...torchtools.tensors import storage_bytes
+from ...torchtools.training_state import model_device, random_state_kept
+from ..assembly import assembled_profile
+from ..persistent import foreseen_state_bytes
+from ..session import ProfileOptions, check_same_forward, user_errors_named
+from ..slots import StepAssembly
+from ..step import Forward
+from .costs import OpCosts
+from .step import record_fake_releases, record_fake_step
+from .workspaces import blas_workspaces, workspace_notes
+from .world import FakeWorld, data_dependence
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pooch.profiler.fake.backward import BackwardRecorder
-from pooch.profiler.fake.contents import READ_BACK
-from pooch.profiler.fake.costs import OpCosts
-from pooch.profiler.fake.kernels import distinct_results
-from pooch.profiler.fake.trace import FakeTrace
-from pooch.profiler.fake.world import FakeWorld
-from pooch.profiler.recorder import ForwardRecorder
-from pooch.profiler.release import record_releases
-from pooch.profiler.step import Forward, StepRecord, Unpack, check_loss
-from pooch.torchtools.memory_trace import LINEAR, quiet_collector
-from pooch.torchtools.raw_looks import RawLooks
-from pooch.torchtools.tensors import has_plain_storage, map_tensors
+from ...torchtools.memory_trace import LINEAR, quiet_collector
+from ...torchtools.raw_looks import RawLooks
+from ...torchtools.tensors import has_plain_storage, map_tensors
+from ..recorder import ForwardRecorder
+from ..release import record_releases
+from ..step import Forward, StepRecord, Unpack, check_loss
+from .backward import BackwardRecorder
+from .contents import READ_BACK
+from .costs import OpCosts
+from .kernels import distinct_results
+from .trace import FakeTrace
+from .world import FakeWorld
 
 
 @dataclass(frozen=True, slots=True)

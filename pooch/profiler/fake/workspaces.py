@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from pooch.profiler.slots import StepAssembly
-from pooch.units import format_bytes
+from ...units import format_bytes
+from ..slots import StepAssembly
 
 _PRODUCTS = frozenset(
     ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "addr", "_scaled_mm", "_addmm_activation")

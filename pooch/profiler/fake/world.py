@@ -22,10 +22,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pooch.profiler.fake.contents import KnownContents
-from pooch.torchtools.module_attributes import put_back
-from pooch.torchtools.tensors import map_tensors, storage_bytes
-from pooch.torchtools.training_state import random_state_kept
+from ...torchtools.module_attributes import put_back
+from ...torchtools.tensors import map_tensors, storage_bytes
+from ...torchtools.training_state import random_state_kept
+from .contents import KnownContents
 
 Built = TypeVar("Built")
 

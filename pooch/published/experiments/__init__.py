@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pooch.errors import UsageError
-from pooch.published.experiments.char_rnn import CHAR_RNN
-from pooch.published.experiments.meng import MENG
-from pooch.published.experiments.pooch import POOCH
-from pooch.published.experiments.tflms import TFLMS
-from pooch.published.experiments.unet3d import UNET3D
-from pooch.published.rows import Experiment
+from ...errors import UsageError
+from ..rows import Experiment
+from .char_rnn import CHAR_RNN
+from .meng import MENG
+from .pooch import POOCH
+from .tflms import TFLMS
+from .unet3d import UNET3D
 
 EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (POOCH, TFLMS, UNET3D, MENG, CHAR_RNN)}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pooch.published.experiments.hardware import V100_PCIE
-from pooch.published.rows import Experiment, Row, Saving
+from ..rows import Experiment, Row, Saving
+from .hardware import V100_PCIE
 
 _METHODS = ("tf_latest_first", "tf_earliest_first", "ilp")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pooch.published.experiments.hardware import M40, OF_12_GB
-from pooch.published.papers import published_figures
-from pooch.published.rows import Claim, Experiment, Row
+from ..papers import published_figures
+from ..rows import Claim, Experiment, Row
+from .hardware import M40, OF_12_GB
 
 _METHODS = ("meng_lifetime", "ilp")
 _PEAK_METHODS = ("keep_all", "meng_lifetime", "ilp")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pooch.published.experiments.hardware import OF_16_GB, V100_NVLINK, V100_PCIE
-from pooch.published.rows import Claim, Experiment, Row
+from ..rows import Claim, Experiment, Row
+from .hardware import OF_16_GB, V100_NVLINK, V100_PCIE
 
 _METHODS = ("keep_all", "swap_all_no_scheduling", "swap_all", "swap_opt", "superneurons", "pooch_2018", "ilp")
 _MEASURED = ("swap_all_no_scheduling", "swap_all", "superneurons", "pooch_2018", "ilp")

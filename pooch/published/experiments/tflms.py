@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pooch.published.experiments.hardware import OF_16_GB, V100_NVLINK
-from pooch.published.rows import Claim, Experiment, Row
-from pooch.workloads import Setting
+from ...workloads import Setting
+from ..rows import Claim, Experiment, Row
+from .hardware import OF_16_GB, V100_NVLINK
 
 _METHODS = ("tflms", "tflms_auto", "ilp")
 

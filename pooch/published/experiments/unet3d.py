@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pooch.published.experiments.hardware import OF_16_GB, V100_NVLINK, V100_PCIE
-from pooch.published.methods import WITHIN_BACKWARD
-from pooch.published.rows import Experiment, Row, Saving
+from ..methods import WITHIN_BACKWARD
+from ..rows import Experiment, Row, Saving
+from .hardware import OF_16_GB, V100_NVLINK, V100_PCIE
 
 _METHODS = ("tflms", "tflms_auto", "tflms_tuned", WITHIN_BACKWARD, "ilp")
 

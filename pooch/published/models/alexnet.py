@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pooch.workloads.base import Workload
-from pooch.workloads.models.classification import classification
+from ...workloads.base import Workload
+from ...workloads.models.classification import classification
 
 _CHANNELS = (96, 256, 384, 384, 256)
 _HIDDEN = 4096

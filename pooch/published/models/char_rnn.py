@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pooch.workloads.base import Workload
-from pooch.workloads.models.lstm import next_token_training
-from pooch.workloads.models.recurrent import UnrolledLstm
+from ...workloads.base import Workload
+from ...workloads.models.lstm import next_token_training
+from ...workloads.models.recurrent import UnrolledLstm
 
 
 class CharRnn(nn.Module):

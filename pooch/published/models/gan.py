@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from pooch.errors import UsageError
-from pooch.workloads.base import Workload
+from ...errors import UsageError
+from ...workloads.base import Workload
 
 _SMALLEST_IMAGE = 8
 

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from pooch.workloads.base import Workload
-from pooch.workloads.models.classification import ConvNormRelu, classification
+from ...workloads.base import Workload
+from ...workloads.models.classification import ConvNormRelu, classification
 
 _AUXILIARY_WEIGHT = 0.3
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pooch.workloads.base import Workload
-from pooch.workloads.models.classification import ConvNormRelu, classification
+from ...workloads.base import Workload
+from ...workloads.models.classification import ConvNormRelu, classification
 
 _AUXILIARY_WEIGHT = 0.4
 _EPSILON = 1e-3

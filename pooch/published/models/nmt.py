@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pooch.workloads.base import Workload
-from pooch.workloads.models.recurrent import LstmCell, UnrolledLstm
+from ...workloads.base import Workload
+from ...workloads.models.recurrent import LstmCell, UnrolledLstm
 
 
 class AdditiveAttention(nn.Module):

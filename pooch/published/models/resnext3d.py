@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pooch.errors import UsageError
-from pooch.workloads.base import Workload
-from pooch.workloads.models.classification import classification, initialize_convolutions
+from ...errors import UsageError
+from ...workloads.base import Workload
+from ...workloads.models.classification import classification, initialize_convolutions
 
 _EXPANSION = 2
 

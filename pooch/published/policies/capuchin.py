@@ -19,10 +19,10 @@ import math
 
 import numpy
 
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import NEVER, Candidate, Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.published.policies.fitting import Leaving, fitted_outcome, swaps_of
+from ...ir.plan import Choice
+from ...planner.candidates import NEVER, Candidate, Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from .fitting import Leaving, fitted_outcome, swaps_of
 
 
 def capuchin(request: PlanningRequest) -> PolicyOutcome:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 
-from pooch.errors import InfeasibleBudget
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.trials import Trials
-from pooch.published.policies.fitting import outcome_of
+from ...errors import InfeasibleBudget
+from ...ir.plan import Choice
+from ...planner.candidates import Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.trials import Trials
+from .fitting import outcome_of
 
 GRID = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)  # times the square root of n
 

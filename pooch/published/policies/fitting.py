@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from pooch.errors import InfeasibleBudget
-from pooch.ir.plan import Choice, Decisions
-from pooch.planner.candidates import Candidate, Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.stall_rule import swaps_within_tier
-from pooch.planner.search.trials import Trial, Trials
+from ...errors import InfeasibleBudget
+from ...ir.plan import Choice, Decisions
+from ...planner.candidates import Candidate, Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.stall_rule import swaps_within_tier
+from ...planner.search.trials import Trial, Trials
 
 Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with what happens to it
 BISECTIONS = 6  # halvings between a budget at which a policy fails and one at which it succeeds

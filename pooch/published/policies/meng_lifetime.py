@@ -13,9 +13,9 @@ activations and is left out.
 
 from __future__ import annotations
 
-from pooch.planner.candidates import NEVER, Candidate, Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.published.policies.fitting import fitted_outcome, swaps_of
+from ...planner.candidates import NEVER, Candidate, Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from .fitting import fitted_outcome, swaps_of
 
 
 def meng_lifetime(request: PlanningRequest) -> PolicyOutcome:

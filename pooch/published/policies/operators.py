@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pooch.analysis.dataflow import Dataflow
+from ...analysis.dataflow import Dataflow
 
 CONVOLUTIONS = ("conv",)
 PRODUCTS = ("mm", "linear", "matmul", "attention", "lstm", "gru")

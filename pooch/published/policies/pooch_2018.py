@@ -16,11 +16,11 @@ not fit is not made.
 
 from __future__ import annotations
 
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.stall_rule import keep_or_swap, swap_or_recompute
-from pooch.planner.search.trials import Trials
-from pooch.published.policies.fitting import all_swapped, outcome_of
+from ...planner.candidates import Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.stall_rule import keep_or_swap, swap_or_recompute
+from ...planner.search.trials import Trials
+from .fitting import all_swapped, outcome_of
 
 
 def pooch_2018(request: PlanningRequest) -> PolicyOutcome:

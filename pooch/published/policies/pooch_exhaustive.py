@@ -12,12 +12,12 @@ made (depth first, keeping before swapping). A way that cannot fit is cut off wi
 
 from __future__ import annotations
 
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.stall_rule import keep_from_the_last, swap_or_recompute, unhidden
-from pooch.planner.search.trials import Trial, Trials
-from pooch.published.policies.fitting import all_swapped, outcome_of
+from ...ir.plan import Choice
+from ...planner.candidates import Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.stall_rule import keep_from_the_last, swap_or_recompute, unhidden
+from ...planner.search.trials import Trial, Trials
+from .fitting import all_swapped, outcome_of
 
 MOST = 200  # evaluations of the search
 

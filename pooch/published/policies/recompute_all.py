@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.fixed import fixed_outcome
+from ...planner.candidates import Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import fixed_outcome
 
 
 def recompute_all(request: PlanningRequest) -> PolicyOutcome:

@@ -12,11 +12,11 @@ recurrent layers).
 
 from __future__ import annotations
 
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import Candidate, Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.published.policies.fitting import fitted_outcome
-from pooch.published.policies.operators import heavy_ops
+from ...ir.plan import Choice
+from ...planner.candidates import Candidate, Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from .fitting import fitted_outcome
+from .operators import heavy_ops
 
 
 def superneurons(request: PlanningRequest) -> PolicyOutcome:

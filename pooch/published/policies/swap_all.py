@@ -10,14 +10,14 @@ is copied out and back all the same. Where a host budget is given, later activat
 
 from __future__ import annotations
 
-from pooch.errors import InfeasibleBudget
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.stall_rule import swaps_within_tier
-from pooch.planner.search.trials import Trial, Trials
-from pooch.published.policies.fitting import outcome_of
-from pooch.published.policies.timing import delayed, everything_leaves, played, swap_schedule, trips_of
+from ...errors import InfeasibleBudget
+from ...ir.plan import Choice
+from ...planner.candidates import Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.stall_rule import swaps_within_tier
+from ...planner.search.trials import Trial, Trials
+from .fitting import outcome_of
+from .timing import delayed, everything_leaves, played, swap_schedule, trips_of
 
 
 def swap_all(request: PlanningRequest) -> PolicyOutcome:

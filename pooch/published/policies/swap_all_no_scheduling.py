@@ -10,8 +10,8 @@ are freed, as in `swap_all`; where there is no room one step ahead, the copy sta
 
 from __future__ import annotations
 
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.published.policies.swap_all import everything_swapped
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from .swap_all import everything_swapped
 
 
 def swap_all_no_scheduling(request: PlanningRequest) -> PolicyOutcome:

@@ -10,11 +10,11 @@ Ours: predictions, and the slots of copies (the lowering's: in as early as the b
 
 from __future__ import annotations
 
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.stall_rule import keep_or_swap
-from pooch.planner.search.trials import Trials
-from pooch.published.policies.fitting import all_swapped, outcome_of
+from ...planner.candidates import Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.stall_rule import keep_or_swap
+from ...planner.search.trials import Trials
+from .fitting import all_swapped, outcome_of
 
 
 def swap_opt(request: PlanningRequest) -> PolicyOutcome:

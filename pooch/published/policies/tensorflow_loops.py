@@ -19,11 +19,11 @@ from typing import Literal
 
 import numpy
 
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import NEVER, Candidate, Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.trials import Trials
-from pooch.published.policies.fitting import outcome_of, with_smallest_budget
+from ...ir.plan import Choice
+from ...planner.candidates import NEVER, Candidate, Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.trials import Trials
+from .fitting import outcome_of, with_smallest_budget
 
 LEAST_BYTES = 2048
 

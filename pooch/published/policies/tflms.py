@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.trials import Trial, Trials
-from pooch.published.policies.fitting import Leaving, fewest_leaving, leanest_trial, outcome_of, swaps_of
-from pooch.published.policies.timing import delayed, played, swap_schedule, trips_of
+from ...planner.candidates import Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.trials import Trial, Trials
+from .fitting import Leaving, fewest_leaving, leanest_trial, outcome_of, swaps_of
+from .timing import delayed, played, swap_schedule, trips_of
 
 
 @dataclass(frozen=True)

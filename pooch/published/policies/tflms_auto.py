@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pooch.planner.candidates import NEVER, Candidate, Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.trials import Trial, Trials
-from pooch.published.policies.fitting import fewest_leaving, outcome_of, swaps_of, with_smallest_budget
-from pooch.published.policies.tflms import late_copies
-from pooch.published.policies.timing import Trip, trips_of
+from ...planner.candidates import NEVER, Candidate, Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.trials import Trial, Trials
+from .fitting import fewest_leaving, outcome_of, swaps_of, with_smallest_budget
+from .tflms import late_copies
+from .timing import Trip, trips_of
 
 
 @dataclass(frozen=True)

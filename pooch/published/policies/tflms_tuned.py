@@ -9,11 +9,11 @@ it is walked one axis after the other: how far ahead first, then how many.
 
 from __future__ import annotations
 
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.trials import Trial, Trials
-from pooch.published.policies.fitting import Leaving, fewest_leaving, leanest_trial, outcome_of, swaps_of
-from pooch.published.policies.tflms import late_copies
+from ...planner.candidates import Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.trials import Trial, Trials
+from .fitting import Leaving, fewest_leaving, leanest_trial, outcome_of, swaps_of
+from .tflms import late_copies
 
 AHEAD = tuple(2**power for power in range(9))  # levels
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of the tensors that do not have to leave

@@ -10,10 +10,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.ir.plan import Decisions
-from pooch.ir.schedule import Action, Schedule
-from pooch.planner.contract import Evaluation, Evaluator
+from ...analysis.dataflow import Dataflow
+from ...ir.plan import Decisions
+from ...ir.schedule import Action, Schedule
+from ...planner.contract import Evaluation, Evaluator
 
 
 @dataclass(frozen=True, slots=True)

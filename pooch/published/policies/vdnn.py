@@ -12,15 +12,15 @@ of convolution algorithms is not ours to make. What stands for convolutions wher
 
 from __future__ import annotations
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.errors import InfeasibleBudget
-from pooch.ir.plan import Choice
-from pooch.planner.candidates import Candidates
-from pooch.planner.contract import PlanningRequest, PolicyOutcome
-from pooch.planner.search.trials import Trial, Trials
-from pooch.published.policies.fitting import outcome_of
-from pooch.published.policies.operators import heavy_ops
-from pooch.published.policies.timing import one_anchor_ahead, played, swap_schedule, trips_of
+from ...analysis.dataflow import Dataflow
+from ...errors import InfeasibleBudget
+from ...ir.plan import Choice
+from ...planner.candidates import Candidates
+from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.trials import Trial, Trials
+from .fitting import outcome_of
+from .operators import heavy_ops
+from .timing import one_anchor_ahead, played, swap_schedule, trips_of
 
 
 def vdnn(request: PlanningRequest) -> PolicyOutcome:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy
 
-from pooch.api.options import PlanOptions
-from pooch.api.planning import budget_in_bytes, plan_with, smallest_with
-from pooch.errors import InfeasibleBudget, UsageError
-from pooch.ir import Plan, Profile
-from pooch.planner import policy_names
-from pooch.units import format_bytes
+from ...api.options import PlanOptions
+from ...api.planning import budget_in_bytes, plan_with, smallest_with
+from ...errors import InfeasibleBudget, UsageError
+from ...ir import Plan, Profile
+from ...planner import policy_names
+from ...units import format_bytes
 
 MOST_BUDGETS = 50
 _PARAMETER = re.compile(r"(\w+)=([^,]+)")

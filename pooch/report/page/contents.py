@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy
 
-from pooch.api.simulation import simulate, simulate_in_core
-from pooch.ir import Interval, Plan, Profile, Timeline
-from pooch.report import colours
-from pooch.report.curves import MemoryCurve, memory_curve, profile_title
-from pooch.report.layers import CHOICES, OUTSIDE
-from pooch.report.page.budgets import BudgetPlans
-from pooch.report.summaries import Record, is_modelled
-from pooch.units import format_bytes, format_ms
+from ...api.simulation import simulate, simulate_in_core
+from ...ir import Interval, Plan, Profile, Timeline
+from ...units import format_bytes, format_ms
+from .. import colours
+from ..curves import MemoryCurve, memory_curve, profile_title
+from ..layers import CHOICES, OUTSIDE
+from ..summaries import Record, is_modelled
+from .budgets import BudgetPlans
 
 # A step of 10,000 ops would make the page slow. What is left out is told on the page.
 MOST_POINTS = 4000  # of one memory curve

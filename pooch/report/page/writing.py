@@ -11,13 +11,13 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from pooch.api.simulation import simulate
-from pooch.errors import UsageError
-from pooch.ir import Plan, Profile
-from pooch.ir.files import replace_file
-from pooch.report.page.budgets import BudgetPlans, Progress, plan_budgets
-from pooch.report.page.contents import page_contents
-from pooch.report.summaries import Record
+from ...api.simulation import simulate
+from ...errors import UsageError
+from ...ir import Plan, Profile
+from ...ir.files import replace_file
+from ..summaries import Record
+from .budgets import BudgetPlans, Progress, plan_budgets
+from .contents import page_contents
 
 DEFAULT_BUDGETS = 9
 _NOTHING = "default-src 'none'; form-action 'none'; base-uri 'none'"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from pooch.plugins import provided
-from pooch.workloads.catalogue.images import IMAGES
-from pooch.workloads.catalogue.sequences import SEQUENCES
-from pooch.workloads.catalogue.volumes import VOLUMES
-from pooch.workloads.registry import BuiltIn
+from ...plugins import provided
+from ..registry import BuiltIn
+from .images import IMAGES
+from .sequences import SEQUENCES
+from .volumes import VOLUMES
 
 
 @cache

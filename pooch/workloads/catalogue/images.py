@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pooch.workloads.registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset, small
+from ..registry import BATCH_SIZE, SMALL, BuiltIn, Growth, Preset, small
 
 _MODELS = __package__.replace("catalogue", "models")
 _RESNET = f"{_MODELS}.resnet"

@@ -7,8 +7,8 @@ which agree with the bytes per layer that their largest batches suggest; for the
 
 from __future__ import annotations
 
-from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth, Preset, small
-from pooch.workloads.settings import Setting
+from ..registry import BATCH_SIZE, BuiltIn, Growth, Preset, small
+from ..settings import Setting
 
 _MODELS = __package__.replace("catalogue", "models")
 _LENGTH = Growth("sequence_length")

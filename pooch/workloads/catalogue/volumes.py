@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pooch.workloads.registry import BATCH_SIZE, BuiltIn, Growth, Preset, small
-from pooch.workloads.settings import Setting
+from ..registry import BATCH_SIZE, BuiltIn, Growth, Preset, small
+from ..settings import Setting
 
 _MODELS = __package__.replace("catalogue", "models")
 _BRAIN: dict[str, Setting] = {"network": "original", "first_channels": 32, "input_channels": 4, "classes": 3}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pooch.workloads.base import Workload
-from pooch.workloads.models.language_modelling import language_modelling
+from ..base import Workload
+from .language_modelling import language_modelling
 
 
 def build(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pooch.workloads.base import Workload
+from ..base import Workload
 
 
 def language_modelling(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pooch.workloads.base import Workload
-from pooch.workloads.models.recurrent import UnrolledLstm
+from ..base import Workload
+from .recurrent import UnrolledLstm
 
 
 class LstmLanguageModel(nn.Module):

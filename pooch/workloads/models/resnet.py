@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pooch.errors import UsageError
-from pooch.workloads.base import Workload
-from pooch.workloads.models.classification import classification, initialize_convolutions
+from ...errors import UsageError
+from ..base import Workload
+from .classification import classification, initialize_convolutions
 
 _PUBLISHED_BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 _EXPANSION = 4

@@ -15,8 +15,8 @@ from monai.losses import DiceCELoss, DiceLoss
 from monai.networks.nets import UNet
 from torch import nn
 
-from pooch.errors import UsageError
-from pooch.workloads.base import Workload
+from ...errors import UsageError
+from ..base import Workload
 
 _STRIDES = (2, 2, 2, 2)
 _DEPTH = 4

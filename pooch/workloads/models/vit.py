@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from pooch.workloads.base import Workload
+from ..base import Workload
 
 try:
     from transformers.initialization import no_init_weights
