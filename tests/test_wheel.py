@@ -50,6 +50,13 @@ def pip(python: Path | str, *arguments: str) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+def run(command: list[object], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(each) for each in command],
+        capture_output=True, text=True, timeout=280, check=False, cwd=folder, env=environment,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 def test_both_work_in_one_environment_whichever_is_installed_first(tmp_path: Path) -> None:
     pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), ".")
@@ -63,12 +70,8 @@ def test_both_work_in_one_environment_whichever_is_installed_first(tmp_path: Pat
         pip(python, "install", "--no-deps", first)
         pip(python, "install", "--no-deps", second)
         pip(python, "install", "platformdirs", "packaging", "requests")
-        finished = subprocess.run(
-            [python, "-c", USED], capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path, env=environment
-        )
-        assert finished.stdout.strip() == "both work", finished.stderr
-        command = [folder / "bin" / "pooch", "plan", str(ROOT / "profiles" / "lstm-b32-cpu.json"), "--budget", "60%"]
-        planned = subprocess.run(
-            command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path, env=environment
-        )
+        used = run([python, "-c", USED], tmp_path, environment)
+        assert used.stdout.strip() == "both work", used.stderr
+        profile = ROOT / "profiles" / "lstm-b32-cpu.json"
+        planned = run([folder / "bin" / "pooch", "plan", profile, "--budget", "60%"], tmp_path, environment)
         assert planned.returncode == 0, planned.stderr
