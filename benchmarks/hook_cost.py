@@ -85,7 +85,7 @@ def chain_plan(chain: Chain, choice: Choice, most: int) -> Plan:
 def _hooks_alone(run: Run) -> AbstractContextManager[object]:
     """The hooks of a planned step without its mode."""
     table, engine = run._table, run._engine
-    arena = engine.open_arena(table.host_bytes)
+    arena = engine.open_arena(run.plan.schedule.host_bytes)
     step = PlannedStep(StepActions(table, arena, torch.device("cpu"), run.stats, WarnOnce()), "warn")
     step.on_path = False  # nobody counts ops, so no action of the plan may fire
     return saved_tensors_hooks(step.pack, step.unpack)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks import against_checkpoint, main_job
+from benchmarks import samples as timed
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.samples import StepCost, of_kind, ratios, spread, step_cost, step_rows, take_turns, timing_of, told
 from pooch.analysis.dataflow import Dataflow
@@ -19,17 +21,6 @@ from pooch.executor import Run
 from pooch.ir import Plan
 from pooch.measure.training import applied
 from pooch.workloads import Workload
-
-
-class Touching(nn.Module):
-    """A step that takes 64 MiB from the system: more than the C library ever keeps for itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self) -> torch.Tensor:
-        return (torch.ones(1 << 24) * self.weight).sum()
 
 
 def small_workload() -> Workload:
@@ -97,14 +88,19 @@ def test_steps_that_were_not_measured_plainly_leave_their_cells_empty() -> None:
     assert told(of_kind(samples, "plain"), ".2f") == told(ratios(samples, "planned"), ".3f") == ""
 
 
-def test_a_step_that_takes_memory_from_the_system_has_page_faults() -> None:
-    model = Touching()
-    workload = Workload(model, model)
-    step_cost(workload, None)
-    costs = [step_cost(workload, None) for _ in range(3)]
-    assert all(cost.minor_faults > 0 and cost.wall_ms > 0 for cost in costs)
-    assert sum(cost.user_s + cost.system_s for cost in costs) > 0
-    assert model.weight.grad is not None
+def test_a_step_costs_what_the_system_counted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = iter([(100, 1.0, 0.25), (107, 3.0, 0.75)])  # before the step and after it
+
+    def getrusage(who: int) -> SimpleNamespace:
+        faults, user_s, system_s = next(counted)
+        return SimpleNamespace(ru_minflt=faults, ru_utime=user_s, ru_stime=system_s)
+
+    monkeypatch.setattr(timed.resource, "getrusage", getrusage)
+    workload = small_workload()
+    cost = step_cost(workload, None)
+    assert (cost.minor_faults, cost.user_s, cost.system_s) == (7, 2.0, 0.5)
+    assert cost.wall_ms > 0
+    assert all(parameter.grad is not None for parameter in workload.model.parameters())
 
 
 def test_the_main_job_keeps_each_plain_and_each_planned_step(monkeypatch: pytest.MonkeyPatch) -> None:

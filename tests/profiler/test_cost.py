@@ -99,7 +99,7 @@ def test_an_explicit_mode_that_runs_out_says_which_one_to_take() -> None:
 
     with pytest.raises(ProfileError, match="mode offload, or fake"):
         pooch.profile(too_large, model, mode="run")
-    with pytest.raises(ProfileError, match="in mode fake"):
+    with pytest.raises(ProfileError, match="use mode fake"):
         pooch.profile(too_large, model, mode="offload")
 
 
