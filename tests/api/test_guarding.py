@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import warnings
@@ -49,6 +50,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    gc.collect()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -57,6 +59,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
+    gc.collect()  # tensors that earlier tests left would count in the profile, and be gone when a step is measured
     return profile_job(make_job("conv", 2, chosen_device()))
 
 

@@ -33,6 +33,7 @@ def test_every_small_workload_is_measured() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.any_kernels
 @on_the_device
 def test_the_allocator_is_set_as_the_variable_says() -> None:
     tensor = torch.empty(4 * 2**20, device="cuda")
@@ -43,6 +44,7 @@ def test_the_allocator_is_set_as_the_variable_says() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.any_kernels
 @on_the_device
 @each_workload
 def test_plain_training_takes_what_a_profile_predicts(name: str) -> None:
@@ -54,6 +56,7 @@ def test_plain_training_takes_what_a_profile_predicts(name: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.any_kernels
 @on_the_device
 @each_workload
 def test_training_under_a_plan_takes_what_was_predicted(name: str) -> None:
