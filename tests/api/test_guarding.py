@@ -139,6 +139,7 @@ def test_a_step_that_runs_out_of_memory_is_repeated_as_if_nothing_had_happened(
     expected_job = make_job("conv", 2)
     expected = train(expected_job, plain_step(expected_job), accumulate=accumulate)
     del expected_job  # all tensors of the process count
+    gc.collect()
     random.seed(5)
     job = make_job("conv", 2)
     trouble = Trouble(job, 1, where, ERRORS[kind])
@@ -215,6 +216,7 @@ def test_a_peak_over_the_budget_is_found_in_a_later_step_too() -> None:
     plain = make_job("conv", 2)
     expected = _train_with_ballast(plain, plain_step(plain))
     del plain
+    gc.collect()
     job = make_job("conv", 2)
     profile = profile_job(job)
     plan = pooch.plan(profile, budget_at(profile, 0.8), region="step", **PLANNING)
