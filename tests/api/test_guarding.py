@@ -159,7 +159,8 @@ def test_a_step_that_runs_out_of_memory_is_repeated_as_if_nothing_had_happened(
         assert (repair.step, repair.reason) == (2, "out of memory")
         missing = {"cpu": MIB, "cuda": 2 * MIB, "python": int(0.05 * first_peak)}[kind]
         assert repair.missing_bytes == missing
-        assert guard.plan.predicted_peak_bytes == repair.predicted_peak_bytes <= first_peak - missing
+        least = pooch.smallest_budget(profile, region="step")
+        assert guard.plan.predicted_peak_bytes == repair.predicted_peak_bytes <= max(first_peak - missing, least)
         assert guard.plan.budget_bytes == budget_bytes
         stats = guard.run.stats
         assert stats.swapped_in_bytes + stats.recomputed_ops > 0
@@ -220,7 +221,7 @@ def test_a_peak_over_the_budget_is_found_in_a_later_step_too() -> None:
     job = make_job("conv", 2)
     profile = profile_job(job)
     plan = pooch.plan(profile, budget_at(profile, 0.8), region="step", **PLANNING)
-    plan = replace(plan, budget_bytes=int(1.01 * plan.predicted_peak_bytes))
+    plan = replace(plan, budget_bytes=plan.predicted_peak_bytes + MIB // 2)  # half of what will be too much
     step, measured = (5, 2) if job.device.type == "cpu" else (4, 3)  # a GPU's allocator counts in every step
     with pooch.guard(profile, plan.budget_bytes, job.model, plan=plan, planning=PLANNING, measure_every=5) as guard:
         with pytest.warns(UserWarning, match=f"peak over the budget in step {step}, .* alive before the step") as told:
