@@ -11,6 +11,7 @@ from ..errors import TierError
 from ..torchtools.accelerators import has_streams
 from ..torchtools.tensors import bytes_of, has_plain_storage, storage_key
 from ..torchtools.training_state import RandomStates
+from ..units import round_up
 from .engines.protocol import Arena, CopyEngine, Ticket
 
 _ROOM_BYTES = 4096  # offsets in a tier are multiples of this
@@ -62,7 +63,7 @@ class StepSnapshot:
         for storage in storages:
             if storage.device == self._device and storage.nbytes() >= _SMALL_BYTES:
                 self._large.append(_InTier(storage, room_bytes))
-                room_bytes += -(-storage.nbytes() // _ROOM_BYTES) * _ROOM_BYTES
+                room_bytes += round_up(storage.nbytes(), _ROOM_BYTES)
         self._packed_offset_bytes = room_bytes
         room_bytes += sum(storage.nbytes() for storage in self._packed)
         if room_bytes:

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from ..errors import InvalidSchedule
+from ..units import round_up
 from .consistency import anchor_faults, are_bytes, is_time
 from .plan import Decision, Plan
 from .schedule import TIER_ALIGNMENT_BYTES, Action
@@ -143,7 +144,7 @@ def _tier_faults(plan: Plan) -> Iterator[str]:
     if len(offsets) != len(schedule.host_offsets) or offsets.keys() != set(schedule.swapped):
         yield "the tier's layout is not that of the swapped values"
         return
-    sizes = {decision.value: _aligned(decision.size_bytes) for decision in plan.choices}
+    sizes = {decision.value: round_up(decision.size_bytes, TIER_ALIGNMENT_BYTES) for decision in plan.choices}
     for value, offset in schedule.host_offsets:
         if offset < 0 or offset + sizes[value] > schedule.host_bytes:
             yield f"value {value} lies outside the tier"
@@ -152,10 +153,6 @@ def _tier_faults(plan: Plan) -> Iterator[str]:
     if schedule.host_bytes > sum(sizes[value] for value in offsets):
         yield f"the tier has {schedule.host_bytes} bytes, more than the swapped values take"
     yield from _overlaps(schedule.actions, offsets, sizes)
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // TIER_ALIGNMENT_BYTES) * TIER_ALIGNMENT_BYTES
 
 
 def _overlaps(actions: Sequence[Action], offsets: dict[int, int], sizes: dict[int, int]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The planner: decides per activation between keep, swap and recompute. Needs neither torch nor a GPU."""
 
-from .contract import Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome, Progress
+from .contract import Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome
 from .options import described, option_names
 from .planning import make_plan, smallest_budget, write_program
 from .policies import find_policy, policy_names
@@ -11,7 +11,6 @@ __all__ = [
     "PlanningRequest",
     "Policy",
     "PolicyOutcome",
-    "Progress",
     "described",
     "find_policy",
     "make_plan",

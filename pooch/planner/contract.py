@@ -12,9 +12,9 @@ from ..analysis.dataflow import Dataflow
 from ..ir.plan import Choice, Decision, Decisions
 from ..ir.schedule import Schedule
 from ..ir.timeline import Timeline
+from ..progress import PlanningProgress
 
 Status = Literal["optimal", "feasible", "heuristic"]
-Progress = Callable[[str, float], None]  # what is being done, and the share of the planning that is done (0 to 1)
 
 INTERRUPTED = "interrupted: this is the best plan found so far"
 OPTIMAL_GAP = 0.01  # a plan whose gap is at most this is called optimal
@@ -68,7 +68,7 @@ class PlanningRequest:
     evaluator: Evaluator
     host_budget_bytes: int | None = None
     time_limit_s: float = 30.0
-    progress: Progress | None = None
+    progress: PlanningProgress | None = None
     started_s: float = field(default_factory=time.monotonic)
     known: tuple[PolicyOutcome, ...] = ()
     ends_s: float = math.inf

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ..analysis.dataflow import Dataflow
 from ..errors import InfeasibleBudget
+from ..progress import PlanningProgress
 from .alternatives import weigh_alternatives
 from .candidates import Candidates
-from .contract import Evaluator, PlanningRequest, PolicyOutcome, Progress
+from .contract import Evaluator, PlanningRequest, PolicyOutcome
 from .options import with_options
 from .policies import find_policy
 from .reasons import decision_rows
@@ -29,7 +30,7 @@ def make_plan(
     policy: str = "ilp",
     host_budget_bytes: int | None = None,
     time_limit_s: float = 30.0,
-    progress: Progress | None = None,
+    progress: PlanningProgress | None = None,
     known: Sequence[PolicyOutcome] = (),
     policy_options: Mapping[str, object] | None = None,
     explain: bool = True,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..ir import Action
 from ..ir.schedule import TIER_ALIGNMENT_BYTES
+from ..units import round_up
 
 NEVER = 1 << 60
 
@@ -77,7 +78,7 @@ def lay_out(actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[i
         while ending[ended].last_slot < stay.first_slot:
             insort(free, rooms[ending[ended].value])
             ended += 1
-        size_bytes = -(-sizes[stay.value] // TIER_ALIGNMENT_BYTES) * TIER_ALIGNMENT_BYTES
+        size_bytes = round_up(sizes[stay.value], TIER_ALIGNMENT_BYTES)
         place = bisect_left(free, (size_bytes, -1))
         if place < len(free):
             room_bytes, offset = free.pop(place)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from ...errors import TierError
+from ...units import round_up
 from .protocol import Purpose
 from .spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
 
@@ -198,7 +199,7 @@ class CpuEngine:
             self._process = os.getpid()
             self._in_use.clear()
             self._free.clear()
-        padded = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + ALIGNMENT_BYTES
+        padded = round_up(size_bytes, ALIGNMENT_BYTES) + ALIGNMENT_BYTES
         if padded > self._size_bytes:
             self._free.clear()
             self._size_bytes = padded

@@ -22,6 +22,7 @@ import xxhash
 
 from ...errors import TierError
 from ...torchtools.tensors import bytes_in_place
+from ...units import round_up
 
 ALIGNMENT_BYTES = 4096
 CHUNK_BYTES = 4 * 2**20
@@ -146,7 +147,7 @@ def _chunks(size_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start, size and padded size of each chunk, in bytes. Direct I/O needs the padding."""
     for start in range(0, size_bytes, CHUNK_BYTES):
         count = min(CHUNK_BYTES, size_bytes - start)
-        yield start, count, -(-count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        yield start, count, round_up(count, ALIGNMENT_BYTES)
 
 
 def _write(descriptor: int, view: memoryview, offset_bytes: int) -> None:

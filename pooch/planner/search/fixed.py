@@ -1,4 +1,4 @@
-"""Outcomes of policies that decide without regard to the budget: their decisions fit, or they do not."""
+"""Given decisions as a plan: under the budget or, if they do not fit, as they fit at their very least."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Decisions
 from ..candidates import Candidates
 from ..contract import PlanningRequest, PolicyOutcome
-from .trials import Trials
+from .trials import Trial, Trials
 
 
 def fixed_outcome(request: PlanningRequest, decisions: Decisions, policy: str) -> PolicyOutcome:
@@ -15,12 +15,33 @@ def fixed_outcome(request: PlanningRequest, decisions: Decisions, policy: str) -
     Raises:
         InfeasibleBudget: they do not fit; the minimum is that of these decisions.
     """
-    candidates = Candidates(request.dataflow)
-    trials = Trials(request, candidates)
+    trials = Trials(request, Candidates(request.dataflow))
+    return outcome_of(trials, fixed_trial(trials, decisions, policy))
+
+
+def fixed_trial(trials: Trials, decisions: Decisions, policy: str) -> Trial:
+    """Given decisions under the request's budget or, if they do not fit, as they fit at their very least.
+
+    Raises:
+        InfeasibleBudget: even that is too much; the minimum is that of these decisions.
+    """
     trial = trials.run(decisions)
+    return trial if trial.fits else leanest_trial(trials, decisions, policy)
+
+
+def leanest_trial(trials: Trials, decisions: Decisions, policy: str) -> Trial:
+    """Given decisions as they fit at their very least.
+
+    Raises:
+        InfeasibleBudget: that is too much; the minimum is that of these decisions.
+    """
+    least_bytes = trials.least_budget(decisions)
+    trial = trials.run(decisions, least_bytes)
     if not trial.fits:
-        least_bytes = trials.least_budget(decisions)
-        trial = trials.run(decisions, least_bytes)
-        if not trial.fits:
-            raise InfeasibleBudget(request.budget_bytes, least_bytes, policy)
-    return PolicyOutcome(trial.decisions, trial.evaluation, candidates.compute_ms)
+        raise InfeasibleBudget(trials.request.budget_bytes, least_bytes, policy)
+    return trial
+
+
+def outcome_of(trials: Trials, trial: Trial, notes: tuple[str, ...] = ()) -> PolicyOutcome:
+    """A plan without a bound of its own."""
+    return PolicyOutcome(trial.decisions, trial.evaluation, trials.candidates.compute_ms, notes=notes)

@@ -64,11 +64,9 @@ class Programs:
             if not self.is_proven:
                 self.notes.append(NO_TIME)
             return None
-        program = self.relaxation() if number == 0 else self._with_reserves()
-        best = self.trials.best
-        start = program.values_of(best.decisions) if best is not None else None
+        program = self.relaxation() if number == 0 else self._program(self.reserve_bytes, self.host_reserve_bytes)
         try:
-            solution = solve(program.problem, self._limits(SHARES.round if number else SHARES.bound), start)
+            solution = self._solved(program, SHARES.round if number else SHARES.bound)
         except SolverUnavailable as error:
             self.notes.append(f"{error}; the plan comes from simple rules and local search")
             return None
@@ -82,10 +80,7 @@ class Programs:
         Raises:
             SolverUnavailable: HiGHS is not installed, or it crashed.
         """
-        start = self.trials.best
-        program = self.relaxation()
-        known = program.values_of(start.decisions) if start is not None else None
-        self._take_bound(solve(program.problem, self._limits(share), known))
+        self._take_bound(self._solved(self.relaxation(), share))
 
     def tighten_bound(self) -> None:
         """Solve the relaxation once more, with marks where the best plan takes nearly the whole budget."""
@@ -117,9 +112,6 @@ class Programs:
         """The program without reserves: its optimum is a lower bound for every plan."""
         return self._program({}, 0)
 
-    def _with_reserves(self) -> StepProgram:
-        return self._program(self.reserve_bytes, self.host_reserve_bytes)
-
     def _program(self, reserve_bytes: dict[int, int], host_reserve_bytes: int) -> StepProgram:
         host_bytes, many = self.request.host_budget_bytes, self.trials.many
         return StepProgram(
@@ -132,10 +124,12 @@ class Programs:
             merge=many,
         )
 
-    def _limits(self, share: float) -> Limits:
-        """For the solver: counts, and a share of the time that is left."""
-        left_s = self.request.remaining_s()
-        return Limits(SOLVER_GAP, SOLVER_NODES, max(0.1, share * left_s), max(0.1, SHARES.solver * left_s))
+    def _solved(self, program: StepProgram, share: float) -> Solution:
+        """Solve a program from the best plan so far, within counts and a share of the time that is left."""
+        best, left_s = self.trials.best, self.request.remaining_s()
+        start = program.values_of(best.decisions) if best is not None else None
+        limits = Limits(SOLVER_GAP, SOLVER_NODES, max(0.1, share * left_s), max(0.1, SHARES.solver * left_s))
+        return solve(program.problem, limits, start)
 
     def _take_bound(self, solution: Solution) -> None:
         self.is_proven = True

@@ -19,8 +19,8 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trials
-from .fitting import outcome_of
 
 GRID = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)  # times the square root of n
 

@@ -9,6 +9,7 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice, Decisions
 from ...planner.candidates import Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import fixed_trial, leanest_trial, outcome_of
 from ...planner.search.stall_rule import swaps_within_tier
 from ...planner.search.trials import Trial, Trials
 
@@ -51,33 +52,13 @@ def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
     return trial if trial.fits else None
 
 
-def leanest_trial(trials: Trials, decisions: Decisions, policy: str) -> Trial:
-    """The decisions as they fit at their very least.
-
-    Raises:
-        InfeasibleBudget: that is too much; it carries what they need.
-    """
-    least_bytes = trials.least_budget(decisions)
-    trial = trials.run(decisions, least_bytes)
-    if not trial.fits:
-        raise InfeasibleBudget(trials.request.budget_bytes, least_bytes, policy)
-    return trial
-
-
 def all_swapped(trials: Trials, policy: str) -> Trial:
     """All swap, as far as the tier goes: where PoocH's methods begin.
 
     Raises:
         InfeasibleBudget: that does not fit, so they have no answer either.
     """
-    decisions = swaps_within_tier(trials)
-    trial = trials.run(decisions)
-    return trial if trial.fits else leanest_trial(trials, decisions, policy)
-
-
-def outcome_of(trials: Trials, trial: Trial, notes: tuple[str, ...] = ()) -> PolicyOutcome:
-    """A plan without a bound of its own."""
-    return PolicyOutcome(trial.decisions, trial.evaluation, trials.candidates.compute_ms, notes=notes)
+    return fixed_trial(trials, swaps_within_tier(trials), policy)
 
 
 def with_smallest_budget(

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import outcome_of
 from ...planner.search.stall_rule import keep_or_swap, swap_or_recompute
 from ...planner.search.trials import Trials
-from .fitting import all_swapped, outcome_of
+from .fitting import all_swapped
 
 
 def pooch_2018(request: PlanningRequest) -> PolicyOutcome:

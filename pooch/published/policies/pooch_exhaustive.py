@@ -15,9 +15,10 @@ from __future__ import annotations
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import outcome_of
 from ...planner.search.stall_rule import keep_from_the_last, swap_or_recompute, unhidden
 from ...planner.search.trials import Trial, Trials
-from .fitting import all_swapped, outcome_of
+from .fitting import all_swapped
 
 MOST = 200  # evaluations of the search
 

@@ -14,9 +14,9 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import outcome_of
 from ...planner.search.stall_rule import swaps_within_tier
 from ...planner.search.trials import Trial, Trials
-from .fitting import outcome_of
 from .timing import delayed, everything_leaves, played, swap_schedule, trips_of
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import outcome_of
 from ...planner.search.stall_rule import keep_or_swap
 from ...planner.search.trials import Trials
-from .fitting import all_swapped, outcome_of
+from .fitting import all_swapped
 
 
 def swap_opt(request: PlanningRequest) -> PolicyOutcome:

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import leanest_trial, outcome_of
 from ...planner.search.trials import Trial, Trials
-from .fitting import Leaving, fewest_leaving, leanest_trial, outcome_of, swaps_of
+from .fitting import Leaving, fewest_leaving, swaps_of
 from .timing import delayed, played, swap_schedule, trips_of
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import leanest_trial, outcome_of
 from ...planner.search.trials import Trial, Trials
-from .fitting import Leaving, fewest_leaving, leanest_trial, outcome_of, swaps_of
+from .fitting import Leaving, fewest_leaving, swaps_of
 from .tflms import late_copies
 
 AHEAD = tuple(2**power for power in range(9))  # levels

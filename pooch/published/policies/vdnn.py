@@ -17,8 +17,8 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trial, Trials
-from .fitting import outcome_of
 from .operators import heavy_ops
 from .timing import one_anchor_ahead, played, swap_schedule, trips_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -13,12 +13,11 @@ from ...api.planning import budget_in_bytes, plan_with, smallest_with
 from ...errors import InfeasibleBudget, UsageError
 from ...ir import Plan, Profile
 from ...planner import policy_names
+from ...progress import PlanningProgress
 from ...units import format_bytes
 
 MOST_BUDGETS = 50
 _PARAMETER = re.compile(r"(\w+)=([^,]+)")
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def plan_budgets(
     *,
     host_budget: int | str | None,
     time_limit_s: float,
-    progress: Progress | None,
+    progress: PlanningProgress | None,
 ) -> BudgetPlans:
     """Plan the step under other budgets, with the policy and the region of the given plan.
 
@@ -109,5 +108,5 @@ def _budgets_in_bytes(profile: Profile, budgets: int | Sequence[int | str], how:
     return {int(each) for each in numpy.linspace(smallest_with(profile, how), profile.peak_bytes, count)}
 
 
-def _part_of(progress: Progress, name: str, done: int, count: int) -> Progress:
+def _part_of(progress: PlanningProgress, name: str, done: int, count: int) -> PlanningProgress:
     return lambda text, share: progress(f"{name}: {text}", (done + share) / count)

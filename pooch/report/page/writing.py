@@ -15,8 +15,9 @@ from ...api.simulation import simulate
 from ...errors import UsageError
 from ...ir import Plan, Profile
 from ...ir.files import replace_file
+from ...progress import PlanningProgress
 from ..summaries import Record
-from .budgets import BudgetPlans, Progress, plan_budgets
+from .budgets import BudgetPlans, plan_budgets
 from .contents import page_contents
 
 DEFAULT_BUDGETS = 9
@@ -31,7 +32,7 @@ def write_report(
     budgets: int | Sequence[int | str] = DEFAULT_BUDGETS,
     host_budget: int | str | None = None,
     time_limit_s: float = 30.0,
-    progress: Progress | None = None,
+    progress: PlanningProgress | None = None,
 ) -> BudgetPlans:
     """Write a page to look at a plan: one file that needs no network.
 
