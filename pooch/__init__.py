@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from .api.planning import smallest_budget as smallest_budget
     from .api.profiling import profile as profile
     from .api.simulation import simulate as simulate
+    from .autopilot import Auto as Auto
+    from .autopilot import AutoSummary as AutoSummary
+    from .autopilot import auto as auto
     from .batch_search.max_batch import max_batch as max_batch
     from .batch_search.results import MaxBatch as MaxBatch
     from .errors import FileFormatError as FileFormatError
@@ -59,6 +62,7 @@ _NAMES = {
     "api.planning": ("plan", "plan_from_decisions", "smallest_budget"),
     "api.profiling": ("profile",),
     "api.simulation": ("simulate",),
+    "autopilot": ("Auto", "AutoSummary", "auto"),
     "batch_search.max_batch": ("max_batch",),
     "batch_search.results": ("MaxBatch",),
     "errors": (

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import PlanMismatch, TierError
 from ..ir import Action
+from ..torchtools.tensors import copied_storage, new_storage
 from .emptied import EmptiedStorages
 from .engines.protocol import Arena
 from .lock import StepLock
@@ -103,7 +104,7 @@ class StepActions:
         if value in self.table.emptied:
             self.records[value].home = weakref.ref(storage)
 
-    def hold(self, step: object, record: Record, tensor: torch.Tensor) -> PackedRecord:
+    def hold(self, step: object, record: Record, tensor: torch.Tensor) -> PackedRecord[Record]:
         """Return the handle that autograd holds in place of a tensor on a planned value.
 
         Autograd may save a value again after releasing it. The tier's copy may then have been overwritten by another
@@ -205,7 +206,7 @@ class StepActions:
             self._start_copy_in(record)
 
     def _start_copy_in(self, record: Record) -> None:
-        record.storage = torch.UntypedStorage(record.size_bytes, device=self.device)
+        record.storage = new_storage(record.size_bytes, self.device)
         record.ticket = self.arena.copy_in(record.storage, self.table.offsets[record.value])
         self.stats.swapped_in_bytes += record.size_bytes
 
@@ -278,7 +279,34 @@ class StepActions:
             if record is None:
                 raise _lost(value)
             storage = self.ensure(record)
-        return storage.clone() if written else storage
+        return copied_storage(storage) if written else storage
+
+    def let_go(self, missing_bytes: int) -> int:
+        """Free planned values ahead of the schedule, oldest first, and return how many bytes that frees.
+
+        Only values that can come back go: those that the tier holds or has room for.
+        """
+        freed_bytes = 0
+        with self.lock:
+            for record in self.records.values():
+                if freed_bytes >= missing_bytes:
+                    break
+                storage = record.storage
+                if storage is None or not record.handles or record.changed or self._is_in_use(storage):
+                    continue
+                if record.copied_out:
+                    self._wait(record)
+                elif record.value in self.table.swapped:
+                    if record.ticket is None:
+                        self._copy_out(record)
+                    self._end_copy_out(record)
+                if record.copied_out:
+                    record.storage = None
+                    freed_bytes += record.size_bytes
+        return freed_bytes
+
+    def _is_in_use(self, storage: torch.UntypedStorage) -> bool:
+        return torch._C._storage_Use_Count(storage._cdata) > 1
 
     # Outside of the schedule ------------------------------------------------------------------------------------------
 
@@ -311,7 +339,7 @@ class StepActions:
             storage = made.get(read)
             if storage is None:
                 return self._resolve(read, written, ())
-            return storage.clone() if written else storage
+            return copied_storage(storage) if written else storage
 
         storages = replay_call(self.calls[slot], resolve)
         self.stats.recomputed_ops += 1

@@ -37,7 +37,7 @@ class Attachment:
         placed = [CallRegion(model, partial(_counted, calls, region), "plan")]
         if outside is not None:
             tell = weakref.WeakMethod(outside)  # a submodule may outlive the model, and must not keep the run alive
-            parts = _callable_parts(model)
+            parts = callable_parts(model)
             placed += [CallRegion(part, partial(_watched, calls, tell, name), "watch") for name, part in parts]
         self._placed = [weakref.ref(each) for each in placed]
         self._versions = _versions(model)
@@ -89,11 +89,11 @@ def _watched(calls: _Calls, tell: weakref.WeakMethod[Callable[[str], None]], nam
     yield
 
 
-def _callable_parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def callable_parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yield the modules that the model's code calls: its children, and the items of `ModuleList` and `ModuleDict`."""
     for name, part in model.named_children():
         if isinstance(part, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-            yield from ((f"{name}.{inner}", each) for inner, each in _callable_parts(part))
+            yield from ((f"{name}.{inner}", each) for inner, each in callable_parts(part))
         else:
             yield name, part
 

@@ -6,11 +6,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Generic
 
-from .records import Record
+from .records import Kind
 
 
-class StepLock:
+class StepLock(Generic[Kind]):
     """A re-entrant lock on a step's state, with a queue of the handles that are destroyed while it is held.
 
     A handle may be destroyed anywhere: by the garbage collector in the middle of an action, or in the copy thread while
@@ -21,10 +22,10 @@ class StepLock:
         ended: A method of the lock's owner that is called with the record of each destroyed handle.
     """
 
-    def __init__(self, ended: Callable[[Record], None]) -> None:
+    def __init__(self, ended: Callable[[Kind], None]) -> None:
         self._lock = threading.RLock()
         self._depth = 0
-        self._queue: deque[Record] = deque()
+        self._queue: deque[Kind] = deque()
         self._ended = weakref.WeakMethod(ended)  # the step must be freed by reference counting
 
     def __enter__(self) -> None:
@@ -42,7 +43,7 @@ class StepLock:
             self._lock.release()
         self._settle()  # handles queued between the last check and the release
 
-    def end(self, record: Record) -> None:
+    def end(self, record: Kind) -> None:
         """Report that a handle on a record was destroyed."""
         self._queue.append(record)
         self._settle()

@@ -13,6 +13,7 @@ from ..torchtools.effects import argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import operator_facts
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.tensors import result_tensors
+from .online import OnlineStep
 from .step import OWN_WORK, PlannedStep
 
 
@@ -24,7 +25,7 @@ class StepMode(TorchDispatchMode):
         """Leave out the wrapper that hides `__torch_dispatch__` from Dynamo: it costs as much as all of this mode."""
         return False
 
-    def __init__(self, step: PlannedStep) -> None:
+    def __init__(self, step: PlannedStep | OnlineStep) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._step = step
 
@@ -57,6 +58,8 @@ class StepMode(TorchDispatchMode):
 class WatchfulMode(StepMode):
     """The mode of plans that empty storages which the program holds: views are reads too."""
 
+    _step: PlannedStep
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         step = self._step
         with OWN_WORK:
@@ -67,7 +70,7 @@ class WatchfulMode(StepMode):
 
 
 @contextmanager
-def recognising(step: PlannedStep) -> Iterator[None]:
+def recognising(step: PlannedStep | OnlineStep) -> Iterator[None]:
     """Pass to the step every op, and every tensor that autograd saves and reads."""
     with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), StepMode(step):
         yield

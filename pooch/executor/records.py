@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Generic, TypeVar
 
 import torch
 
 from ..torchtools.tensors import Geometry, version_of
 from .engines.protocol import Ticket
 
+Kind = TypeVar("Kind", bound="SavedRecord")
 
-class Record:
+
+class SavedRecord:
+    """What handles need to know of the value that they stand for.
+
+    Attributes:
+        handles: Number of saved tensors of autograd on it.
+        changed: Whether an in-place op wrote over it after it was saved.
+    """
+
+    __slots__ = ("changed", "handles")
+
+    def __init__(self) -> None:
+        self.handles = 0
+        self.changed = False
+
+
+class Record(SavedRecord):
     """The state of a swapped or recomputed value in one step.
 
     Attributes:
@@ -20,22 +38,19 @@ class Record:
         storage: Its bytes on the device, or None while they are elsewhere.
         ticket: The pending copy, if any.
         copied_out: Whether the tier holds its bytes.
-        handles: Number of saved tensors of autograd on it.
-        changed: Whether an in-place op wrote over it after it was saved.
         home: Returns the storage in which the program holds it, or None once the program has released it.
         handed_out: Whether the program obtained its address, so that it has to stay in place.
     """
 
-    __slots__ = ("changed", "copied_out", "handed_out", "handles", "home", "size_bytes", "storage", "ticket", "value")
+    __slots__ = ("copied_out", "handed_out", "home", "size_bytes", "storage", "ticket", "value")
 
     def __init__(self, value: int) -> None:
+        super().__init__()
         self.value = value
         self.size_bytes = 0
         self.storage: torch.UntypedStorage | None = None
         self.ticket: Ticket | None = None
         self.copied_out = False
-        self.handles = 0
-        self.changed = False
         self.home: Callable[[], torch.UntypedStorage | None] = lambda: None
         self.handed_out = False
 
@@ -66,12 +81,12 @@ def _nothing(device: torch.device) -> torch.Tensor:
     return torch.empty(0, device=device)
 
 
-class PackedRecord:
+class PackedRecord(Generic[Kind]):
     """What autograd holds in place of a swapped or recomputed value. Its destruction, in any thread, releases it."""
 
     __slots__ = ("_ended", "geometry", "probe", "record", "step")
 
-    def __init__(self, step: object, record: Record, tensor: torch.Tensor, ended: Callable[[Record], None]) -> None:
+    def __init__(self, step: object, record: Kind, tensor: torch.Tensor, ended: Callable[[Kind], None]) -> None:
         self.step, self.record, self.geometry = step, record, Geometry.of(tensor)
         self.probe = VersionProbe(tensor)
         self._ended = ended

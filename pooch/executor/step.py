@@ -16,7 +16,9 @@ from ..torchtools.operators import call_refusal
 from ..torchtools.recurrent_dropout import InitialisationWatch
 from ..torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
 from .actions import StepActions
-from .records import PackedRecord, changed_in_place, pack_kept
+from .online import OnlineStep
+from .online.record import OnlineHandle
+from .records import PackedRecord, Record, changed_in_place, pack_kept
 from .replay import record_call
 
 
@@ -43,13 +45,16 @@ class PlannedStep:
 
     Args:
         actions: Runs the actions of the schedule.
-        on_mismatch: "warn" or "error", for a step that leaves the path.
+        on_mismatch: "warn", "error" or "follow", for a step that leaves the path. "follow" says nothing, since
+            `online` holds the budget.
+        online: Holds what the plan keeps, so that it can leave if the step takes more than planned, and takes over
+            where the step leaves the path. None keeps it.
     """
 
-    def __init__(self, actions: StepActions, on_mismatch: str) -> None:
-        self.actions, self.on_mismatch = actions, on_mismatch
+    def __init__(self, actions: StepActions, on_mismatch: str, online: OnlineStep | None = None) -> None:
+        self.actions, self.on_mismatch, self.online = actions, on_mismatch, online
         self.table, self.arena, self.device, self.stats = actions.table, actions.arena, actions.device, actions.stats
-        self.values = StorageMap()
+        self.values = StorageMap() if online is None else online.values
         self.records, self.emptied = actions.records, actions.emptied
         self.on_path = True
         self.begin = time.perf_counter()
@@ -84,6 +89,12 @@ class PlannedStep:
             self.bring_back((args, kwargs))
         for key in written:
             self.actions.protect(self.values.get(key))
+        if self.online is not None:
+            if self.on_path:
+                for key in written:
+                    self.online.overwritten(self.values.get(key))
+            else:
+                self.online.before_op(func, facts, args, kwargs, written)
 
     def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
         """Handle an op that is about to run on another stream of the program, as FSDP's collectives and prefetchers do.
@@ -123,6 +134,9 @@ class PlannedStep:
 
     def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
         """Match the op that ran against the plan, and register its results."""
+        if self.online is not None and not self.on_path:
+            self.online.after_op(func, name, outputs, made)
+            return
         expected = self._recognise(func, name, outputs, made) if self.on_path else None
         if expected is None:
             for tensor in made:
@@ -186,6 +200,10 @@ class PlannedStep:
         self.on_path = False
         self.stats.mismatches = 1
         self.restore()
+        if self.online is not None:
+            self.online.evictor.take_over(self.actions)
+        if self.on_mismatch == "follow":
+            return
         text = (
             f"the step left the planned path at op {self._next}: expected {expected}, got {actual}; the rest of the "
             "step keeps its activations and may exceed the budget (profile and plan again to follow the new path)"
@@ -204,6 +222,9 @@ class PlannedStep:
         value = self.values.get(tensor.untyped_storage()._cdata)
         record = self.records.get(value) if value is not None else None
         if record is None:
+            if self.online is not None and value is not None and value >= 0:
+                with torch._C._DisableTorchDispatch():
+                    return self.online.hold(tensor, value, self)
             return pack_kept(tensor, value)
         with torch._C._DisableTorchDispatch():  # not ops of the step
             return self.actions.hold(self, record, tensor)
@@ -220,19 +241,26 @@ class PlannedStep:
             if tensor._version != version:
                 raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
             return tensor  # type: ignore[no-any-return]
+        if type(packed) is OnlineHandle:
+            assert self.online is not None
+            if packed.record.value in self.table.anchor_of:
+                self._before_read(packed.record.value)
+            return self.online.read(packed)
         if isinstance(packed, PackedRecord):
+            if self.online is not None:
+                self.online.evictor.hold()
             with self.actions.lock:  # wait for what another thread of autograd has begun
                 return self._read_beside(packed) if self.arena.is_beside() else self._read(packed)
         assert isinstance(packed, torch.Tensor)
         return packed
 
-    def _read(self, packed: PackedRecord) -> torch.Tensor:
+    def _read(self, packed: PackedRecord[Record]) -> torch.Tensor:
         self._before_read(packed.record.value)
         packed.check()
         with torch._C._DisableTorchDispatch():
             return packed.geometry.on(self.actions.ensure(packed.record))
 
-    def _read_beside(self, packed: PackedRecord) -> torch.Tensor:
+    def _read_beside(self, packed: PackedRecord[Record]) -> torch.Tensor:
         """Answer a read on another stream: autograd runs nodes on their op's stream, CPU nodes on the caller's."""
         with self.arena.at_home():
             tensor = self._read(packed)

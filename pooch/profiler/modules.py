@@ -35,18 +35,23 @@ class ModulePath:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Context manager that tracks every module call.
+        """Context manager that tracks every module call, and the extent of calls of the model.
 
         Raises:
             UsageError: if the model is compiled or under a plan.
         """
+        with self.named(), called_within(self._model, self._call, "profile"):
+            yield
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Context manager that tracks every module call."""
         handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         ]
         try:
-            with called_within(self._model, self._call, "profile"):
-                yield
+            yield
         finally:
             self._stack.clear()
             for handle in handles:

@@ -50,8 +50,12 @@ class CallRegion:
             _refuse_to_compile_a_planned_model()
         module = self._module()
         assert module is not None, "the module is being called"
-        with self._region():
+        with self.region_of(args, kwargs):
             return module._call_impl(*args, **kwargs)
+
+    def region_of(self, args: Any, kwargs: Any) -> AbstractContextManager[object]:
+        """Returns the context manager for one call."""
+        return self._region()
 
     def __deepcopy__(self, memo: object) -> None:
         return None

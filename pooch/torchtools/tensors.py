@@ -22,6 +22,16 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
+def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Returns a new storage of the device's current allocator. `UntypedStorage(...)` ignores one that was installed."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def copied_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Returns a copy of a storage, from the device's current allocator."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).clone().untyped_storage()
+
+
 def has_plain_storage(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor has strided memory that can be copied byte by byte.
 

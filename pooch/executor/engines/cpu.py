@@ -39,6 +39,10 @@ class CpuTicket:
     error: BaseException | None = None
     _done: threading.Event = field(default_factory=threading.Event)
 
+    def is_done(self) -> bool:
+        """Whether the copy has ended."""
+        return self._done.is_set()
+
     def wait(self) -> float:
         """Block until the copy is complete, and return how long that took in ms.
 

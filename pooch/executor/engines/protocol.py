@@ -32,6 +32,9 @@ class Ticket(Protocol):
     def error(self) -> BaseException | None:
         """Why the copy failed, or None. Only meaningful after `wait`."""
 
+    def is_done(self) -> bool:
+        """Whether the copy has ended, so that `wait` blocks nobody."""
+
     def wait(self) -> float:
         """Make compute wait for the copy, and return for how many ms the caller was blocked."""
 

@@ -31,6 +31,10 @@ class StreamTicket:
     arena: StreamArena
     error: BaseException | None = None
 
+    def is_done(self) -> bool:
+        """Whether the copy has ended."""
+        return bool(self.event.query())
+
     def wait(self) -> float:
         """Make the compute streams wait. The host does not."""
         self.arena.await_copy(self.event)

@@ -1,0 +1,86 @@
+"""Tells when a backward pass begins and ends, whoever starts it: `loss.backward()`, `torch.autograd.grad`, a framework.
+
+All of them go through one function of `torch.autograd.graph`, which is wrapped while anything listens.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_NAME = "_engine_run_backward"
+_PLACES = (torch.autograd.graph, torch.autograd)  # the second has its own reference
+
+
+class BackwardWatch:
+    """Calls its listeners around each outermost backward pass of a thread.
+
+    Args:
+        begin: A method that is called before it begins. Its object is not kept alive.
+        end: A method that is called after it ended, with whether it ended without an error.
+    """
+
+    _listeners: list[BackwardWatch] = []  # noqa: RUF012  (of the process, like what it wraps)
+    _originals: list[Any] = []  # noqa: RUF012
+    _lock = threading.Lock()
+    _running = threading.local()
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[bool], None]) -> None:
+        self._begin, self._end = weakref.WeakMethod(begin), weakref.WeakMethod(end)
+
+    @classmethod
+    def is_running(cls) -> bool:
+        """Whether the calling thread runs a backward pass."""
+        return getattr(cls._running, "depth", 0) > 0
+
+    def start(self) -> None:
+        """Begin to listen."""
+        cls = type(self)
+        with cls._lock:
+            cls._listeners.append(self)
+            if len(cls._listeners) == 1:
+                cls._originals[:] = [getattr(place, _NAME) for place in _PLACES]
+                for place, original in zip(_PLACES, cls._originals, strict=True):
+                    setattr(place, _NAME, _wrapped(original))
+
+    def stop(self) -> None:
+        """Listen no longer."""
+        cls = type(self)
+        with cls._lock:
+            if self not in cls._listeners:
+                return
+            cls._listeners.remove(self)
+            if not cls._listeners:
+                for place, original in zip(_PLACES, cls._originals, strict=True):
+                    setattr(place, _NAME, original)
+
+
+def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        running = BackwardWatch._running
+        depth = getattr(running, "depth", 0)
+        listeners = [] if depth else list(BackwardWatch._listeners)
+        for listener in listeners:
+            _tell(listener._begin)
+        running.depth = depth + 1
+        finished = False
+        try:
+            result = original(*args, **kwargs)
+            finished = True
+            return result
+        finally:
+            running.depth = depth
+            for listener in listeners:
+                _tell(listener._end, finished)
+
+    return run_backward
+
+
+def _tell(listener: weakref.WeakMethod[Callable[..., None]], *arguments: object) -> None:
+    method = listener()
+    if method is not None:
+        method(*arguments)

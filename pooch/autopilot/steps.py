@@ -1,0 +1,137 @@
+"""The ways in which a step runs. Each puts hooks and modes in place for its forward pass, and takes them away."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Protocol
+
+import torch
+
+from ..executor.actions import StepActions
+from ..executor.mode import recognising, watching
+from ..executor.online import Evictor, OnlineStep
+from ..executor.step import PlannedStep
+from ..ir import Plan, Profile
+from ..profiler.live import LiveTrace
+from .library import NOT_MEASURED, Known
+
+
+class Step(Protocol):
+    """A step that is running."""
+
+    def close_forward(self) -> None:
+        """Take hooks and modes away: the backward pass begins, or the program may take its own away."""
+
+    def end(self, is_complete: bool) -> Profile | None:
+        """End the step after its backward pass, and return its profile if it was recorded.
+
+        Args:
+            is_complete: Whether a backward pass ran to its end.
+        """
+
+    @property
+    def left_plan(self) -> bool:
+        """Whether the step left its plan."""
+
+
+class InCoreStep:
+    """A step that fits, so nothing is done."""
+
+    left_plan = False
+
+    def close_forward(self) -> None:
+        """Do nothing."""
+
+    def end(self, is_complete: bool) -> None:
+        """Do nothing."""
+
+
+class UnplannedStep:
+    """A step under the online policy.
+
+    Args:
+        evictor: Holds the budget.
+    """
+
+    left_plan = False
+
+    def __init__(self, evictor: Evictor) -> None:
+        step = OnlineStep(evictor)
+        self._forward = ExitStack()
+        self._forward.enter_context(recognising(step))
+
+    def close_forward(self) -> None:
+        """Take hooks and mode away."""
+        self._forward.close()
+
+    def end(self, is_complete: bool) -> None:
+        """Do nothing: the step lives as long as autograd holds a handle of it."""
+
+
+class RecordedStep:
+    """A step under the online policy that is recorded, and replays nothing.
+
+    Args:
+        evictor: Holds the budget.
+        model: The governed models.
+        persistent_bytes: Bytes that are live before the step.
+        workload: Name for the reader of the profile.
+    """
+
+    left_plan = False
+
+    def __init__(self, evictor: Evictor, model: torch.nn.Module, persistent_bytes: int, workload: str) -> None:
+        self._workload = workload
+        self._trace: LiveTrace | None = LiveTrace(model, OnlineStep(evictor), persistent_bytes)
+        self._trace.open()
+
+    def close_forward(self) -> None:
+        """Take hooks and modes away; the recording goes on."""
+        if self._trace is not None:
+            self._trace.close_forward()
+
+    def end(self, is_complete: bool) -> Profile | None:
+        """Stop recording."""
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return None
+        if not is_complete:
+            trace.stop()
+            return None
+        return trace.profile(trace.record(), NOT_MEASURED, self._workload)
+
+
+class FollowingStep:
+    """A step that follows a plan, and goes on under the online policy where it leaves it.
+
+    Args:
+        evictor: Holds the budget.
+        plan: The plan.
+        known: What is known about this kind of step.
+    """
+
+    def __init__(self, evictor: Evictor, plan: Plan, known: Known) -> None:
+        assert known.table is not None
+        arena = evictor.engine.open_arena(plan.schedule.host_bytes)
+        evictor.stats.device_clock = arena.clock
+        actions = StepActions(known.table, arena, evictor.device, evictor.stats, evictor.warn_once)
+        step = PlannedStep(actions, "follow", OnlineStep(evictor))
+        self._step: PlannedStep | None = step
+        self._stats = evictor.stats
+        self._forward = ExitStack()
+        self._forward.enter_context(watching(step) if known.table.emptied else recognising(step))
+
+    @property
+    def left_plan(self) -> bool:
+        """Whether the step left its plan."""
+        return bool(self._stats.mismatches)
+
+    def close_forward(self) -> None:
+        """Take hooks and modes away."""
+        self._forward.close()
+        step, self._step = self._step, None  # only autograd's handles keep it from here on
+        if step is not None:
+            step.end_forward()
+
+    def end(self, is_complete: bool) -> None:
+        """Do nothing: the step lives as long as autograd holds a handle of it."""

@@ -1,0 +1,380 @@
+"""Holds a budget over all steps that are alive: decides which saved activations leave, and how."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...errors import TierError
+from ...torchtools.tensors import new_storage
+from ..engines.protocol import CopyEngine
+from ..lock import StepLock
+from ..statistics import RunStats, WarnOnce
+from .live_bytes import LiveBytes
+from .record import OnlineRecord
+from .speed import CopySpeed
+
+if TYPE_CHECKING:
+    from ..actions import StepActions
+
+_WRITE_AHEAD_SHARE = 0.5  # of what the step may use: from there on, the copy lane is kept busy
+_COPIES_AHEAD = 2
+
+
+class Evictor:
+    """Keeps live bytes within a budget as long as there is anything that can leave.
+
+    Args:
+        budget_bytes: The budget.
+        engine: Copies to and from the tier. Closed by `close`.
+        live: Counts live bytes. Closed by `close`.
+        device: The device.
+        host_bytes: The most that a step may take of the tier, or None.
+
+    Attributes:
+        stats: Counters of the current step.
+        missing_bytes: The most by which live bytes had to pass the budget in the current step, as nothing more could
+            leave.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        engine: CopyEngine,
+        live: LiveBytes,
+        device: torch.device,
+        host_bytes: int | None = None,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.engine, self.live, self.device, self.host_bytes = engine, live, device, host_bytes
+        self.lock = StepLock(self._handle_ended)
+        self.stats = RunStats()
+        self.missing_bytes = 0
+        self.stall_ms = 0.0
+        self.warn_once = WarnOnce()
+        self.speed = CopySpeed()
+        self._records: dict[OnlineRecord, None] = {}  # in the order in which they were saved
+        self._saves = 0
+        self._position = 0.0  # of the backward pass: it reads what was saved before this
+        self._ahead: deque[OnlineRecord] = deque()
+        self._start_bytes = 0
+        self._largest_bytes = 0
+        self._share: float | None = None
+        self._asking = threading.local()
+        self._planned: weakref.WeakSet[StepActions] = weakref.WeakSet()
+
+    # Steps ------------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, stats: RunStats) -> None:
+        """Begin to count for a new step, from the calling thread."""
+        self.stats, self.missing_bytes, self.stall_ms = stats, 0, 0.0
+        self._start_bytes = self.live.now()
+        self.live.reset_peak()
+        self.hold()
+
+    def hold(self) -> None:
+        """Have the calling thread ask for room before it passes the budget."""
+        if not getattr(self._asking, "on", False):
+            self._asking.on = True
+            self.live.ask(True)
+
+    def grow_with(self, share: float | None) -> None:
+        """Hold a share of the in-core peak, as far as it is known: it grows with the step. None ends that.
+
+        What would be live in-core never shrinks below its highest value so far, so neither does the budget, and at the
+        end of the step it is the share of the step's in-core peak.
+        """
+        self._share = share
+        if share is not None:
+            self.set_budget(int(share * self.live.now()))
+
+    def _grow(self, missing_bytes: int) -> int:
+        """Raise the budget to the share of what would be live in-core now, and return what is still missing."""
+        assert self._share is not None
+        away_bytes = sum(record.size_bytes for record in self._records if record.storage is None)
+        grown_bytes = int(self._share * (self.budget_bytes + missing_bytes + away_bytes))
+        if grown_bytes > self.budget_bytes:
+            missing_bytes -= grown_bytes - self.budget_bytes
+            self.set_budget(grown_bytes)
+        return missing_bytes
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Change the budget."""
+        self.budget_bytes = budget_bytes
+        me = weakref.ref(self)
+
+        def ask(missing_bytes: int) -> None:
+            evictor = me()
+            if evictor is not None:
+                evictor.make_room(missing_bytes)
+
+        self.live.hold(budget_bytes, ask)
+
+    def close(self) -> None:
+        """Hold nothing any longer. Steps that are alive can still read what they saved."""
+        self.live.close()
+        self.engine.close()
+
+    # What can leave ---------------------------------------------------------------------------------------------------
+
+    def saved(self, record: OnlineRecord) -> None:
+        """Register a value that autograd has saved."""
+        self._records[record] = None
+        self._largest_bytes = max(self._largest_bytes, record.size_bytes)
+
+    def next_save(self) -> int:
+        """Return the position of the next save."""
+        self._saves += 1
+        self._position = self._saves
+        return self._saves
+
+    def take_over(self, actions: StepActions) -> None:
+        """Let the values of a planned step leave as well, since its schedule no longer holds."""
+        self._planned.add(actions)
+
+    def make_room(self, missing_bytes: int) -> None:
+        """Evict until so many bytes are free, or until nothing more can leave."""
+        start = time.perf_counter()
+        if self._share is not None:
+            missing_bytes = self._grow(missing_bytes)
+            if missing_bytes <= 0:
+                return
+        with self.lock:
+            freed_bytes = self._finish_copies_ahead()
+            if freed_bytes < missing_bytes:
+                freed_bytes += self._evict_cheapest(missing_bytes - freed_bytes)
+            for actions in list(self._planned):
+                if freed_bytes < missing_bytes:
+                    freed_bytes += actions.let_go(missing_bytes - freed_bytes)
+        if freed_bytes < missing_bytes:
+            self.missing_bytes = max(self.missing_bytes, missing_bytes - freed_bytes)
+        elapsed_ms = (time.perf_counter() - start) * 1000
+        self.stall_ms += elapsed_ms
+        self.stats.host_stall_ms += elapsed_ms
+
+    def _evict_cheapest(self, missing_bytes: int) -> int:
+        """Evict in the order of cost. A cost that has grown since it was computed is computed again."""
+        heap = [(self._cost(record), id(record), record) for record in self._candidates()]
+        heapq.heapify(heap)
+        freed_bytes = 0
+        while heap and freed_bytes < missing_bytes:
+            cost, number, record = heapq.heappop(heap)
+            now = self._cost(record)
+            if heap and now > heap[0][0] and now > cost:
+                heapq.heappush(heap, (now, number, record))
+            else:
+                freed_bytes += self._evict(record)
+        return freed_bytes
+
+    def _candidates(self) -> Iterator[OnlineRecord]:
+        for record in self._records:
+            if not (record.storage is None or record.is_busy or record.changed or record.is_held_elsewhere):
+                yield record
+
+    def _cost(self, record: OnlineRecord) -> float:
+        """Milliseconds to have the value back, per byte and per distance to its next use.
+
+        This is the line of DTR (Kirisame et al., 2021, section 3): cost over size and staleness. A backward pass reads
+        in the reverse order of saving, so the distance to the next use is known better than by staleness.
+        """
+        distance = max(1.0, self._position - record.saved_at)
+        return min(self._copy_ms(record), self._replay_ms(record)) / (record.size_bytes * distance)
+
+    def _copy_ms(self, record: OnlineRecord) -> float:
+        back_ms = self.speed.copy_ms(record.size_bytes)
+        return back_ms if record.is_copied else 2 * back_ms
+
+    def _replay_ms(self, record: OnlineRecord) -> float:
+        owner = record.owner()
+        return float("inf") if owner is None else owner.replay_ms(record.value)
+
+    def _evict(self, record: OnlineRecord) -> int:
+        """Let a value's bytes leave, and return how many are free now."""
+        if record.is_copied:
+            if record.ticket is not None:  # it was on its way back
+                record.ticket.wait()
+                record.ticket = None
+            return self._drop(record)
+        if record.ticket is None:
+            if self._replay_ms(record) < self._copy_ms(record):
+                return self._drop(record)
+            self._start_copy_out(record)
+        if not self._finish_copy_out(record) and self._replay_ms(record) == float("inf"):
+            return 0
+        return self._drop(record)
+
+    def _drop(self, record: OnlineRecord) -> int:
+        record.storage = None
+        owner = record.owner()
+        if owner is not None:
+            owner.forget_costs()
+        return record.size_bytes
+
+    # Copies -----------------------------------------------------------------------------------------------------------
+
+    def _start_copy_out(self, record: OnlineRecord) -> bool:
+        """Start to copy a value out, and return whether the tier has room for it."""
+        owner, storage = record.owner(), record.storage
+        assert storage is not None
+        room = None if owner is None else owner.tier.take(record.size_bytes)
+        if room is None:
+            return False
+        record.room = room
+        record.ticket = room.copy_out(storage)
+        self.stats.swapped_out_bytes += record.size_bytes
+        return True
+
+    def _finish_copy_out(self, record: OnlineRecord) -> bool:
+        """Wait for a copy out, and return whether the tier has the value. It may have failed, or there was no room."""
+        if record.is_copied or record.ticket is None:
+            return record.is_copied
+        waited_ms = record.ticket.wait()
+        self.speed.note(record.size_bytes, waited_ms)
+        if record.ticket.error is None:
+            record.is_copied = True
+        else:
+            self.stats.kept_after_errors += 1
+            self.warn_once(
+                "copy",
+                f"swapping out failed ({record.ticket.error}): free room in the tier, or choose another with "
+                "POOCH_SPILL_DIRECTORY",
+            )
+            assert record.room is not None
+            record.room.release()
+            record.room = None
+        record.ticket = None
+        return record.is_copied
+
+    def _finish_copies_ahead(self) -> int:
+        """Drop what was copied out ahead of need, and return how many bytes that frees."""
+        freed_bytes = 0
+        while self._ahead:
+            record = self._ahead.popleft()
+            if record.storage is None or record.is_copied or record.ticket is None:
+                continue
+            if self._finish_copy_out(record) and not (record.is_busy or record.is_held_elsewhere):
+                freed_bytes += self._drop(record)
+        return freed_bytes
+
+    def write_ahead(self) -> None:
+        """Between ops: start to copy out what is needed last while there is still room, so that nobody waits for it."""
+        room_bytes = self.budget_bytes - self._start_bytes
+        while self._ahead and (self._ahead[0].ticket is None or self._ahead[0].ticket.is_done()):
+            with self.lock:
+                self._finish_copy_out(self._ahead.popleft())
+        if self.live.now() < self._start_bytes + _WRITE_AHEAD_SHARE * room_bytes or len(self._ahead) >= _COPIES_AHEAD:
+            return
+        with self.lock:
+            for record in self._records:  # the oldest is read last
+                if len(self._ahead) >= _COPIES_AHEAD:
+                    return
+                if record.is_copied or record.ticket is not None or record.is_busy or record.is_held_elsewhere:
+                    continue
+                if record.changed or self._replay_ms(record) < self._copy_ms(record):
+                    continue
+                if not self._start_copy_out(record):
+                    return
+                self._ahead.append(record)
+
+    # Reads ------------------------------------------------------------------------------------------------------------
+
+    def ensure(self, record: OnlineRecord) -> torch.UntypedStorage:
+        """Return a value's storage on the device. The caller holds the lock, and reads it before it releases that.
+
+        Raises:
+            TierError: If it cannot be read back.
+        """
+        record.is_busy = True
+        try:
+            if record.storage is None:
+                self.stats.late_swaps += 1
+                self._bring_back(record)
+            self._finish_copy_in(record)
+            assert record.storage is not None
+            return record.storage
+        finally:
+            record.is_busy = False
+
+    def reading(self, record: OnlineRecord) -> None:
+        """Note that the backward pass has come to this value."""
+        self._position = record.saved_at
+
+    def _bring_back(self, record: OnlineRecord) -> None:
+        if record.room is not None and record.is_copied:
+            self._start_copy_in(record)
+            return
+        owner = record.owner()
+        assert owner is not None, "a step lives as long as its handles"
+        record.storage = owner.make_again(record.value)
+        owner.forget_costs()
+
+    def _start_copy_in(self, record: OnlineRecord) -> None:
+        assert record.room is not None
+        storage = new_storage(record.size_bytes, self.device)  # asks for room
+        record.storage = storage
+        record.ticket = record.room.copy_in(storage)
+        self.stats.swapped_in_bytes += record.size_bytes
+
+    def _finish_copy_in(self, record: OnlineRecord) -> None:
+        if record.ticket is None or not record.is_copied:
+            return
+        waited_ms = record.ticket.wait()
+        self.stats.host_stall_ms += waited_ms
+        error, record.ticket = record.ticket.error, None
+        if error is not None:
+            raise TierError(
+                f"a swapped activation cannot be read back ({error}): repeat the step, and use another tier "
+                "(POOCH_SPILL_DIRECTORY) if it happens again"
+            ) from error
+
+    def read_ahead(self, record: OnlineRecord) -> None:
+        """After a read: start to bring back what the backward pass will most likely read next, if there is room."""
+        spare_bytes = self.budget_bytes - self.live.now() - 2 * self._largest_bytes  # what the next op may need
+        if spare_bytes <= 0:
+            return
+        for other in reversed(list(self._records)):
+            if other.saved_at >= record.saved_at:
+                continue
+            if other.storage is not None:
+                continue
+            if other.size_bytes > spare_bytes or not other.is_copied:
+                return
+            self._start_copy_in(other)
+            return
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def changed(self, record: OnlineRecord) -> None:
+        """Prepare for an op that writes over a value: finish its copy, and forget its contents."""
+        with self.lock:
+            if record.ticket is not None:
+                record.ticket.wait()
+                record.ticket = None
+            record.changed = record.handles > 0
+            self._let_go(record)
+
+    def _handle_ended(self, record: OnlineRecord) -> None:
+        record.handles -= 1
+        if record.handles == 0:
+            owner = record.owner()
+            if owner is not None:
+                owner.records.pop(record.value, None)
+            self._let_go(record)
+
+    def _let_go(self, record: OnlineRecord) -> None:
+        self._records.pop(record, None)
+        if record.ticket is not None:
+            record.ticket.wait()
+            record.ticket = None
+        record.storage = None
+        if record.room is not None:
+            record.room.release()
+            record.room = None
+        record.is_copied = False

@@ -1,0 +1,188 @@
+"""How many bytes are live now: from an allocator that counts, on every device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from ...errors import UsageError
+from ...torchtools import accelerators
+from ...torchtools.cpu_allocator import CountingAllocator, counting_allocator
+from ...torchtools.memory_trace import live_bytes
+
+MakeRoom = Callable[[int], None]
+
+
+class LiveBytes(Protocol):
+    """The live bytes of one device.
+
+    Attributes:
+        asks: Whether allocations ask for room by themselves. Otherwise room has to be made beforehand.
+    """
+
+    asks: bool
+
+    def now(self) -> int:
+        """Live bytes."""
+
+    def peak(self) -> int:
+        """Highest live bytes since `reset_peak`."""
+
+    def reset_peak(self) -> None:
+        """Begin to look for the highest live bytes from now on."""
+
+    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
+        """Ask for room before live bytes pass the budget, in threads that `ask`."""
+
+    def ask(self, asks: bool) -> None:
+        """Set whether the calling thread asks for room."""
+
+    def close(self) -> None:
+        """Stop counting."""
+
+
+class CountedBytes:
+    """Live bytes of the CPU, from the counting allocator.
+
+    What was alive before the allocator was installed is counted once. If it is freed later, the count is too high by
+    that until `recount`.
+    """
+
+    asks = True
+
+    def __init__(self, allocator: CountingAllocator) -> None:
+        self._allocator = allocator
+        self._device = torch.device("cpu")
+        self._is_open = True
+        self._earlier_bytes = 0
+        self.recount()
+
+    def recount(self) -> None:
+        """Count again what is alive from before the installation. It walks all Python objects."""
+        self._earlier_bytes = max(0, live_bytes(self._device) - self._allocator.live_bytes())
+
+    def now(self) -> int:
+        """Live bytes."""
+        return self._earlier_bytes + self._allocator.live_bytes()
+
+    def peak(self) -> int:
+        """Highest live bytes since `reset_peak`."""
+        return self._earlier_bytes + self._allocator.peak_bytes()
+
+    def reset_peak(self) -> None:
+        """Begin to look for the highest live bytes from now on."""
+        self._allocator.reset_peak()
+
+    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
+        """Ask for room before live bytes pass the budget, in threads that `ask`."""
+        self._allocator.set_limit(budget_bytes - self._earlier_bytes, make_room)
+
+    def ask(self, asks: bool) -> None:
+        """Set whether the calling thread asks for room."""
+        self._allocator.ask_for_room(asks)
+
+    def close(self) -> None:
+        """Stop counting."""
+        if self._is_open:
+            self._is_open = False
+            self._allocator.lift_limit()
+            self._allocator.remove()
+
+
+class DeviceBytes:
+    """Live bytes of a device whose caching allocator keeps counters. Nothing asks: room is made before each op."""
+
+    asks = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def recount(self) -> None:
+        """Do nothing: the allocator has counted everything from the beginning."""
+
+    def now(self) -> int:
+        """Live bytes."""
+        return accelerators.allocated_bytes(self._device)
+
+    def peak(self) -> int:
+        """Highest live bytes since `reset_peak`."""
+        return accelerators.peak_allocated_bytes(self._device)
+
+    def reset_peak(self) -> None:
+        """Begin to look for the highest live bytes from now on."""
+        accelerators.reset_peaks(self._device)
+
+    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
+        """Do nothing."""
+
+    def ask(self, asks: bool) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class WalkedBytes:
+    """Live bytes of a CPU without the counting allocator: a walk over all tensors, now and then.
+
+    Between two walks the last figure stands, so a budget is only held with a margin.
+    """
+
+    asks = False
+
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        self._peak_bytes = 0
+
+    def recount(self) -> None:
+        """Do nothing: every figure is a walk."""
+
+    def now(self) -> int:
+        """Live bytes of the tensors that Python knows."""
+        found = live_bytes(self._device)
+        self._peak_bytes = max(self._peak_bytes, found)
+        return found
+
+    def peak(self) -> int:
+        """Highest of the figures since `reset_peak`."""
+        return self._peak_bytes
+
+    def reset_peak(self) -> None:
+        """Begin to look for the highest live bytes from now on."""
+        self._peak_bytes = 0
+
+    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
+        """Do nothing."""
+
+    def ask(self, asks: bool) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def live_bytes_of(device: torch.device) -> CountedBytes | DeviceBytes | WalkedBytes:
+    """Return the best counter for a device.
+
+    Raises:
+        UsageError: If it is neither a CPU nor a device with streams.
+    """
+    if accelerators.has_streams(device):
+        return DeviceBytes(device)
+    if device.type != "cpu":
+        raise UsageError(f"the memory of devices of type {device.type!r} cannot be counted: use a CPU or a GPU")
+    allocator = counting_allocator()
+    if isinstance(allocator, str):
+        why = allocator
+    elif allocator.install():
+        return CountedBytes(allocator)
+    else:
+        why = "another CPU allocator is in place"
+    warnings.warn(
+        f"no counting allocator ({why}): bytes are counted between ops only, so peaks within ops may pass the budget",
+        stacklevel=3,
+    )
+    return WalkedBytes()

@@ -1,0 +1,62 @@
+"""Where the bytes of one saved activation are."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..engines.protocol import Ticket
+from ..records import PackedRecord, SavedRecord
+from .tier import Room
+
+if TYPE_CHECKING:
+    from .step import OnlineStep
+
+
+class OnlineRecord(SavedRecord):
+    """One value that autograd has saved, wherever its bytes are.
+
+    They are on the device (`storage`), in the tier (`room`), in both, or in neither: then they are replayed.
+
+    Attributes:
+        value: Id of the value in its step.
+        owner: Weak reference to the step, which can replay it.
+        size_bytes: Size of its storage.
+        storage: Its bytes on the device, or None.
+        room: Its place in the tier, or None.
+        is_copied: Whether the tier holds its bytes.
+        ticket: The copy under way, if any: in, if `is_copied`, else out.
+        saved_at: Position of its saving among all saves of the evictor's steps. A backward pass reads the latest first.
+        is_busy: Whether it is being read or brought back, so that it must stay.
+    """
+
+    __slots__ = (
+        "__weakref__", "is_busy", "is_copied", "owner", "room", "saved_at", "size_bytes", "storage", "ticket", "value",
+    )  # fmt: skip
+
+    def __init__(self, value: int, owner: OnlineStep, storage: torch.UntypedStorage, saved_at: int) -> None:
+        super().__init__()
+        self.value, self.owner = value, weakref.ref(owner)
+        self.storage: torch.UntypedStorage | None = storage
+        self.size_bytes = storage.nbytes()
+        self.saved_at = saved_at
+        self.room: Room | None = None
+        self.ticket: Ticket | None = None
+        self.is_copied = False
+        self.is_busy = False
+
+    @property
+    def is_held_elsewhere(self) -> bool:
+        """Whether anything but this record holds the storage, so that dropping it would free nothing."""
+        return self.storage is None or use_count(self.storage._cdata) > 1
+
+
+class OnlineHandle(PackedRecord[OnlineRecord]):
+    """What autograd holds in place of a tensor on an `OnlineRecord`."""
+
+    __slots__ = ()
+
+
+use_count = torch._C._storage_Use_Count

@@ -1,0 +1,265 @@
+"""A step that no plan knows, as the dispatch mode and the saved tensor hooks drive it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import PlanMismatch
+from ...torchtools.effects import StorageMap, find_plain_keys, written_tensors
+from ...torchtools.operators import call_refusal
+from ...torchtools.tensors import copied_storage, has_plain_storage
+from ..records import changed_in_place, pack_kept
+from ..replay import RecordedCall, find_made, record_call, replay_call
+from .evictor import Evictor
+from .record import OnlineHandle, OnlineRecord
+from .tier import OnlineTier
+
+_LONGEST_REPLAY = 200  # ops; what would need more is copied
+_NEVER = float("inf")
+# Values that the step itself numbers. A plan numbers its own from 0.
+_FIRST_VALUE = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the step and what it made."""
+
+    call: RecordedCall
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    time_ms: float
+
+
+class OnlineStep:
+    """The state of one step under an evictor, from its forward pass to the end of its backward pass.
+
+    It lives as long as autograd holds one of its handles.
+
+    Args:
+        evictor: Holds the budget.
+        values: Values that storages hold, if something else has begun to number them.
+    """
+
+    def __init__(self, evictor: Evictor, values: StorageMap | None = None) -> None:
+        self.evictor = evictor
+        self.tier = OnlineTier(evictor.engine, evictor.host_bytes)
+        self.arena = self.tier  # what the dispatch mode asks for streams
+        self.values = StorageMap() if values is None else values
+        self.records: dict[int, OnlineRecord] = {}
+        self.op = threading.Lock()
+        self.late = False
+        self._calls: dict[int, _Call] = {}
+        self._costs: dict[int, float] = {}
+        self._next_value = _FIRST_VALUE
+        self._recorded: tuple[RecordedCall, float, float] | None = None
+        weakref.finalize(self, self.tier.close).atexit = False
+
+    # The forward pass -------------------------------------------------------------------------------------------------
+
+    def begin_op(self) -> bool:
+        """Whether the op that begins is the only one running. Of ops that overlap, none can be replayed."""
+        return self.op.acquire(blocking=False)
+
+    def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
+        """Record the call, and prepare for what it writes over."""
+        for key in written:
+            self.overwritten(self.values.get(key))
+        self._recorded = None
+        refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
+        if refusal is None and self.op.locked():
+            call = record_call(func, facts, args, kwargs, self.values, self.evictor.device)
+            self._recorded = (call, time.perf_counter(), self.evictor.stall_ms)
+
+    def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
+        """Number the results, and keep the call that made them if it can be replayed."""
+        recorded, self._recorded = self._recorded, None
+        writes = tuple(self._bind(tensor) for tensor in made)
+        if recorded is not None and all(map(has_plain_storage, outputs)):
+            call, start, stall_ms = recorded
+            reads = tuple(dict.fromkeys(argument.value for argument in find_made(call)))
+            if all(value in self._calls for value in reads):
+                elapsed_ms = (time.perf_counter() - start) * 1000 - (self.evictor.stall_ms - stall_ms)
+                kept = _Call(call, reads, writes, max(elapsed_ms, 0.0))
+                self._calls.update((value, kept) for value in writes)
+        self.evictor.write_ahead()
+
+    def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
+        """Handle an op on another stream of the program: values that it works on cannot be replayed."""
+        for key, tensor in written_tensors(facts, args, kwargs).items():
+            self.overwritten(self.values.get(key))
+            self._bind(tensor)
+        for key in find_plain_keys((args, kwargs)):
+            value = self.values.get(key)
+            record = self.records.get(value) if value is not None else None
+            if record is not None and record.storage is not None:
+                self.tier.join([record.storage])
+
+    def overwritten(self, value: int | None) -> None:
+        """Note that an op is about to write over a value."""
+        record = self.records.pop(value, None) if value is not None else None
+        if record is not None:
+            self.evictor.changed(record)
+
+    def _bind(self, tensor: torch.Tensor) -> int:
+        value = self._next_value
+        self._next_value += 1
+        self.values.bind(tensor.untyped_storage(), value)
+        return value
+
+    # Saving and reading -----------------------------------------------------------------------------------------------
+
+    def pack(self, tensor: torch.Tensor) -> object:
+        """Return what autograd holds in place of a tensor that it saves."""
+        if not has_plain_storage(tensor):
+            return tensor
+        value = self.values.get(tensor.untyped_storage()._cdata)
+        if value is None or value < 0:
+            return pack_kept(tensor, value)
+        with torch._C._DisableTorchDispatch():
+            return self.hold(tensor, value, self)
+
+    def hold(self, tensor: torch.Tensor, value: int, owner: object) -> OnlineHandle:
+        """Return the handle for a tensor on a value of the step.
+
+        Args:
+            tensor: The tensor that autograd saves.
+            value: The value in its storage.
+            owner: What the handle keeps alive.
+        """
+        evictor = self.evictor
+        with evictor.lock:
+            record = self.records.get(value)
+            if record is None:
+                record = OnlineRecord(value, self, tensor.untyped_storage(), evictor.next_save())
+                self.records[value] = record
+                evictor.saved(record)
+            elif record.storage is None:  # it left, and something made the tensor again
+                record.storage = tensor.untyped_storage()
+            return OnlineHandle(owner, record, tensor, evictor.lock.end)
+
+    def unpack(self, packed: object) -> torch.Tensor:
+        """Return the tensor that autograd reads."""
+        if isinstance(packed, OnlineHandle):
+            return self.read(packed)
+        if type(packed) is tuple:
+            tensor, version, _ = packed
+            if tensor._version != version:
+                raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
+            return tensor  # type: ignore[no-any-return]
+        assert isinstance(packed, torch.Tensor)
+        return packed
+
+    def read(self, packed: OnlineHandle) -> torch.Tensor:
+        """Return the tensor of a handle, bringing its bytes back if they are away."""
+        evictor, record = self.evictor, packed.record
+        assert isinstance(record, OnlineRecord)
+        packed.check()
+        evictor.hold()
+        with evictor.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
+            evictor.reading(record)
+            storage = evictor.ensure(record)
+            tensor = packed.geometry.on(storage)
+            self.values.bind(storage, record.value)
+            record.is_busy = True  # `tensor` holds it from here on; nothing may be dropped in vain
+            try:
+                evictor.read_ahead(record)
+            finally:
+                record.is_busy = False
+        if self.tier.is_beside():
+            self.tier.join([storage])
+        return tensor
+
+    def end_forward(self) -> None:
+        """End the forward pass."""
+
+    # Replaying --------------------------------------------------------------------------------------------------------
+
+    def forget_costs(self) -> None:
+        """Forget the costs of replays, since a value has come or gone."""
+        self._costs.clear()
+
+    def replay_ms(self, value: int) -> float:
+        """Return the time in ms to replay a value from what is at hand now, or infinity if it cannot be replayed."""
+        known = self._costs.get(value)
+        if known is None:
+            known = self._costs[value] = self._chain_ms(value)
+        return known
+
+    def _chain_ms(self, value: int) -> float:
+        total_ms, seen, ahead = 0.0, set[int](), [value]
+        while ahead:
+            call = self._calls.get(ahead.pop())
+            if call is None:
+                return _NEVER
+            if id(call) in seen:
+                continue
+            seen.add(id(call))
+            total_ms += call.time_ms
+            if len(seen) > _LONGEST_REPLAY:
+                return _NEVER
+            for read in call.reads:
+                record = self.records.get(read)
+                if record is None:
+                    ahead.append(read)
+                elif record.storage is None:
+                    if record.is_copied:
+                        total_ms += self.evictor.speed.copy_ms(record.size_bytes)
+                    else:
+                        ahead.append(read)
+        return total_ms
+
+    def make_again(self, value: int) -> torch.UntypedStorage:
+        """Replay a value from what is at hand, oldest ops first. Other saved values on the way stay if they were away.
+
+        Raises:
+            PlanMismatch: If an op that it depends on was not recorded.
+        """
+        order = self._order(value)
+        last_use = {read: position for position, call in enumerate(order) for read in call.reads}
+        made: dict[int, torch.UntypedStorage] = {}
+
+        def resolve(read: int, written: bool) -> torch.UntypedStorage:
+            storage = made.get(read)
+            if storage is None:
+                record = self.records.get(read)
+                storage = self.evictor.ensure(record) if record is not None else self.make_again(read)
+            return copied_storage(storage) if written else storage
+
+        for position, call in enumerate(order):
+            storages = replay_call(call.call, resolve)
+            self.evictor.stats.recomputed_ops += 1
+            for written, storage in zip(call.writes, storages, strict=True):
+                made[written] = storage
+                record = self.records.get(written)
+                if record is not None and record.storage is None and record.ticket is None and not record.is_busy:
+                    record.storage = storage
+            for read in {*call.reads, *call.writes} & made.keys():
+                if read != value and last_use.get(read, -1) <= position:
+                    del made[read]
+        return made[value]
+
+    def _order(self, value: int) -> list[_Call]:
+        """Return the calls that make a value from what is at hand, in the order in which they ran."""
+        found: dict[int, _Call] = {}
+        ahead = [value]
+        while ahead:
+            current = ahead.pop()
+            call = self._calls.get(current)
+            if call is None:
+                raise PlanMismatch(
+                    f"the backward pass needs value {current} again, but the op that makes it was not recorded"
+                )
+            if call.writes[0] in found:
+                continue
+            found[call.writes[0]] = call
+            for read in call.reads:
+                record = self.records.get(read)
+                if record is None or (record.storage is None and not record.is_copied):
+                    ahead.append(read)
+        return [found[first] for first in sorted(found)]

@@ -1,0 +1,106 @@
+"""Room in the swap tier for values of unknown number and size."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+
+from ...errors import TierError
+from ...units import round_up
+from ..engines.protocol import Arena, CopyEngine, Ticket
+
+CHUNK_BYTES = 256 * 2**20
+_ALIGNMENT_BYTES = 4096  # offsets in a tier are multiples of this
+
+
+@dataclass
+class _Chunk:
+    """A part of the tier. Rooms are taken from its end, and all of it is free again when none is in use."""
+
+    arena: Arena
+    size_bytes: int
+    end_bytes: int = 0
+    in_use: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A place for one value."""
+
+    chunk: _Chunk = field(repr=False)
+    offset_bytes: int
+
+    def copy_out(self, storage: torch.UntypedStorage) -> Ticket:
+        """Start copying a storage here."""
+        return self.chunk.arena.copy_out(storage, self.offset_bytes)
+
+    def copy_in(self, storage: torch.UntypedStorage) -> Ticket:
+        """Start filling a storage from here."""
+        return self.chunk.arena.copy_in(storage, self.offset_bytes)
+
+    def release(self) -> None:
+        """Give the room back."""
+        self.chunk.in_use -= 1
+        if self.chunk.in_use == 0:
+            self.chunk.end_bytes = 0
+
+
+class OnlineTier:
+    """The room of one step, which grows as it is needed.
+
+    Args:
+        engine: The copy engine.
+        most_bytes: The most that the step may take of the tier, or None.
+    """
+
+    def __init__(self, engine: CopyEngine, most_bytes: int | None = None) -> None:
+        self._engine, self._most_bytes = engine, most_bytes
+        self._chunks: list[_Chunk] = []
+        self._size_bytes = 0
+        self._streams = engine.open_arena(0)
+
+    def take(self, size_bytes: int) -> Room | None:
+        """Return room for a value, or None if the tier has no more."""
+        needed = round_up(size_bytes, _ALIGNMENT_BYTES)
+        chunk = next((each for each in self._chunks if each.size_bytes - each.end_bytes >= needed), None)
+        if chunk is None:
+            chunk = self._new_chunk(max(needed, CHUNK_BYTES)) or self._new_chunk(needed)
+        if chunk is None:
+            return None
+        room = Room(chunk, chunk.end_bytes)
+        chunk.end_bytes += needed
+        chunk.in_use += 1
+        return room
+
+    def _new_chunk(self, size_bytes: int) -> _Chunk | None:
+        if self._most_bytes is not None and self._size_bytes + size_bytes > self._most_bytes:
+            return None
+        try:
+            chunk = _Chunk(self._engine.open_arena(size_bytes), size_bytes)
+        except TierError:
+            return None
+        self._chunks.append(chunk)
+        self._size_bytes += size_bytes
+        return chunk
+
+    def is_beside(self) -> bool:
+        """Whether the calling thread computes on another stream than the step."""
+        return self._streams.is_beside()
+
+    def at_home(self) -> AbstractContextManager[None]:
+        """Let the calling thread compute on the step's stream inside."""
+        return self._streams.at_home()
+
+    def join(self, storages: list[torch.UntypedStorage]) -> None:
+        """Order copies with the calling thread's stream, since it works on these storages."""
+        for arena in (self._streams, *(chunk.arena for chunk in self._chunks)):
+            arena.join(storages)
+
+    def close(self) -> None:
+        """Release the room."""
+        chunks, self._chunks = self._chunks, []
+        for chunk in chunks:
+            chunk.arena.close()
+        self._streams.close()

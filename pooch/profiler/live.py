@@ -1,0 +1,191 @@
+"""Records a real training step while it runs under an evictor, so that no code of the user runs twice.
+
+A profile needs to know when the program itself releases each value. The ordinary session finds out with a second
+forward pass in which autograd keeps nothing. Here the evictor's records hold what autograd saved, so the storage's
+reference count tells: as soon as nothing but the record holds it, the program has released it.
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..ir import Link, Profile
+from ..torchtools.effects import written_tensors
+from ..torchtools.memory_trace import MemoryTracer, marker
+from ..torchtools.operators import operator_facts
+from ..torchtools.raw_looks import RawLooks
+from ..torchtools.tensors import has_plain_storage
+from .assembly import assembled_profile
+from .hardware import describe_device
+from .outliers import outliers, sibling_kinds
+from .recorder import ForwardRecorder
+from .session import ProfileOptions
+from .slots import StepAssembly
+from .step import StepRecord, Unpack
+from .timing import slot_times_ms
+
+if TYPE_CHECKING:
+    from ..executor.online import OnlineStep
+
+
+class _LiveRecorder(ForwardRecorder):
+    """A recorder that also finds when the program releases what autograd has saved."""
+
+    def __init__(self, model: torch.nn.Module, step: OnlineStep) -> None:
+        super().__init__(model)
+        self.released: dict[int, int] = {}
+        self._online = step
+        self._held: dict[int, Any] = {}  # records of saved values that the program still holds
+
+    def saved(self, value: int, record: Any) -> None:
+        """Watch for the program's release of a saved value."""
+        self._held[value] = record
+
+    def note_releases(self) -> None:
+        """Find values that the program has released since the last op."""
+        for value, record in list(self._held.items()):
+            if not record.is_held_elsewhere:
+                del self._held[value]
+                self.released.setdefault(value, len(self.ops) - 1)
+
+    def storage_gone(self, key: int) -> None:
+        value = self._value_of.get(key)
+        if value is not None:
+            self.released.setdefault(value, len(self.ops) - 1)
+        super().storage_gone(key)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.note_releases()
+        facts = operator_facts(func)
+        if facts.written or facts.written_names:
+            for key in written_tensors(facts, args, kwargs):
+                self._online.overwritten(self._value_of.get(key))
+        result = super()._dispatch(func, args, kwargs)
+        self._online.evictor.write_ahead()
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
+        before_ms = self._online.evictor.stall_ms
+        result, elapsed_ms = super()._run(func, args, kwargs, call)
+        return result, max(0.0, elapsed_ms - (self._online.evictor.stall_ms - before_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class _Released:
+    """What `StepAssembly` needs to know of the pass in which autograd keeps nothing."""
+
+    released_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ReleasedPass:
+    values: list[_Released]
+
+
+class LiveTrace:
+    """One step that is recorded while it trains. Its forward pass lies between `open` and `close_forward`.
+
+    Args:
+        model: The model; several are given as one `ModuleList`.
+        step: The step that holds what autograd saves. It must not replay anything, as replays are no ops of the step.
+        persistent_bytes: Device bytes that are live before the step.
+    """
+
+    def __init__(self, model: torch.nn.Module, step: OnlineStep, persistent_bytes: int) -> None:
+        self._model, self._step, self._persistent_bytes = model, step, persistent_bytes
+        self._device = step.evictor.device
+        self._recorder = _LiveRecorder(model, step)
+        self._tracer: MemoryTracer | None = MemoryTracer(self._device)
+        self._unpacks: list[Unpack] = []
+        self._forward = ExitStack()
+        self._collects = gc.isenabled()
+
+    def open(self) -> None:
+        """Begin to record, with hooks and modes in place until `close_forward`."""
+        gc.disable()  # it would free tensors at varying times
+        assert self._tracer is not None
+        self._tracer.start()
+        recorder, stack = self._recorder, self._forward
+        recorder._enter_model()
+        stack.callback(recorder._leave_model)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+        stack.enter_context(recorder.path.named())
+        stack.enter_context(RawLooks(recorder.looked))
+        stack.enter_context(recorder)
+
+    def close_forward(self) -> None:
+        """End the forward pass: take hooks and modes away."""
+        self._recorder.note_releases()
+        self._forward.close()
+        self._recorder.end_forward()
+
+    def _pack(self, tensor: torch.Tensor) -> tuple[int | None, object]:
+        recorder = self._recorder
+        value = recorder.note_saved(tensor)
+        if value is None or recorder.values[value].role != "made":
+            return value, tensor
+        with torch._C._DisableTorchDispatch(), recorder.unwatched():
+            handle = self._step.hold(tensor, value, self)
+            recorder.saved(value, handle.record)
+            return value, handle
+
+    def _unpack(self, packed: tuple[int | None, object]) -> torch.Tensor:
+        value, kept = packed
+        with marker(f"unpack {len(self._unpacks)}"):
+            tensor = self._step.unpack(kept)
+        pointer = tensor.untyped_storage().data_ptr() if has_plain_storage(tensor) else 0
+        self._unpacks.append(Unpack(-1 if value is None else value, pointer))
+        return tensor
+
+    def stop(self) -> None:
+        """Give up, or finish after `record`."""
+        self._forward.close()
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            tracer.stop()
+        if self._collects:
+            gc.enable()
+
+    def record(self) -> StepRecord:
+        """Stop recording after the backward pass, and return what was recorded."""
+        tracer, self._tracer = self._tracer, None
+        assert tracer is not None
+        with marker("end"):
+            pass
+        record = StepRecord(self._recorder, tuple(self._unpacks), tracer.stop())
+        self.stop()
+        return record
+
+    def profile(self, record: StepRecord, link: Link, workload: str) -> Profile:
+        """Return the recorded step as a profile, with memory as if nothing had left the device."""
+        recorder = self._recorder
+        released = _ReleasedPass([_Released(recorder.released.get(value.id)) for value in recorder.values])
+        assembly = StepAssembly(record, released)  # type: ignore[arg-type]
+        times_ms = slot_times_ms(assembly)
+        for slot, median_ms in outliers(sibling_kinds(assembly), times_ms).items():
+            times_ms[slot] = median_ms  # most likely it waited for a copy
+        return assembled_profile(
+            assembly,
+            self._model,
+            ProfileOptions(workload=workload),
+            times_ms,
+            self._persistent_bytes,
+            mode="offload",
+            device=describe_device(self._device),
+            link=link,
+            step_ms=sum(times_ms),
+            time_factor=1.0,
+            reserved_bytes=0,
+            notes=("recorded from a training step under the online policy; the in-core time is the sum of op times",),
+            sizes="requested" if self._device.type == "cpu" else "allocated",
+        )
+
+
+def is_profiling() -> bool:
+    """Whether a profiler of the user's is running, so that no step can be recorded."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]

@@ -1,0 +1,158 @@
+// A CPU allocator for PyTorch that counts live bytes, and asks for room before an allocation would pass a limit.
+//
+// PyTorch's own CPU allocator keeps no counters. This one takes its memory from the same functions, reports to the same
+// profiler, and adds a table of sizes. It uses c10 alone and no Python headers, so it is loaded with ctypes.
+//
+// Live blocks carry their own deleter, so the allocator can be put in place and taken away at any time.
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+
+namespace {
+
+using MakeRoom = void (*)(int64_t missing_bytes);
+
+constexpr size_t kShards = 64;  // threads rarely wait for one another
+
+struct Shard {
+  std::mutex mutex;
+  std::unordered_map<void*, size_t> sizes;
+};
+
+Shard& shard_of(void* pointer) {
+  static Shard* shards = new Shard[kShards];  // never destroyed: blocks may outlive the interpreter
+  return shards[(reinterpret_cast<uintptr_t>(pointer) >> 6) % kShards];
+}
+
+std::atomic<int64_t> live_bytes{0};
+std::atomic<int64_t> peak_bytes{0};
+std::atomic<int64_t> limit_bytes{INT64_MAX};
+std::atomic<MakeRoom> make_room{nullptr};
+
+// Only threads that compute the user's step ask for room: a worker thread of an operator may hold locks, and the thread
+// that copies would wait for itself.
+thread_local bool asks_for_room = false;
+
+void count(int64_t size) {
+  const int64_t now = live_bytes.fetch_add(size, std::memory_order_relaxed) + size;
+  int64_t highest = peak_bytes.load(std::memory_order_relaxed);
+  while (now > highest && !peak_bytes.compare_exchange_weak(highest, now, std::memory_order_relaxed)) {
+  }
+}
+
+void release(void* pointer) {
+  if (pointer == nullptr) {
+    return;
+  }
+  size_t size = 0;
+  {
+    Shard& shard = shard_of(pointer);
+    const std::lock_guard<std::mutex> guard(shard.mutex);
+    const auto found = shard.sizes.find(pointer);
+    if (found != shard.sizes.end()) {
+      size = found->second;
+      shard.sizes.erase(found);
+    }
+  }
+  live_bytes.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
+  c10::profiledCPUMemoryReporter().Delete(pointer);
+  c10::free_cpu(pointer);
+}
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size) override {
+    const auto needed = static_cast<int64_t>(size);
+    const int64_t limit = limit_bytes.load(std::memory_order_relaxed);
+    if (asks_for_room && limit != INT64_MAX) {
+      const int64_t missing = live_bytes.load(std::memory_order_relaxed) + needed - limit;
+      const MakeRoom ask = make_room.load(std::memory_order_acquire);
+      if (missing > 0 && ask != nullptr) {
+        asks_for_room = false;  // what makes room may itself allocate
+        ask(missing);
+        asks_for_room = true;
+      }
+    }
+    void* pointer = nullptr;
+    try {
+      pointer = c10::alloc_cpu(size);
+    } catch (...) {
+      c10::profiledCPUMemoryReporter().OutOfMemory(size);
+      throw;
+    }
+    if (pointer != nullptr) {
+      Shard& shard = shard_of(pointer);
+      const std::lock_guard<std::mutex> guard(shard.mutex);
+      shard.sizes[pointer] = size;
+    }
+    count(pointer == nullptr ? 0 : needed);
+    c10::profiledCPUMemoryReporter().New(pointer, size);
+    return {pointer, pointer, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &release;
+  }
+
+  void copy_data(void* destination, const void* source, std::size_t count) const override {
+    default_copy_data(destination, source, count);
+  }
+};
+
+CountingAllocator* the_allocator() {
+  static auto* allocator = new CountingAllocator;  // never destroyed, as PyTorch keeps a pointer to it
+  return allocator;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Puts the allocator in place of the current one, unless that one is somebody else's. Returns whether it is in place.
+int pooch_allocator_install() {
+  if (c10::GetCPUAllocator() == the_allocator()) {
+    return 1;
+  }
+  if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) {
+    return 0;
+  }
+  c10::SetCPUAllocator(the_allocator());
+  return c10::GetCPUAllocator() == the_allocator();
+}
+
+void pooch_allocator_remove() {
+  if (c10::GetCPUAllocator() == the_allocator()) {
+    c10::SetCPUAllocator(c10::GetDefaultCPUAllocator());
+  }
+}
+
+int64_t pooch_allocator_live_bytes() {
+  return live_bytes.load(std::memory_order_relaxed);
+}
+
+int64_t pooch_allocator_peak_bytes() {
+  return peak_bytes.load(std::memory_order_relaxed);
+}
+
+void pooch_allocator_reset_peak() {
+  peak_bytes.store(live_bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
+}
+
+// Sets the limit in live bytes and what is called, in a thread that asks for room, before an allocation would pass it.
+void pooch_allocator_set_limit(int64_t bytes, MakeRoom ask) {
+  make_room.store(ask, std::memory_order_release);
+  limit_bytes.store(bytes, std::memory_order_relaxed);
+}
+
+// Sets whether the calling thread asks for room.
+void pooch_allocator_ask_for_room(int asks) {
+  asks_for_room = asks != 0;
+}
+
+}  // extern "C"

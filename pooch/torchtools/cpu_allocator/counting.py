@@ -1,0 +1,85 @@
+"""The counting allocator: live bytes of the CPU at no cost, and a call for room before a limit is passed."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+
+from .building import BuildError, built_library
+
+NO_LIMIT = 2**63 - 1
+MakeRoom = Callable[[int], None]
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+_SIGNATURES = {
+    "install": ([], ctypes.c_int),
+    "remove": ([], None),
+    "live_bytes": ([], ctypes.c_int64),
+    "peak_bytes": ([], ctypes.c_int64),
+    "reset_peak": ([], None),
+    "set_limit": ([ctypes.c_int64, _Callback], None),
+    "ask_for_room": ([ctypes.c_int], None),
+}
+
+
+class CountingAllocator:
+    """The process's CPU allocator, once installed. There is one for the process: see `counting_allocator`.
+
+    It counts what PyTorch allocates on the CPU from its installation on. Blocks from before are not known to it,
+    neither while they live nor when they are freed.
+    """
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        self._functions = {name: getattr(library, f"pooch_allocator_{name}") for name in _SIGNATURES}
+        for name, (arguments, result) in _SIGNATURES.items():
+            self._functions[name].argtypes, self._functions[name].restype = arguments, result
+        self._callback: object = None
+        self.live_bytes: Callable[[], int] = self._functions["live_bytes"]
+        self.peak_bytes: Callable[[], int] = self._functions["peak_bytes"]
+        self.reset_peak: Callable[[], None] = self._functions["reset_peak"]
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def install(self) -> bool:
+        """Put the allocator in place; each call needs a `remove`. False if another one than PyTorch's is in place."""
+        with self._lock:
+            if not self._functions["install"]():
+                return False
+            self._users += 1
+            return True
+
+    def remove(self) -> None:
+        """Put PyTorch's own allocator back with the last user. Blocks that are still alive stay valid."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._functions["remove"]()
+
+    def set_limit(self, bytes_: int, make_room: MakeRoom) -> None:
+        """Have `make_room(missing_bytes)` called before an allocation would raise the live bytes over the limit.
+
+        It is called in the thread that allocates, in the middle of an operator, if that thread asks for room. The
+        allocation goes ahead afterwards in any case.
+        """
+        callback = _Callback(make_room)
+        self._functions["set_limit"](bytes_, callback)
+        self._callback = callback  # the former one may be in use until here
+
+    def lift_limit(self) -> None:
+        """Have nothing called from now on."""
+        self._functions["set_limit"](NO_LIMIT, _Callback())
+
+    def ask_for_room(self, asks: bool) -> None:
+        """Set whether allocations of the calling thread ask for room."""
+        self._functions["ask_for_room"](int(asks))
+
+
+@cache
+def counting_allocator() -> CountingAllocator | str:
+    """Return the process's counting allocator, not installed yet, or in a few words why there is none."""
+    try:
+        # PyDLL: the calls are too short to release the interpreter's lock, and callbacks take it themselves.
+        return CountingAllocator(ctypes.PyDLL(str(built_library())))
+    except (BuildError, OSError) as error:
+        return str(error)
