@@ -114,7 +114,7 @@ class Finding:
     measured_bytes: int
     same_bits: bool
     kinds: dict[str, dict[str, int]]
-    made_again: int
+    recomputed: int
     of_kind: int
     replays: int
     keys_bytes: int
@@ -181,7 +181,7 @@ def _finding_row(found: Finding) -> Row:
         "T": found.length,
         "saved for attention or gates": format_bytes(saved),
         "keys": format_bytes(found.keys_bytes) if found.keys_bytes else "",
-        "made again": f"{found.made_again} of {found.of_kind}",
+        "recomputed": f"{found.recomputed} of {found.of_kind}",
         "keys held": ("yes" if found.keys_held else "no") if found.keys_bytes else "",
         "in-core peak": format_bytes(found.in_core_bytes),
         "budget": f"{found.share} = {format_bytes(found.budget_bytes)}",
