@@ -1,4 +1,4 @@
-"""docs/results.md from the recorded answers of `pooch reproduce`.
+"""Writes docs/results.md from the recorded answers of `pooch reproduce`.
 
     python -m benchmarks.results [--folder benchmarks/results/reproduce] [--output docs/results.md]
 
@@ -6,7 +6,7 @@ Nothing is computed here. The answers come from
 
     pooch reproduce NAME -o benchmarks/results/reproduce [--part simulated|measured]
 
-for NAME in pooch, tflms, unet3d, meng, char-rnn; rows that were not answered yet are left out of the page.
+for NAME in pooch, tflms, unet3d, meng, char-rnn. Rows without an answer are left out of the page.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ FOLDER = Path("benchmarks/results/reproduce")
 OUTPUT = Path("docs/results.md")
 HEAD = """# Published experiments, reproduced
 
-Made by `python -m benchmarks.results` from the answers recorded in `benchmarks/results/reproduce`; these are made by
-`pooch reproduce NAME -o benchmarks/results/reproduce`.
+`python -m benchmarks.results` generates this page from the answers that
+`pooch reproduce NAME -o benchmarks/results/reproduce` records.
 
-**What is modelled.** Figures on the papers' hardware are modelled, not measured: bytes and lifetimes come from a step
-of fake tensors, op times from a device model (`pooch devices --all`), the step from the simulator. In-core times of
-sizes that do not fit are what the step would take with memory without end. Only tables that say "measured here" were
-trained.
+**What is modelled.** Figures for the papers' hardware are modelled, not measured: bytes and lifetimes come from a step
+with fake tensors, op times from a device model (`pooch devices --all`), and step times from the simulator. For sizes
+that do not fit, the in-core time is what the step would take with unlimited memory. Only tables marked "measured here"
+come from training.
 
-**The columns.** "paper": the paper's own figure; `[abstract]`: taken from the abstract, as the text was not at hand;
-no mark: read. Then each method as a policy of ours in the simulator ([methods.md](methods.md) says what of each is
-theirs), and `ilp`, the integer program. "needs": no plan of that method under the budget, and the smallest budget
-known. "no plan loses less": the lower bound.
+**The columns.** "paper" is the figure that the paper gives; `[abstract]` marks figures from an abstract whose full text
+was not available. The methods follow, each as a policy in our simulator ([methods.md](methods.md) describes which parts
+are the paper's), and `ilp`, the integer program. "needs" means that the method has no plan under the budget, and gives
+the smallest budget known to suffice. "lower bound" is the smallest slowdown that any plan can have.
 
-**Why methods do better here than in their papers.** Their decisions are carried out by our lowering, which frees as
-late and copies in as early as memory permits, single activations are told apart where they moved whole layers,
-in-place operators save bytes that other frameworks spend, and the simulator knows no jitter. What compares is the
-columns of one row with one another.
+**Why methods do better here than in their papers.** Our lowering carries out their decisions, and frees as late and
+copies in as early as memory permits. Decisions are about single activations instead of whole layers, in-place
+operators save bytes that other frameworks spend, and the simulator has no jitter. Compare the columns of one row with
+one another.
 """
 
 
 def section(reproduced: Reproduced) -> Iterator[str]:
-    """The part of the page on one experiment."""
+    """Yield the section on one experiment."""
     experiment = reproduced.experiment
     yield f"## {experiment.title}\n"
     yield textwrap.fill(experiment.about, 118) + "\n"
@@ -61,7 +61,7 @@ def section(reproduced: Reproduced) -> Iterator[str]:
 
 
 def answered(reproduced: Reproduced) -> Reproduced:
-    """Without rows that nobody answered yet."""
+    """Leave out rows without an answer."""
     known = {answer.row for answer in reproduced.answers}
     simulated, measured = (
         tuple(row for row in rows if row.key in known) for rows in (reproduced.simulated, reproduced.measured)
@@ -71,7 +71,7 @@ def answered(reproduced: Reproduced) -> Reproduced:
 
 
 def page(folder: Path) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [HEAD]
     for experiment in EXPERIMENTS.values():
         found = answered(reproduce(experiment, folder=folder, only_recorded=True))

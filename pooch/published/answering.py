@@ -1,4 +1,4 @@
-"""Answering a row: profiles, plans, and on the device at hand also training."""
+"""Answers a row of an experiment: profiles and plans it, and on the local device also trains it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .methods import Method, find_method
 from .profiles import Profiles
 from .rows import Answer, Row
 
-STEPS = 7  # that are trained to measure
-CURVE = {"ilp": 5}  # planned sizes per method; of others, and where they are measured, the two ends
+STEPS = 7  # trained for a measurement
+CURVE = {"ilp": 5}  # planned sizes for each method; the two ends for other methods and for measured rows
 
 
 def answer(row: Row, method_name: str, profiles: Profiles, time_limit_s: float, progress: Progress) -> Answer:
-    """What one method makes of one row.
+    """Answer one row with one method.
 
     Args:
         row: of an experiment.
-        method_name: as the row names it.
-        profiles: where profiles come from; they are kept, as methods and rows share them.
-        time_limit_s: most seconds for one plan.
-        progress: called with what is being done.
+        method_name: one of the row's methods.
+        profiles: makes and caches profiles, which methods and rows share.
+        time_limit_s: limit in seconds for each plan.
+        progress: called with a description of the current work.
 
     Raises:
-        UsageError: there is no such method.
+        UsageError: the method does not exist.
         PoochError: the row cannot be profiled.
     """
     started_s = time.monotonic()
@@ -92,7 +92,7 @@ def _slowdown(row: Row, method: Method, profiles: Profiles, time_limit_s: float,
     (trained,) = measure_rows(
         [compared], profiles.factory(row, row.batch_size), steps=STEPS, progress=lambda text, share: progress(text)
     )
-    assert trained.measured is not None, "there is a plan"
+    assert trained.measured is not None, "the row has a plan"
     return replace(
         found,
         measured_peak_bytes=trained.measured.peak_bytes,
@@ -157,13 +157,13 @@ def _with_measurements(found: Answer, result: MaxBatch) -> Answer:
 
 
 def _smallest(row: Row, method: Method, profiles: Profiles, time_limit_s: float, progress: Progress) -> Answer:
-    """The smallest budget, and what the step takes there."""
+    """Find the smallest budget, and the time of the step under it."""
     profile = method.sees(profiles.of(row, row.batch_size))
     progress(f"{row.title}: smallest budget of {method.name}")
     needs_bytes = smallest_budget(profile, policy=method.policy, region="step")
     found = replace(_start(row, method, profile, 0), needs_bytes=needs_bytes)
     try:
         made = plan(profile, needs_bytes, policy=method.policy, time_limit_s=time_limit_s, region="step")
-    except InfeasibleBudget:  # what the method reached once it does not reach when asked for it
+    except InfeasibleBudget:  # the method does not find the plan again when given this budget
         return found
     return _with_plan(found, made)

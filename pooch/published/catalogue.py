@@ -1,4 +1,4 @@
-"""Workloads that only the published experiments need, with their published sizes. Data alone: this loads no torch."""
+"""Workloads that only the published experiments need, with their published sizes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ WORKLOADS = (
             Preset(
                 "long",
                 {"batch_size": 50, "sequence_length": 500},
-                "long text, as swapping inside a while loop wants it",
+                "long text, for swapping inside a while loop",
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Whether what was claimed was reached, in one line each; a miss says by how much."""
+"""Whether each claim holds, in one line that gives the figure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ BYTES_PER_MB = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A claim beside its answer.
+    """A claim and whether it holds.
 
     Attributes:
-        claim: what is claimed. title: of its row. reached: None where the row was not answered. told: what there is.
+        claim: what is claimed.
+        title: of its row.
+        reached: whether the claim holds. None: the row has no answer.
+        told: the result, for people.
     """
 
     claim: Claim
@@ -32,7 +35,7 @@ def verdicts(experiment: Experiment, answers: Iterable[Answer]) -> tuple[Verdict
 
 
 def claim_text(claim: Claim) -> str:
-    """The claim for people."""
+    """Return the claim as text."""
     with_speed = f" with at least {claim.throughput:.0%} of the in-core throughput" if claim.throughput else ""
     if claim.quantity == "slowdown":
         return f"at most {claim.limit:.0%} slower"
@@ -45,10 +48,10 @@ def claim_text(claim: Claim) -> str:
 
 def _verdict(claim: Claim, title: str, answer: Answer | None) -> Verdict:
     if answer is None:
-        return Verdict(claim, title, None, "not answered yet")
+        return Verdict(claim, title, None, "no answer yet")
     number = _number(claim, answer)
     if number is None:
-        needs = f": it needs {answer.needs_bytes / 2**30:.2f} GiB" if answer.needs_bytes else ""
+        needs = f"; the smallest budget is {answer.needs_bytes / 2**30:.2f} GiB" if answer.needs_bytes else ""
         return Verdict(claim, title, False, f"no plan fits{needs}")
     is_cost = claim.quantity in ("slowdown", "peak_mb")
     reached = number <= claim.limit if is_cost else number >= claim.limit

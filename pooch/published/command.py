@@ -1,4 +1,4 @@
-"""`pooch reproduce`: a published experiment, the paper's figures beside ours."""
+"""`pooch reproduce`: a published experiment, with the paper's figures beside ours."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ..cli.output import print_json, print_tables, progress_shown
 
 @click.command("reproduce")
 @click.argument("name", metavar="pooch|tflms|unet3d|meng|char-rnn")
-@click.option("--rows", multiple=True, metavar="PATTERN", help="Only these rows, such as 'resnet50-*'.")
-@click.option("--quick", is_flag=True, help="Only the rows that stand for the others.")
+@click.option("--rows", multiple=True, metavar="PATTERN", help="Answer only these rows, such as 'resnet50-*'.")
+@click.option("--quick", is_flag=True, help="Answer only the rows that represent the others.")
 @click.option(
     "--part", type=click.Choice(["all", "simulated", "measured"]), default="all", show_default=True,
-    help="On the paper's hardware (simulated), on the device at hand (measured), or both.",
+    help="Rows for the paper's hardware (simulated), for this machine (measured), or both.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", "folder", type=PATH, metavar="FOLDER",
-    help="Keep answers in FOLDER/NAME.json; what is there is not asked again.",
+    help="Record answers in FOLDER/NAME.json, and skip rows that are recorded there.",
 )  # fmt: skip
-@click.option("--again", is_flag=True, help="Ask again what is recorded in the folder.")
-@click.option("--show", "only_recorded", is_flag=True, help="Ask nothing: print what is recorded in the folder.")
+@click.option("--again", is_flag=True, help="Answer recorded rows again.")
+@click.option("--show", "only_recorded", is_flag=True, help="Print the recorded answers and run nothing.")
 @click.option(
     "--time-limit", "time_limit_s", type=float, default=60.0, show_default=True, metavar="SECONDS",
-    help="Most seconds for one plan.",
+    help="Limit for each plan.",
 )  # fmt: skip
 @json_option
 def command(name: str, folder: Path | None, only_recorded: bool, as_json: bool, **running: Any) -> None:
-    """Run the published experiment NAME: the paper's figure, each method's and ours on the paper's hardware (modelled),
-    and measured here at a reduced size.
+    """Run the published experiment NAME: compare the paper's figure with each method and with ours, modelled on the
+    paper's hardware, and measured on this machine at a reduced size.
     """
     from ..errors import UsageError
     from .experiments import find_experiment
@@ -41,7 +41,7 @@ def command(name: str, folder: Path | None, only_recorded: bool, as_json: bool, 
 
     experiment = find_experiment(name)
     if only_recorded and folder is None:
-        raise UsageError("--show prints what a folder has: add -o FOLDER")
+        raise UsageError("--show prints the answers recorded in a folder: add -o FOLDER")
     with progress_shown() as progress:
         result = reproduce(experiment, folder=folder, only_recorded=only_recorded, progress=progress, **running)
     if as_json:

@@ -1,4 +1,4 @@
-"""What an experiment compares: a policy, and what it is let know."""
+"""The methods that an experiment compares: a policy, and what it knows of the profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ class Method:
     """A column of a table.
 
     Attributes:
-        name: of the column. policy: who decides. empties: values may leave while the forward pass still holds them.
+        name: of the column.
+        policy: makes the decisions.
+        empties: whether values may leave while the forward pass still holds them.
     """
 
     name: str
@@ -24,12 +26,12 @@ class Method:
     empties: bool = True
 
     def sees(self, profile: Profile) -> Profile:
-        """The profile that it plans."""
+        """Return the profile that the method plans."""
         return profile if self.empties else without_forward_swaps(profile)
 
 
 def find_method(name: str) -> Method:
-    """The method of that name: a policy, or the integer program without swaps inside of the forward pass.
+    """Return the method with a name: a policy, or the integer program without swaps within the forward pass.
 
     Raises:
         UsageError: there is none.
@@ -42,5 +44,5 @@ def find_method(name: str) -> Method:
 
 
 def without_forward_swaps(profile: Profile) -> Profile:
-    """The same step where no value may be emptied while the program holds it."""
+    """Return the same step, but no value may be emptied while the program holds it."""
     return replace(profile, values=tuple(replace(value, touches=None) for value in profile.values))

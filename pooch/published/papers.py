@@ -1,4 +1,4 @@
-"""The papers' own figures: data, with where each stands and how it is known."""
+"""The figures of the papers, with their sources."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ class PublishedFigure:
     """One figure of a paper.
 
     Attributes:
-        experiment, row: beside which row of ours it stands. method: whose it is.
-        unit: "slowdown": time lost over in-core; "multiple": of the in-core size; "size": of the grown setting;
-            "overhead_cut", "time_cut": share of it that went away; "peak_mb": megabytes.
-        value: the figure. stock: the same before, where the paper has it.
-        known: "read", "abstract" (nothing else was at hand) or "recalled". source: paper and circumstances.
+        experiment: name of the experiment in which it is shown.
+        row: key of the row beside which it is shown.
+        method: the method that it is for.
+        unit: "slowdown": time lost compared with in-core; "multiple": of the in-core size; "size": of the setting that
+            grows; "overhead_cut", "time_cut": the share of overhead or time saved; "peak_mb": megabytes.
+        value: the figure.
+        known: "read", "abstract" (only the abstract was available) or "recalled" (from memory).
+        source: the paper and the circumstances.
+        stock: the figure without the method, if the paper gives it.
     """
 
     experiment: str
@@ -35,14 +39,14 @@ class PublishedFigure:
 
     @property
     def multiple(self) -> float | None:
-        """By how much the size grew, where the paper tells."""
+        """The factor by which the size grew; None if the paper does not give it."""
         if self.unit == "multiple":
             return self.value
         return self.value / self.stock if self.unit == "size" and self.stock else None
 
     @property
     def text(self) -> str:
-        """For a table."""
+        """The figure as it appears in a table."""
         if self.unit in ("slowdown", "overhead_cut", "time_cut"):
             sign = "+" if self.unit == "slowdown" else "-"
             return f"{sign}{100 * self.value:g}%"
@@ -56,12 +60,12 @@ class PublishedFigure:
 
 @cache
 def published_figures() -> tuple[PublishedFigure, ...]:
-    """All of them, in the order of the file."""
+    """Return all figures, in the order of the file."""
     text = (files(__package__) / "papers.toml").read_text()
     return tuple(PublishedFigure(**entry) for entry in tomllib.loads(text)["figure"])
 
 
 def published_figure(experiment: str, row: str) -> PublishedFigure | None:
-    """The paper's figure for a row, or None where the paper has none."""
+    """Return the paper's figure for a row, or None if the paper gives none."""
     found = (each for each in published_figures() if (each.experiment, each.row) == (experiment, row))
     return next(found, None)

@@ -30,6 +30,6 @@ PLUGIN = Plugin(
     },
     workloads={"published": Provided(f"{__package__}.catalogue", "WORKLOADS")},
     commands={
-        "reproduce": Provided(f"{__package__}.command", "command", "Published experiments beside ours."),
+        "reproduce": Provided(f"{__package__}.command", "command", "Compare published experiments with Pooch."),
     },
 )

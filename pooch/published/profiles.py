@@ -1,6 +1,4 @@
-"""Profiles for rows: on the paper's hardware from a device model, on the device at hand measured. Kept, as rows share
-them.
-"""
+"""Cached profiles for rows: modelled on the paper's hardware, or measured on the local device."""
 
 from __future__ import annotations
 
@@ -12,23 +10,23 @@ from ..progress import Progress
 from ..workloads import WorkloadFactory
 from .rows import Row
 
-MOST_KEPT = 24  # profiles take some megabytes each
+MOST_KEPT = 24  # a profile takes some megabytes
 
 
 class Profiles:
     """Makes each profile once.
 
     Args:
-        progress: told what is profiled.
+        progress: called with a description of what is profiled.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._kept: dict[object, Profile] = {}
-        self._link: Link | None = None  # of the device at hand, once it was measured
+        self._link: Link | None = None  # of the local device, once measured
 
     def of(self, row: Row, size: int | None) -> Profile:
-        """The row's workload at one size of what grows."""
+        """Return the profile of a row's workload at a size of its growing setting."""
         key = (row.workload, tuple(sorted(row.settings.items())), row.grow, size, row.hardware, row.question)
         if key not in self._kept:
             if len(self._kept) >= MOST_KEPT:
@@ -37,7 +35,7 @@ class Profiles:
         return self._kept[key]
 
     def _made(self, row: Row, size: int | None) -> Profile:
-        self._progress(f"{row.title}: profiling at {size or 'its own size'}")
+        self._progress(f"{row.title}: profiling at {size or 'its default size'}")
         if row.hardware:
             model = find_device(row.hardware)
             return profile_workload(self.factory(row, size), mode="fake", device_model=model, progress=self._progress)
@@ -48,12 +46,12 @@ class Profiles:
         return made
 
     def sized(self, row: Row) -> SizedWorkload:
-        """The row's workload as something that grows."""
+        """Return the row's workload, of which one setting can grow."""
         batch_size = row.batch_size if row.grow != "batch_size" else None
         return SizedWorkload(row.workload, row.grow, batch_size, settings=row.settings)
 
     def factory(self, row: Row, size: int | None) -> WorkloadFactory:
-        """What builds it at one size."""
+        """Return what builds the row's workload at a size."""
         settings, batch_size = dict(row.settings), row.batch_size
         if size is not None and row.grow == "batch_size":
             batch_size = size

@@ -1,4 +1,4 @@
-"""Answers as files, one per experiment: what was answered before is not asked again, unless the question changed."""
+"""Records answers, one file per experiment. A recorded row is not answered again unless its question changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An answer, and the fingerprint of the row that it answers."""
+    """A recorded answer.
+
+    Attributes:
+        fingerprint: of the row that was answered.
+        answer: to it.
+    """
 
     fingerprint: str
     answer: Answer
@@ -28,7 +33,14 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The file of one experiment."""
+    """The file of one experiment.
+
+    Attributes:
+        format: identifies the kind of file.
+        version: of the format.
+        experiment: its name.
+        answers: in the order in which they were recorded.
+    """
 
     format: str
     version: int
@@ -37,19 +49,20 @@ class Record:
 
 
 def fingerprint(row: Row) -> str:
-    """Digest of what is asked; titles do not count."""
+    """Return a digest of a row's question, without its titles."""
     asked = {key: value for key, value in asdict(row).items() if key not in ("title", "quick", "methods")}
     return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 class Recording:
-    """The answers of one experiment, in memory, and in a file where there is a folder.
+    """The answers of one experiment, in memory and, if there is a folder, in a file.
 
     Args:
-        experiment: its name. folder: where NAME.json lies; None: nothing is written.
+        experiment: its name.
+        folder: holds NAME.json. None: nothing is written.
 
     Raises:
-        FileFormatError: the file is there and cannot be read.
+        FileFormatError: the file exists but cannot be read.
     """
 
     def __init__(self, experiment: str, folder: Path | None) -> None:
@@ -61,20 +74,20 @@ class Recording:
                 self._known[each.answer.row, each.answer.method] = each
 
     def answer(self, row: Row, method: str) -> Answer | None:
-        """What was answered to exactly this question, or None."""
+        """Return the recorded answer to exactly this question, or None."""
         found = self._known.get((row.key, method))
         return found.answer if found is not None and found.fingerprint == fingerprint(row) else None
 
     def answers(self, rows: Iterable[Row]) -> tuple[Answer, ...]:
-        """All that is known, in the order of rows and methods."""
+        """Return all recorded answers, in the order of rows and methods."""
         found = (self.answer(row, method) for row in rows for method in row.methods)
         return tuple(each for each in found if each is not None)
 
     def add(self, row: Row, answer: Answer) -> None:
-        """Keep an answer, and write the file.
+        """Record an answer, and write the file.
 
         Raises:
-            FileFormatError: it cannot be written.
+            FileFormatError: the file cannot be written.
         """
         self._known[row.key, answer.method] = Recorded(fingerprint(row), answer)
         if self._path is not None:

@@ -1,4 +1,4 @@
-"""What an experiment is, as data: rows to be answered, claims about the answers, and the answers."""
+"""An experiment as data: its rows, the claims about their answers, and the answers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ Question = Literal["slowdown", "largest", "smallest"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table: what is asked of each method.
+    """One line of a table: a question to each method.
 
     Attributes:
-        key: unique within the experiment. title: for people.
-        question: "slowdown": the step under the budget over the in-core step; "largest": the largest `grow` that fits
-            into the budget, and its throughput; "smallest": the smallest budget.
-        workload, batch_size, settings: what is trained. grow, start, most: for "largest".
-        hardware: name of a device model; "": the device at hand, and what was planned is also trained there.
-        budget: bytes or text; a percentage of the in-core peak for "slowdown" alone; "": for "smallest".
-        methods: by name, in the order of columns.
-        quick: belongs to the part that `--quick` takes.
+        key: unique within the experiment.
+        title: for people.
+        question: "slowdown": the step under the budget relative to the in-core step; "largest": the largest `grow` that
+            fits into the budget, and its throughput; "smallest": the smallest budget.
+        workload: what is trained.
+        methods: by name, in the order of the columns.
+        budget: as text, such as "15GiB". "slowdown" also takes a percentage of the in-core peak; "smallest" takes "".
+        hardware: name of a device model. "": the local device, on which plans are also trained.
+        batch_size: of the workload. None: its default.
+        settings: of the workload.
+        grow: the setting that grows, for "largest".
+        start: the first size to try, for "largest".
+        most: the largest size to try, for "largest".
+        quick: whether `--quick` includes the row.
     """
 
     key: str
@@ -42,18 +48,20 @@ class Row:
 
     @property
     def is_measured(self) -> bool:
-        """On the device at hand, not in the simulator alone."""
+        """Whether plans are trained on the local device, not only simulated."""
         return not self.hardware
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the integer program has to reach in a row, and in what.
+    """What the integer program has to reach in a row.
 
     Attributes:
-        row: its key. quantity: "slowdown" (at most), or "largest", "multiple" (at least), or "peak_mb" (at most).
-        limit: the number to reach. throughput: share of the in-core throughput that goes with it; 0: none is asked.
-        obstacle: what stands in the way where it is not reached, as far as it was looked into.
+        row: its key.
+        quantity: "slowdown" and "peak_mb" must be at most `limit`; "largest" and "multiple" must be at least `limit`.
+        limit: the number to reach.
+        throughput: required share of the in-core throughput. 0: none is required.
+        obstacle: why the claim fails, as far as we know.
     """
 
     row: str
@@ -65,10 +73,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What changing one method into another saves: the paper's figure where it is no slowdown.
+    """What changing one method into another saves, if the paper gives that instead of a slowdown.
 
     Attributes:
-        base, changed: methods. of: "overhead": of the time lost over in-core; "time": of the step.
+        base: the method before the change.
+        changed: the method after it.
+        of: "overhead": of the time lost compared with in-core; "time": of the step.
     """
 
     base: str
@@ -81,9 +91,13 @@ class Experiment:
     """A published evaluation.
 
     Attributes:
-        name: as typed. title, about: for people; what is reproduced, how, and what had to be assumed.
-        rows: simulated on the paper's hardware. measured: the same at a reduced size, on the device at hand.
-        claims: about answers of `ilp`. saving: what the paper's figure is about, where it compares two methods.
+        name: as typed on the command line.
+        title: for people.
+        about: what is reproduced, how, and under which assumptions.
+        rows: simulated on the paper's hardware.
+        measured: the same at a reduced size, on the local device.
+        claims: about the answers of `ilp`.
+        saving: the methods that the paper's figure compares, if it compares two.
     """
 
     name: str
@@ -97,20 +111,36 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one method makes of one row. None: not asked, or there is none.
+    """The answer of one method to one row. A field is None if it does not apply.
 
     Attributes:
-        row, method: which. device, modelled: where, and whether its times come from a device model.
-        budget_bytes: 0 for "smallest". fits: there is a plan. needs_bytes: smallest budget known, where there is none,
-            and for "smallest".
-        step_ms, in_core_step_ms, lower_bound_ms, peak_bytes, in_core_peak_bytes: of the plan and its profile.
-        status: of the plan. swapped_share, recomputed_share: of the activations' bytes.
-        largest, in_core_largest: sizes. items_per_s, in_core_items_per_s: at these two.
-        curve: (size, items per s) of planned sizes, ascending.
-        profiles: sizes that were profiled on the way.
-        measured_peak_bytes, measured_step_ms: as trained. measured_plain_step_ms: plain steps that took turns with it.
-        measured_items_per_s, measured_in_core_items_per_s: for "largest".
-        answered_s: seconds that it took.
+        row: its key.
+        method: its name.
+        device: name of the device.
+        modelled: whether times come from a device model.
+        budget_bytes: 0 for "smallest".
+        fits: whether there is a plan.
+        needs_bytes: the smallest budget known, if there is no plan or the question is "smallest".
+        step_ms: predicted time of the planned step.
+        in_core_step_ms: time of the in-core step.
+        lower_bound_ms: of the plan.
+        peak_bytes: predicted peak of the plan.
+        in_core_peak_bytes: of the profile.
+        status: of the plan.
+        swapped_share: share of the bytes of activations that are swapped.
+        recomputed_share: share of the bytes of activations that are recomputed.
+        largest: the largest size that fits.
+        in_core_largest: the largest size that fits in-core.
+        items_per_s: throughput at `largest`.
+        in_core_items_per_s: throughput at `in_core_largest`.
+        curve: (size, items per s) of the planned sizes, ascending.
+        profiles: number of sizes that were profiled.
+        measured_peak_bytes: measured in training.
+        measured_step_ms: measured in training.
+        measured_plain_step_ms: of plain steps that took turns with the planned ones.
+        measured_items_per_s: measured throughput at `largest`.
+        measured_in_core_items_per_s: measured throughput at `in_core_largest`.
+        answered_s: seconds that the answer took.
     """
 
     row: str
@@ -143,39 +173,39 @@ class Answer:
 
     @property
     def slowdown(self) -> float | None:
-        """Time lost over the in-core step: 0.1 for 10%."""
+        """Time lost compared with the in-core step: 0.1 for 10%."""
         if self.step_ms is None or not self.in_core_step_ms:
             return None
         return self.step_ms / self.in_core_step_ms - 1
 
     @property
     def measured_slowdown(self) -> float | None:
-        """The same as trained."""
+        """The measured slowdown."""
         if self.measured_step_ms is None or not self.measured_plain_step_ms:
             return None
         return self.measured_step_ms / self.measured_plain_step_ms - 1
 
     @property
     def least_slowdown(self) -> float | None:
-        """No plan loses less."""
+        """The smallest slowdown that any plan can have."""
         if self.lower_bound_ms is None or not self.in_core_step_ms:
             return None
         return self.lower_bound_ms / self.in_core_step_ms - 1
 
     @property
     def multiple(self) -> float | None:
-        """The largest size over the largest in-core size."""
+        """The largest size relative to the largest in-core size."""
         return self.largest / self.in_core_largest if self.largest and self.in_core_largest else None
 
     @property
     def relative_throughput(self) -> float | None:
-        """Throughput at the largest size over that at the largest in-core size."""
+        """Throughput at the largest size relative to that at the largest in-core size."""
         if self.items_per_s is None or not self.in_core_items_per_s:
             return None
         return self.items_per_s / self.in_core_items_per_s
 
     def largest_at(self, throughput: float) -> int | None:
-        """The largest planned size with at least that share of the in-core throughput."""
+        """Return the largest planned size with at least this share of the in-core throughput."""
         if not self.in_core_items_per_s:
             return None
         least = throughput * self.in_core_items_per_s

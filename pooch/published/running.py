@@ -1,4 +1,4 @@
-"""Running an experiment: every row by every method, unless it was answered before."""
+"""Runs an experiment: answers every row with every method, unless the answer is recorded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ class Reproduced:
     """An experiment with its answers.
 
     Attributes:
-        experiment: what it is. simulated, measured: the rows that were chosen. answers: to them.
-        verdicts: on the claims about chosen rows.
+        experiment: what was run.
+        simulated: the selected rows that are simulated.
+        measured: the selected rows that are measured.
+        answers: to the selected rows.
+        verdicts: on the claims about the selected rows.
     """
 
     experiment: Experiment
@@ -37,7 +40,7 @@ class Reproduced:
 
 
 class _Told:
-    """Tells what is being done, with the share of answers that there are."""
+    """Reports progress, with the share of rows that are answered."""
 
     def __init__(self, progress: PlanningProgress, asked: int) -> None:
         self.done = 0
@@ -64,17 +67,17 @@ def reproduce(
 
     Args:
         experiment: whose rows are answered.
-        rows: keys, or patterns such as "resnet50-*". Empty: all of them.
-        quick: answer only the rows that stand for the others.
-        part: on the paper's hardware, on this machine, or both.
-        folder: where answers are recorded.
-        again: also answer what is recorded there.
-        only_recorded: answer nothing.
-        time_limit_s: most seconds for one plan.
-        progress: called with what is being done.
+        rows: keys, or patterns such as "resnet50-*". Empty: all rows.
+        quick: answer only the rows that represent the others.
+        part: "simulated" on the paper's hardware, "measured" on this machine, or "all".
+        folder: where answers are recorded. None: nowhere.
+        again: whether to answer recorded rows again.
+        only_recorded: return the recorded answers and run nothing.
+        time_limit_s: limit in seconds for each plan.
+        progress: called with a description of the current work and the share that is done.
 
     Raises:
-        UsageError: a pattern fits no row.
+        UsageError: no row matches the patterns.
         FileFormatError: the record cannot be read or written.
     """
     recording = Recording(experiment.name, folder)
@@ -83,7 +86,7 @@ def reproduce(
     chosen = (*simulated, *measured)
     if rows and not chosen:
         known = ", ".join(row.key for row in (*experiment.rows, *experiment.measured))
-        raise UsageError(f"no row of {experiment.name} is called {' or '.join(rows)}: there are {known}")
+        raise UsageError(f"no row of {experiment.name} matches {' or '.join(rows)}: choose from {known}")
     asked = [(row, method) for row in chosen for method in row.methods]
     told = _Told(progress, len(asked))
     profiles = Profiles(told)

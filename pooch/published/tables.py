@@ -1,4 +1,4 @@
-"""Published experiments as tables: the paper's figure, each method's, the integer program's, and what was measured."""
+"""Tables of published experiments: the paper's figures, those of each method and of the integer program."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ from .running import Reproduced
 _BEST = "ilp"
 _NOTHING = "-"
 _QUESTIONS = {
-    "slowdown": "time lost over in-core",
-    "largest": "largest size that fits (times the in-core one, throughput of it)",
-    "smallest": "smallest memory (time lost there)",
+    "slowdown": "Slowdown compared with in-core",
+    "largest": "Largest size that fits (multiple of the in-core size, relative throughput)",
+    "smallest": "Smallest memory (slowdown at that size)",
 }
 _MARKS = {"read": "", "abstract": " [abstract]", "recalled": " [recalled]"}
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Cells as text, for a terminal or for Markdown. `prose`: all columns are read, none is compared."""
+    """A table of text, for a terminal or for Markdown.
+
+    Attributes:
+        title: above the table.
+        columns: headings.
+        rows: cells.
+        prose: whether the cells are text, aligned to the left, rather than figures.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -35,7 +42,7 @@ class TextTable:
     prose: bool = False
 
     def rich(self) -> Table:
-        """For a terminal."""
+        """Return the table for a terminal."""
         table = Table(
             title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
             padding=(0, 1, 0, 0),
@@ -47,7 +54,7 @@ class TextTable:
         return table
 
     def markdown(self) -> str:
-        """For a page."""
+        """Return the table for a page."""
         side = "---" if self.prose else "---:"
         lines = [" | ".join(self.columns), " | ".join(["---", *(side for _ in self.columns[1:])])]
         lines += [" | ".join(row) for row in self.rows]
@@ -55,7 +62,7 @@ class TextTable:
 
 
 def reproduction_tables(reproduced: Reproduced) -> list[TextTable]:
-    """One table per question and place, then the claims."""
+    """Return a table for each question, modelled and measured, then the claims."""
     tables = []
     for rows, place in ((reproduced.simulated, "modelled, not measured"), (reproduced.measured, "measured here")):
         for question in _QUESTIONS:
@@ -83,7 +90,7 @@ def _table(reproduced: Reproduced, rows: Sequence[Row], title: str) -> TextTable
         cells += [_bound(answers.get((row.key, _BEST)))] if bound else []
         cells += [_saved(reproduced.experiment, answers, row, changed) for changed in savings]
         lines.append(tuple(cells))
-    extra = (("no plan loses less",) if bound else ()) + tuple(f"saved by {changed}" for changed in savings)
+    extra = (("lower bound",) if bound else ()) + tuple(f"saved by {changed}" for changed in savings)
     return TextTable(title, (*columns, *extra), tuple(lines))
 
 
@@ -146,7 +153,7 @@ def _savings(experiment: Experiment) -> tuple[str, ...]:
 
 
 def _saved(experiment: Experiment, answers: dict[tuple[str, str], Answer], row: Row, changed: str) -> str:
-    """How much of the base's overhead, or time, another method saves; as measured where the row was."""
+    """How much of the overhead or time of the base a method saves; measured values if the row was measured."""
     saving = experiment.saving
     if saving is None:
         return _NOTHING
@@ -171,11 +178,11 @@ def _claims_table(reproduced: Reproduced) -> TextTable:
         (verdict.title, claim_text(verdict.claim), verdict.told, words[verdict.reached])
         for verdict in reproduced.verdicts
     )
-    return TextTable("claims about the integer program, modelled", ("", "claim", "found", ""), rows, True)
+    return TextTable("Claims about the integer program; modelled", ("", "claim", "result", ""), rows, True)
 
 
 def reproduction_record(reproduced: Reproduced) -> Record:
-    """For `--json`."""
+    """Return the result for `--json`."""
     return {
         "experiment": reproduced.experiment.name,
         "answers": [

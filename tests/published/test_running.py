@@ -130,7 +130,7 @@ def test_a_record_of_another_experiment_is_refused(experiment: Experiment, tmp_p
 
 
 def test_a_pattern_that_fits_no_row_names_those_that_there_are(experiment: Experiment) -> None:
-    with pytest.raises(UsageError, match="no row of toys is called five: there are four, many, least"):
+    with pytest.raises(UsageError, match="no row of toys matches five: choose from four, many, least"):
         reproduce(experiment, rows=["five"])
 
 

@@ -49,7 +49,7 @@ def test_a_row_has_the_papers_figure_and_every_methods(reproduced: Reproduced) -
     assert cells["superneurons"] == "needs 20.00 GiB"
     assert cells["pooch_2018"] == "+12.0%"
     assert cells["ilp"] == "+3.0%"
-    assert cells["no plan loses less"] == "+2.0%"
+    assert cells["lower bound"] == "+2.0%"
     assert cells["swap_all"] == "-"
     assert "measured here" in measured.title
     assert "paper" not in measured.columns

@@ -1,4 +1,4 @@
-"""The experiments by name. One file each."""
+"""The experiments by name, one file each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (POOCH, TFLMS,
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name.
+    """Return the experiment with a name.
 
     Raises:
         UsageError: there is none.

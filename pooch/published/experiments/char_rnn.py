@@ -11,10 +11,10 @@ CHAR_RNN = Experiment(
     name="char-rnn",
     title="TensorFlow's while loops: which tensor is swapped first (Alvaro 2019)",
     about=(
-        "A character LSTM, unrolled, batch 50, 500 characters long, at several shares of its in-core memory. "
-        "`tf_latest_first` swaps the tensor being pushed (TensorFlow as it was), `tf_earliest_first` the oldest "
-        "one; the paper's figure is the time that the change saved. The paper's text names no GPU: a V100 with a "
-        "PCIe 3 link is assumed."
+        "An unrolled character LSTM, batch 50, 500 characters, at several fractions of its in-core memory. "
+        "`tf_latest_first` swaps the tensor being pushed, as TensorFlow did before the change; `tf_earliest_first` "
+        "swaps the oldest one. The paper's figure is the time that the change saved. The paper names no GPU; we "
+        "assume a V100 with a PCIe 3 link."
     ),
     rows=tuple(
         Row(

@@ -1,7 +1,7 @@
-"""The papers' hardware: names in the catalogue of devices, and what of its memory a step may take.
+"""The hardware of the papers: names in the catalogue of devices, and how much of its memory a step may use.
 
-One GiB less than there is: for the context, the libraries' own workspaces, and fragmentation. An assumption, the same
-for every method.
+One GiB is left for the context, the libraries' own workspaces and fragmentation. This is an assumption, the same for
+every method.
 """
 
 V100_PCIE = "V100-PCIe"

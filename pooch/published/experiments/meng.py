@@ -22,13 +22,13 @@ def _peak(key: str, title: str, workload: str) -> Row:
 
 
 _TOKENS = (
-    "the loss over the vocabulary again: 92,000 words fit, whatever the length, and a longer sentence leaves fewer of "
-    "them; the batch itself is larger than the paper's"
+    "again the loss over the vocabulary: 92,000 words fit regardless of length, so fewer of the longer sentences do; "
+    "the batch itself is larger than the paper's"
 )
 _OBSTACLES = {
     "lstm-1": (
         "the loss: log-softmax over the vocabulary and its gradient are single operators that hold three times the "
-        "logits, 3.5 GiB each; how large the paper's vocabulary was, its text does not say"
+        "logits, 3.5 GiB each; the paper does not give the size of its vocabulary"
     ),
     "nmt-100": _TOKENS,
     "nmt-200": _TOKENS,
@@ -37,7 +37,7 @@ _OBSTACLES = {
 
 
 def _claims() -> tuple[Claim, ...]:
-    """Each of the paper's multiples and peaks."""
+    """One claim for each multiple and peak in the paper."""
     claims = []
     for figure in published_figures():
         if figure.experiment == "meng" and figure.multiple is not None:
@@ -51,12 +51,12 @@ MENG = Experiment(
     name="meng",
     title="Training deeper models: largest batches (Meng et al. 2017)",
     about=(
-        "The largest batch in the 12 GB of an M40, of which a step may take 11 GiB, over PCIe 3, and the largest "
-        "in-core one; and the smallest memory in which a deep ResNet trains at batch 32. Nothing here is "
-        "rewritten by hand: attention and recurrent cells are written down plainly, op by op, where the paper has "
-        "versions that save memory. The paper's text gives layers and lengths; widths and vocabularies are "
-        "assumed (see the workloads' notes), the GAN's image size and the length of the translator without one "
-        "too, so multiples are what compares."
+        "The largest batch that fits in the 12 GB of an M40 (11 GiB of them for a step) over PCIe 3, compared with the "
+        "largest in-core batch; also the smallest memory in which a deep ResNet trains at batch 32. Nothing is "
+        "rewritten by hand: attention and recurrent cells are written op by op, where the paper has versions that save "
+        "memory. The paper gives layers and lengths. Widths and vocabularies are assumed (see the notes of the "
+        "workloads), and so are the GAN's image size and the length of the translator for which the paper gives none. "
+        "Compare the multiples, not the sizes."
     ),
     rows=(
         _largest("resnet50", "ResNet-50", "resnet50", 100, quick=True),

@@ -1,4 +1,4 @@
-"""PoocH (Ito et al. 2019): slowdown over in-core, by network, size and link."""
+"""PoocH (Ito et al. 2019): slowdown compared with in-core training, by network, size and link."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ POOCH = Experiment(
     name="pooch",
     title="PoocH: slowdown out of core (Ito et al. 2019)",
     about=(
-        "Time of forward and backward pass, without the optimizer's step, over the same with memory without end, "
-        "in single precision. Networks and sizes are those of the authors' experiments (read in their code); the "
-        "paper's own two figures are of a network that needs 50 GB, which ResNet-50 at batch 640 about does. A "
-        "V100 with 16 GB, of which a step may take 15 GiB; the host link of an x86 machine (12 GB/s) and of a "
-        "POWER9 machine (60 GB/s). AlexNet's normalization is one function in the authors' framework and a row of "
-        "plain operators in PyTorch; the gradient of its division holds about seven maps of the first layer at "
-        "once, 2.9 GiB each at batch 2688, which no decision on activations changes."
+        "Time of a forward and backward pass without the optimizer's step, relative to the same pass with unlimited "
+        "memory, in single precision. Networks and sizes are those of the authors' experiments (read in their code). "
+        "The two figures of the paper are for a network that needs 50 GB; ResNet-50 at batch 640 needs about as "
+        "much. The GPU is a V100 with 16 GB, of which a step may use 15 GiB, with the host link of an x86 machine "
+        "(12 GB/s) or of a POWER9 machine (60 GB/s). AlexNet's normalization is a single function in the authors' "
+        "framework and a sequence of plain operators in PyTorch. The gradient of its division holds about seven maps "
+        "of the first layer at once, 2.9 GiB each at batch 2688, and no decision on activations changes that."
     ),
     rows=(
         *_images("resnet50", "ResNet-50", "resnet50", range(640, 127, -128), 640),

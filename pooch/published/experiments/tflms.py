@@ -1,4 +1,4 @@
-"""TFLMS (Le et al. 2018): the largest batch in 16 GB, and what its throughput is."""
+"""TFLMS (Le et al. 2018): the largest batch in 16 GB, and its throughput."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _unet(key: str, title: str, size: int, settings: Mapping[str, Setting], *, q
 
 
 _RESNET_OBSTACLE = (
-    "gradients of the first stage's batch norms and convolutions hold two maps of 256 x 56 x 56 and read a third, "
-    "beside the image itself: a seventh of what the item takes in-core, which no decision on activations changes"
+    "the gradients of the first stage's batch norms and convolutions hold two maps of 256 x 56 x 56 and read a third, "
+    "in addition to the image: a seventh of what an image takes in-core, which no decision on activations changes"
 )
 _UNET_OBSTACLE = (
-    "the gradient of the convolution over the concatenated skip reads and writes it whole (three times the first "
-    "level's maps, at full resolution): no decision on activations makes a single operator smaller"
+    "the gradient of the convolution over the concatenated skip reads and writes all of it (three times the maps of "
+    "the first level, at full resolution), and no decision on activations makes a single operator smaller"
 )
 
 _ORIGINAL: dict[str, Setting] = {"network": "original", "input_channels": 4, "classes": 3}
@@ -33,11 +33,11 @@ TFLMS = Experiment(
     name="tflms",
     title="TFLMS: the largest batch by swapping (Le et al. 2018)",
     about=(
-        "The largest batch in 16 GB (15 GiB of them for a step) over the largest in-core batch, and throughput at "
-        "the one over throughput at the other, on a V100 with NVLink to the host (60 GB/s; the paper's machine). "
-        "Of the paper's 3D U-Net the text at hand names no channels: the published network (Cicek et al. 2016, 32 "
-        "channels first), the same with 16 and 8, and MONAI's residual network, which halves the volume in its first "
-        "layer, are tried."
+        "The largest batch that fits in 16 GB (15 GiB of them for a step) relative to the largest in-core batch, and "
+        "the throughput of the one relative to that of the other, on a V100 with NVLink to the host (60 GB/s), the "
+        "paper's machine. The text that we have does not give the channels of the paper's 3D U-Net. We try the "
+        "published network (Cicek et al. 2016, which begins with 32 channels), the same network with 16 and with 8, "
+        "and MONAI's residual network, which halves the volume in its first layer."
     ),
     rows=(
         Row(

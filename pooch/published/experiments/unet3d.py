@@ -1,4 +1,4 @@
-"""3D U-Net without patches (Imai et al. 2018/19): tuned swap parameters, and swaps inside of the forward pass."""
+"""3D U-Net without patches (Imai et al. 2018/19): tuned swap parameters, and swaps within the forward pass."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ UNET3D = Experiment(
     name="unet3d",
     title="3D U-Net without patches: tuned swaps (Imai et al. 2018/19)",
     about=(
-        "Volumes of 192^3. `tflms` swaps as few tensors as fit, one level ahead; `tflms_auto` finds its "
-        "parameters by a simulation without times; `tflms_tuned` sweeps how many tensors and how many levels "
-        "ahead, and takes the fastest in the simulator, as the paper does on its machine. The paper's figure is "
-        "the share of the overhead of communication that tuning took away. `ilp_backward_only` may let nothing "
-        "leave that the forward pass still holds; `ilp` may empty it and fill it again: the long skips."
+        "Volumes of 192^3. `tflms` swaps as few tensors as possible, one level ahead. `tflms_auto` finds its "
+        "parameters in a simulation that ignores times. `tflms_tuned` sweeps the number of tensors and of levels ahead "
+        "and takes the combination that is fastest in the simulator; the paper does so on its machine. The paper's "
+        "figure is the share of the communication overhead that tuning removed. `ilp_backward_only` keeps whatever the "
+        "forward pass still holds; `ilp` may empty and refill it, as it does with the long skips."
     ),
     rows=tuple(
         Row(

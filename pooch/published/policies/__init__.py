@@ -1,1 +1,1 @@
-"""The published methods as policies, one file each; what is theirs and what is ours is in docs/methods.md."""
+"""The published methods as policies, one file each; docs/methods.md lists what comes from the papers."""

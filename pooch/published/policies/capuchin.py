@@ -1,16 +1,15 @@
-"""Capuchin (Peng et al. 2020): swap while copies hide behind compute, then whatever is cheaper.
+"""Capuchin (Peng et al. 2020): swap while copies are hidden behind compute, then choose whatever is cheaper.
 
 Procedure (recalled; the abstract was read):
-1. measure one step: when each tensor is accessed;
+1. measure one step to find out when each tensor is accessed;
 2. free time of a tensor = (its access in the backward pass - copy in) - (its last forward access + copy out);
-3. tensors leave in order of falling free time, as swaps, as long as their free time is not negative and the link has
-   time left, until the bytes saved are enough;
-4. after that, each further tensor is swapped or recomputed, whichever costs less time; those that save most bytes
-   per ms come first.
+3. swap tensors in order of decreasing free time, as long as it is not negative and the link has time left, until enough
+   bytes are saved;
+4. then swap or recompute further tensors, whichever costs less time, beginning with those that save most bytes per ms.
 
-Ours: access times are those of the in-core step; "the link has time left" means that copies out last no longer than the
-forward pass and copies in no longer than the backward pass; bytes are enough when the plan fits in the simulator; the
-slots of copies. Capuchin updates recompute costs when sources leave; here a recipe counts with its sources at hand.
+Ours: access times are those of the in-core step; the link has time left if copies out take no longer than the forward
+pass and copies in no longer than the backward pass; enough bytes are saved when the plan fits in the simulator; the
+slots of copies. Capuchin updates recompute costs when sources leave; here, recipes assume that their sources stay.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ def capuchin(request: PlanningRequest) -> PolicyOutcome:
     """Hidden swaps first, then the cheaper of swap and recompute.
 
     Raises:
-        InfeasibleBudget: it does not fit even if everything leaves.
+        InfeasibleBudget: the step does not fit even if everything leaves.
     """
     return fitted_outcome(request, leaving_order(Candidates(request.dataflow)), "capuchin")
 
 
 def leaving_order(candidates: Candidates) -> Leaving:
-    """Steps 2 to 4: who leaves after whom, and how."""
+    """Return the order in which values leave, and how each does (steps 2 to 4)."""
     free_ms = _free_times_ms(candidates)
     by_free_time = sorted(candidates.items, key=lambda item: (-free_ms[item.value], item.value))
     hidden = _hidden(candidates, by_free_time, free_ms)
@@ -59,7 +58,7 @@ def _free_times_ms(candidates: Candidates) -> dict[int, float]:
 
 
 def _hidden(candidates: Candidates, items: list[Candidate], free_ms: dict[int, float]) -> list[Candidate]:
-    """Those whose copies hide behind compute, while the link has time left."""
+    """Return the items whose copies are hidden behind compute, as long as the link has time left."""
     profile = candidates.dataflow.profile
     out_left_ms = sum(op.time_ms for op in profile.ops[: profile.forward_ops])
     in_left_ms = sum(op.time_ms for op in profile.ops[profile.forward_ops :])
@@ -73,7 +72,7 @@ def _hidden(candidates: Candidates, items: list[Candidate], free_ms: dict[int, f
 
 
 def _cheaper(item: Candidate, free_ms: float) -> tuple[float, Choice]:
-    """Time lost, and how. What the link would have to do in time that it does not have is lost."""
+    """Return the lower cost in ms, and its choice. A swap costs its copies, or the free time that it lacks if more."""
     swap_ms = max(item.copy_ms, -free_ms) if item.can_swap else math.inf
     recompute_ms = item.replay_ms if item.can_recompute else math.inf
     return (swap_ms, "swap") if swap_ms <= recompute_ms else (recompute_ms, "recompute")

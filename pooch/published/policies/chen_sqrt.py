@@ -1,14 +1,14 @@
-"""Chen, Xu, Zhang, Guestrin (2016), "Training deep nets with sublinear memory cost": segments, and replays inside.
+"""Chen, Xu, Zhang, Guestrin (2016), "Training deep nets with sublinear memory cost": checkpoints between segments.
 
 Procedure (recalled):
-1. walk the forward pass and add up the bytes of activations; whenever the sum exceeds b, the activation at hand is kept
-   as a checkpoint and the sum starts again;
-2. everything between checkpoints is recomputed when the backward pass comes to the segment;
-3. b is searched over a grid around the square root rule (about the square root of n segments of n activations), and
-   a b whose plan fits is taken.
+1. walk the forward pass and add up the bytes of activations; whenever the sum exceeds b, keep the current activation as
+   a checkpoint and start a new sum;
+2. recompute everything between checkpoints when the backward pass reaches the segment;
+3. search b over a grid around the square root rule (about sqrt(n) segments of n activations), and take a b whose plan
+   fits.
 
-Ours: the grid (half to twice as many segments as the square root of n, in steps of the square root of 2), and that
-the fastest that fits is taken. What cannot be recomputed is kept. Nothing is swapped.
+Ours: the grid (half to twice sqrt(n) segments, in steps of sqrt(2)), and taking the fastest plan that fits. Activations
+that cannot be recomputed are kept. Nothing is swapped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRID = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)  # times the square root of n
 
 
 def chen_sqrt(request: PlanningRequest) -> PolicyOutcome:
-    """Keep checkpoints, recompute between them.
+    """Keep checkpoints and recompute between them.
 
     Raises:
         InfeasibleBudget: no number of segments in the grid fits.
@@ -46,7 +46,7 @@ def chen_sqrt(request: PlanningRequest) -> PolicyOutcome:
 
 
 def between_checkpoints(candidates: Candidates, segments: int) -> dict[int, Choice]:
-    """Recompute all but the last activation of each of so many segments of like bytes."""
+    """Recompute all but the last activation of each segment; segments have about equal bytes."""
     most_bytes = sum(item.memory_bytes for item in candidates.items) / segments
     decisions: dict[int, Choice] = {}
     segment_bytes = 0

@@ -1,4 +1,4 @@
-"""What policies share that let activations leave one after the other until the rest fits."""
+"""Shared by the policies that let activations leave one after another until the rest fits."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from ...planner.search.fixed import fixed_trial, leanest_trial, outcome_of
 from ...planner.search.stall_rule import swaps_within_tier
 from ...planner.search.trials import Trial, Trials
 
-Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with what happens to it
+Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with its choice
 BISECTIONS = 6  # halvings between a budget at which a policy fails and one at which it succeeds
 
 
 def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> PolicyOutcome:
-    """Let the first few of `leaving` leave: as few as the budget asks for, found by bisection.
+    """Let as few of the first values in `leaving` leave as the budget permits, found by bisection.
+
+    Args:
+        request: what to plan.
+        leaving: values in the order in which they leave.
+        policy: name of the method, for errors.
 
     Raises:
-        InfeasibleBudget: not even all of them are enough; the minimum is that of all of them.
+        InfeasibleBudget: the step does not fit even if all leave; gives the smallest budget for that.
     """
     trials = Trials(request, Candidates(request.dataflow))
     trial = fewest_leaving(trials, leaving)
@@ -31,7 +36,7 @@ def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> P
 
 
 def fewest_leaving(trials: Trials, leaving: Leaving) -> Trial | None:
-    """The plan in which the fewest leave, or None where it does not fit though all of them do."""
+    """Return the plan in which the fewest values leave, or None if it does not fit even when all leave."""
     found = _fitting(trials, dict(leaving))
     low, high = 0, len(leaving)
     while found is not None and low < high:
@@ -45,7 +50,7 @@ def fewest_leaving(trials: Trials, leaving: Leaving) -> Trial | None:
 
 
 def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
-    """The decisions carried out, or None where they do not fit."""
+    """Return the trial of the decisions, or None if they do not fit."""
     if not trials.might_fit(decisions):
         return None
     trial = trials.run(decisions)
@@ -53,10 +58,10 @@ def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
 
 
 def all_swapped(trials: Trials, policy: str) -> Trial:
-    """All swap, as far as the tier goes: where PoocH's methods begin.
+    """Swap everything for which the tier has room: the start of PoocH's methods.
 
     Raises:
-        InfeasibleBudget: that does not fit, so they have no answer either.
+        InfeasibleBudget: that does not fit, so these methods have no plan.
     """
     return fixed_trial(trials, swaps_within_tier(trials), policy)
 
@@ -64,15 +69,15 @@ def all_swapped(trials: Trials, policy: str) -> Trial:
 def with_smallest_budget(
     request: PlanningRequest, attempt: Callable[[PlanningRequest], PolicyOutcome | None], policy: str
 ) -> PolicyOutcome:
-    """Try a method that may fail; where it does, find by bisection the smallest budget at which it succeeds.
+    """Try a method that may fail. If it does, find the smallest budget at which it succeeds, by bisection.
 
     Args:
-        request: what is asked.
-        attempt: returns None if it fails; succeeds if memory is ample.
+        request: what to plan.
+        attempt: the method. It returns None if it fails, and must succeed with ample memory.
         policy: name of the method, for errors.
 
     Raises:
-        InfeasibleBudget: it failed; the minimum was tried and succeeds.
+        InfeasibleBudget: the method failed; gives a budget at which it was seen to succeed.
     """
     outcome = attempt(request)
     if outcome is not None:
@@ -96,5 +101,5 @@ def _under(request: PlanningRequest, budget_bytes: int) -> PlanningRequest:
 
 
 def swaps_of(items: Iterable[Candidate]) -> Leaving:
-    """Swaps in the order of the items; those that cannot be swapped stay."""
+    """Swap the items in their order; those that cannot be swapped stay."""
     return [(item.value, "swap") for item in items if item.can_wait]

@@ -1,17 +1,17 @@
 """PoocH (Ito et al. 2019): greedy classification into keep, swap and recompute.
 
 Procedure (read: the authors' Chainer fork, branch 3.0.0rc1-pooch):
-1. all swap; the maps whose copies are not hidden behind compute are noted;
+1. swap everything, and note the maps whose copies are not hidden behind compute;
 2. walk the unhidden maps from the last to the first and keep each, until one does not fit; then walk all maps from the
-   last to the first and keep each that fits (this much is `swap_opt`);
+   last to the first and keep each that fits (so far, this is `swap_opt`);
 3. for each map still swapped: swap overhead = step - step with its copies free, recompute overhead = time of the
-   replays that it adds. Maps without swap overhead or with a ratio recompute / swap of 1 or more stay swapped; the one
-   with the smallest ratio becomes recompute; repeat until none is left;
-4. copies in are delayed as far as no stall is predicted.
+   replays that it adds. Maps without swap overhead, or with a ratio recompute / swap of 1 or more, stay swapped; the
+   one with the smallest ratio is recomputed; repeat until none is left;
+4. delay copies in as far as no stall is predicted.
 
-A keep is never taken back. Ours: predictions, the slots of copies (step 4 would change neither time nor peak), and that
-in step 3 a ratio is taken again when it comes to the top and not after every change. A change after which the plan does
-not fit is not made.
+A map that is kept stays kept. Ours: predictions; the slots of copies (step 4 would change neither time nor peak); in
+step 3, a ratio is updated when it reaches the top and not after every change, and a change that does not fit is not
+made.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""PoocH with its exhaustive search: which of the maps with unhidden copies in are kept (Ito et al. 2019).
+"""PoocH with its exhaustive search for the maps with unhidden copies in to keep (Ito et al. 2019).
 
 Procedure (an earlier commit of the authors' fork, and the paper as recalled):
-1. all swap; the maps whose copies *in* are not hidden behind compute are noted, smallest first;
+1. swap everything, and note the maps whose copies *in* are not hidden behind compute, smallest first;
 2. try every way to keep some of them and swap the others, and take the fastest that fits;
 3. walk all maps from the last to the first and keep each that fits;
 4. swap or recompute as in `pooch_2018`.
 
-Ours: predictions, the slots of copies, and an end to the search: of more than `MOST` evaluations only the first are
-made (depth first, keeping before swapping). A way that cannot fit is cut off with all that keep even more.
+Ours: predictions, the slots of copies, and a limit of `MOST` evaluations on the search (depth first, keeping before
+swapping). A branch that cannot fit is pruned, with every branch that keeps even more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST = 200  # evaluations of the search
 
 
 def pooch_exhaustive(request: PlanningRequest) -> PolicyOutcome:
-    """Classify with the search over unhidden copies in.
+    """Classify, with a search over the unhidden copies in.
 
     Raises:
         InfeasibleBudget: swapping everything does not fit.
@@ -37,7 +37,7 @@ def pooch_exhaustive(request: PlanningRequest) -> PolicyOutcome:
 
 
 class _Search:
-    """Which of the unhidden to keep, depth first."""
+    """Depth-first search for the unhidden maps to keep."""
 
     def __init__(self, trials: Trials, start: Trial) -> None:
         self.trials = trials
@@ -48,16 +48,16 @@ class _Search:
         order = sorted(stalling, key=lambda value: (by_value[value].size_bytes, value))
         self.items = [by_value[value] for value in order]
         self.left = MOST
-        # What is live at the very least, kept up with the keeps of the way that is being tried.
+        # Lower bound on the live bytes, updated for the maps that the current branch keeps.
         self.points = trials.candidates.least_points(dict.fromkeys(self.swaps, "swap"))
 
     def run(self) -> Trial:
-        """The fastest that was found."""
+        """Return the fastest trial found."""
         self._visit(0, frozenset())
         return self.best
 
     def _visit(self, place: int, kept: frozenset[int]) -> None:
-        """Keep each of the items from this place on besides."""
+        """Try keeping, in addition, each of the items from this place on."""
         for following in range(place, len(self.items)):
             if self.left <= 0:
                 return

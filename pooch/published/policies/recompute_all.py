@@ -1,4 +1,4 @@
-"""Recompute whatever can be: a baseline of the PoocH paper (Ito et al. 2019), at the level of single values."""
+"""Recompute everything that can be: a baseline of the PoocH paper (Ito et al. 2019), at the level of single values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ...planner.search.fixed import fixed_outcome
 
 
 def recompute_all(request: PlanningRequest) -> PolicyOutcome:
-    """Recompute every activation that a replay can make again; keep the others.
+    """Recompute every activation that can be recomputed, and keep the others.
 
-    The first replay of the backward pass then goes back as far as the first value that could not be dropped, and
-    what it makes on the way stays: this is slow and need not be lean.
+    The first replay of the backward pass then begins at the first value that could not be dropped, and holds everything
+    that it makes on the way: this is slow, and may need much memory.
 
     Raises:
         InfeasibleBudget: that does not fit.

@@ -1,11 +1,12 @@
-"""PoocH's baseline `swap_all` (Ito et al. 2019): every map leaves, its copy back is hoisted as far as memory permits.
+"""PoocH's baseline `swap_all` (Ito et al. 2019): swap every map, and hoist copies in as far as memory permits.
 
 Procedure (read: the authors' Chainer fork):
-1. every feature map is copied out when it is complete, whether or not there is room for it;
-2. copies in are hoisted, in order of need, to the earliest step from which on the budget holds.
+1. copy out every feature map when it is complete, whether or not there is room for it;
+2. hoist the copies in, in order of need, to the earliest step from which on the budget holds.
 
-Ours: what has to leave is freed at the slot that the lowering names (PoocH: when its copy ends). What has room to stay
-is copied out and back all the same. Where a host budget is given, later activations stay (PoocH has none).
+Ours: values that have to leave are freed at the slot that the lowering names (PoocH: when the copy ends). Values for
+which there is room are copied out and back all the same. Under a host budget, which PoocH does not have, later
+activations stay.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .timing import delayed, everything_leaves, played, swap_schedule, trips_of
 
 
 def swap_all(request: PlanningRequest) -> PolicyOutcome:
-    """Swap every activation that is away for some time, in forward order as far as the tier goes; keep the others.
+    """Swap every activation that can be away, in forward order while the tier has room; keep the others.
 
     Raises:
         InfeasibleBudget: that does not fit.
@@ -30,10 +31,15 @@ def swap_all(request: PlanningRequest) -> PolicyOutcome:
 
 
 def everything_swapped(request: PlanningRequest, policy: str, anchors_ahead: int | None = None) -> PolicyOutcome:
-    """Every activation leaves; each comes back as early as there is room, or at most so many anchors ahead.
+    """Swap every activation, and copy each in as early as there is room.
+
+    Args:
+        request: what to plan.
+        policy: name of the method, for errors.
+        anchors_ahead: the most anchors by which a copy in may start before its need. None: any number.
 
     Raises:
-        InfeasibleBudget: that does not fit; the minimum does.
+        InfeasibleBudget: that does not fit; gives a budget at which it does.
     """
     trials = Trials(request, Candidates(request.dataflow))
     decisions = swaps_within_tier(trials)

@@ -1,11 +1,11 @@
-"""PoocH's baseline `swap_all_no_scheduling` (Ito et al. 2019): every map leaves and comes back one step ahead.
+"""PoocH's baseline `swap_all_no_scheduling` (Ito et al. 2019): swap every map, and copy in one step ahead.
 
 Procedure (read: the authors' Chainer fork):
-1. every feature map is copied out when it is complete, whether or not there is room for it;
-2. each is copied in one step of the backward pass before the one that needs it.
+1. copy out every feature map when it is complete, whether or not there is room for it;
+2. copy each in one step of the backward pass before the step that needs it.
 
-Theirs is also the timing of the copies in (a step of the backward pass is an anchor). Ours: the slots at which values
-are freed, as in `swap_all`; where there is no room one step ahead, the copy starts at the need itself.
+The timing of copies in is the authors' (a step of the backward pass is an anchor). Ours: the slots at which values are
+freed, as in `swap_all`; without room one step ahead, the copy starts when the value is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .swap_all import everything_swapped
 
 
 def swap_all_no_scheduling(request: PlanningRequest) -> PolicyOutcome:
-    """Swap every activation; each comes back one anchor ahead.
+    """Swap every activation, and copy each in one anchor ahead.
 
     Raises:
         InfeasibleBudget: that does not fit.

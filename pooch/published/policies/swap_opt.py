@@ -1,11 +1,11 @@
 """PoocH's baseline `swap_opt` (Ito et al. 2019): the first half of its classification, keep or swap.
 
 Procedure (read: the authors' Chainer fork):
-1. all swap; the maps whose copies are not hidden behind compute are noted;
+1. swap everything, and note the maps whose copies are not hidden behind compute;
 2. walk the unhidden maps from the last to the first and keep each, until one does not fit;
 3. walk all maps from the last to the first and keep each that fits.
 
-Ours: predictions, and the slots of copies (the lowering's: in as early as the budget permits).
+Ours: predictions, and the slots of copies (those of the lowering: in as early as the budget permits).
 """
 
 from __future__ import annotations

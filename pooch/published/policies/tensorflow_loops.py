@@ -1,15 +1,15 @@
 """TensorFlow's swapping in while loops, and Alvaro's change to it (2019): which tensor leaves first.
 
-Procedure (read: the pull request): a tensor that the loop pushes for its backward pass, of more than 2048 bytes, is
-considered while the device memory in use is over a fraction (70%) of the limit.
+Procedure (read: the pull request): tensors of more than 2048 bytes that the loop pushes for its backward pass are
+swapped while more than a fraction (70%) of the limit on device memory is in use.
 
-- `tf_latest_first`, TensorFlow as it was: the tensor that is being pushed is swapped.
-- `tf_earliest_first`, the change: the oldest tensor that is not swapped yet leaves instead. On each pop, with less than
-  the fraction in use, the most recently swapped tensor comes back.
+- `tf_latest_first`, TensorFlow before the change: swap the tensor being pushed.
+- `tf_earliest_first`, after the change: swap the oldest tensor that is not swapped yet. On each pop with less than the
+  fraction in use, bring back the most recently swapped tensor.
 
-Both look at bytes in use and not at times. Ours: every activation counts as pushed when it is made, the budget is the
-limit, bytes in use are the measured in-core bytes less what has left; the slots of copies (TensorFlow: at the push, and
-at the pop or before; ours free as late and copy in as early as the budget permits).
+Both consider bytes in use, not times. Ours: every activation counts as pushed when it is made; the budget is the limit;
+bytes in use are the measured in-core bytes minus what has left; the slots of copies (TensorFlow: at the push, and at
+the pop or before; ours: out as late and in as early as the budget permits).
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ LEAST_BYTES = 2048
 
 @dataclass(frozen=True)
 class LoopSwapping:
-    """The policy of one order. `limit_fraction`: of the budget, from which on tensors leave."""
+    """The policy with its parameters.
+
+    Attributes:
+        order: whether the latest or the earliest tensor leaves first.
+        limit_fraction: share of the budget above which tensors leave.
+        least_bytes: tensors of this size or smaller stay.
+    """
 
     order: Literal["latest", "earliest"]
     limit_fraction: float = 0.7
@@ -41,7 +47,7 @@ class LoopSwapping:
         """Decide by walking the pushes.
 
         Raises:
-            InfeasibleBudget: what leaves is not enough.
+            InfeasibleBudget: too little leaves.
         """
         return with_smallest_budget(request, self._attempt, f"tf_{self.order}_first")
 
@@ -51,7 +57,7 @@ class LoopSwapping:
         return outcome_of(trials, trial) if trial.fits else None
 
     def decisions(self, candidates: Candidates, budget_bytes: int) -> dict[int, Choice]:
-        """What leaves while the forward pass runs."""
+        """Return what leaves while the forward pass runs."""
         live = candidates.dataflow.in_core_points.copy()
         chosen: dict[int, Choice] = {}
         waiting: list[Candidate] = []

@@ -1,19 +1,17 @@
 """TFLMS (Le, Imai, Negishi, Kawachiya 2018), version 1: swaps written into the graph, triggered by distance.
 
 Procedure (read: the authors' module for TensorFlow):
-1. from the input on, each output that gradient ops read gets a swap-out and swap-ins; `n_tensors` of them
-   (-1: all);
-2. a swap-in is triggered by an op that comes at least `lb` and at most `ub` levels before its reader, found by walking
-   back from the reader (`direct_order`: in topological order; `chain_rule`: along the backward pass of the forward op);
-3. `fuse_swapins`: one swap-in for all readers, triggered by the earliest;
-4. `swap_branches`: outputs whose forward readers are more than `branch_threshold` levels apart are swapped between
-   them too.
+1. starting at the input, give `n_tensors` outputs that gradient ops read (-1: all) a swap-out and swap-ins;
+2. trigger a swap-in by an op at least `lb` and at most `ub` levels before its reader, found by walking back from the
+   reader (`direct_order`: in topological order; `chain_rule`: along the backward pass of the forward op);
+3. `fuse_swapins`: use one swap-in for all readers, triggered for the earliest;
+4. `swap_branches`: also swap outputs between forward readers that are more than `branch_threshold` levels apart.
 
-The parameters are the user's; `n_tensors=0` here stands for what users do: as few as fit. Theirs is also when a copy in
-starts (a level is an anchor): `lb` anchors ahead; where memory does not permit that, later. Ours: the slots at which
-values are freed. There is one way of walking back, as anchors are one row (`direct_order`), so that `ub` says nothing
-more; swap-ins are always fused (a value comes back once); and `swap_branches` is not there: a schedule brings values
-back in the backward pass only.
+The user sets the parameters; here, `n_tensors=0` is what users do: as few as fit. The start of a copy in is the
+paper's: `lb` anchors ahead (a level is an anchor), or later if memory does not permit that. Ours: the slots at which
+values are freed. Anchors are a sequence, so there is one way of walking back (`direct_order`), which makes `ub`
+redundant. Swap-ins are always fused, as a value comes back once. `swap_branches` is left out: values come back in the
+backward pass only.
 """
 
 from __future__ import annotations
@@ -33,18 +31,18 @@ class Tflms:
     """The policy with its parameters.
 
     Attributes:
-        n_tensors: how many are swapped, from the input on; -1: all, 0: as few as fit.
-        lb: levels between the start of a copy in and its reader.
+        n_tensors: how many tensors to swap, starting at the input. -1: all; 0: as few as fit.
+        lb: number of levels between the start of a copy in and its reader.
     """
 
     n_tensors: int = 0
     lb: int = 1
 
     def __call__(self, request: PlanningRequest) -> PolicyOutcome:
-        """Swap from the input on.
+        """Swap tensors, starting at the input.
 
         Raises:
-            InfeasibleBudget: that many swaps are not enough.
+            InfeasibleBudget: the swaps are not enough.
         """
         trials = Trials(request, Candidates(request.dataflow))
         leaving = swaps_of(trials.candidates.items)
@@ -59,7 +57,7 @@ class Tflms:
 
 
 def late_copies(trials: Trials, trial: Trial, anchors_ahead: int) -> Trial:
-    """The same swaps, each copied in at most so many anchors ahead (it fits, as copies start no earlier)."""
+    """Return the same swaps, copied in at most `anchors_ahead` anchors ahead. They fit, as no copy starts earlier."""
     request, schedule = trials.request, trial.evaluation.schedule
     late = delayed(request.dataflow, trips_of(schedule), anchors_ahead)
     return trials.offer(trial.decisions, played(request.evaluator, swap_schedule(schedule, late, schedule)))

@@ -1,16 +1,17 @@
-"""TFLMS version 2 with its tuning: parameters found by a simulation of memory without times.
+"""TFLMS version 2 with its tuning: finds parameters in a simulation of memory that ignores times.
 
 Procedure (read: the authors' module, version 2):
-1. an edge of the graph longer than `swapout_threshold` levels is swapped, except tensors of rank 0 and 1; a copy in
-   starts `swapin_ahead` levels before its reader;
-2. memory is simulated by reference counts, without times, against 0.9 of what parameters leave of the device;
-3. the lowest `sync_mode` that fits at threshold 1 (0: copies run freely; 1: compute waits for copies out; 2: for
+1. swap each edge of the graph longer than `swapout_threshold` levels, except tensors of rank 0 and 1; start its copy in
+   `swapin_ahead` levels before its reader;
+2. simulate memory with reference counts, without times, against 0.9 of the device memory that parameters leave;
+3. take the lowest `sync_mode` that fits at threshold 1 (0: copies run freely; 1: compute waits for copies out; 2: for
    copies in; 3: both);
-4. by binary search the largest `swapout_threshold` that fits, then the largest `swapin_ahead`, then `swapin_groupby`.
+4. find the largest `swapout_threshold` that fits by binary search, then the largest `swapin_ahead`, then
+   `swapin_groupby`.
 
-Levels are slots for edges and anchors for copies in. In our schedules compute always waits where a value is freed, at
-the latest slot that memory permits, and where it is read: there is one mode. Copies in are not grouped, as each
-costs a latency only once. The simulation of memory is ours, also without times.
+Levels are slots for edges and anchors for copies in. Our schedules have one mode: compute always waits where a value is
+freed, at the latest slot that memory permits, and where it is read. Copies in are not grouped, as each has its latency
+only once. The simulation of memory is ours, and also ignores times.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ from .timing import Trip, trips_of
 
 @dataclass(frozen=True)
 class TflmsAuto:
-    """The policy. `memory_ratio`: share of what parameters leave that plans may take."""
+    """The policy with its parameter.
+
+    Attributes:
+        memory_ratio: share of the memory left by parameters that plans may use.
+    """
 
     memory_ratio: float = 0.9
 
     def __call__(self, request: PlanningRequest) -> PolicyOutcome:
-        """Tune the threshold, then how far ahead.
+        """Tune the threshold, then the distance of copies in.
 
         Raises:
-            InfeasibleBudget: nothing fits into that share of the memory.
+            InfeasibleBudget: nothing fits into this share of the memory.
         """
         return with_smallest_budget(request, self._attempt, "tflms_auto")
 
@@ -59,7 +64,7 @@ def _levels(item: Candidate) -> int:
 
 
 def _tuned_ahead(trials: Trials, trial: Trial) -> Trial:
-    """The largest distance at which every copy in has room: where one had to start later, that is the most for all."""
+    """Use the largest distance at which every copy in has room: that of the copy that had to start latest."""
     anchors = trials.request.dataflow.anchor_slots
     ahead = [_ahead(anchors, trip) for trip in trips_of(trial.evaluation.schedule).values() if trip.in_slot >= 0]
     return late_copies(trials, trial, min(ahead, default=0))

@@ -1,10 +1,10 @@
-"""Tuning TFLMS's parameters (Imai et al. 2018/19): run the step under many of them, keep the fastest.
+"""Tuning TFLMS's parameters (Imai et al. 2018/19): run the step with many of them and keep the fastest.
 
-Procedure (abstract; the parameters are TFLMS's, read): sweep how many tensors are swapped (`n_tensors`) and how many
-levels ahead of their reader copies in start (`lb`), and take what the machine runs fastest.
+Procedure (abstract; the parameters are TFLMS's, read): sweep the number of swapped tensors (`n_tensors`) and the number
+of levels by which copies in start before their reader (`lb`), and take what runs fastest on the machine.
 
-Ours: the machine is the simulator; the grid (shares between as few as fit and all, powers of two levels ahead) and that
-it is walked one axis after the other: how far ahead first, then how many.
+Ours: the simulator replaces the machine; the grid (shares between as few as fit and all, powers of two levels ahead);
+the axes are swept one after the other, levels first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARES = (0.125, 0.25, 0.5, 1.0)  # of the tensors that do not have to leave
 
 
 def tflms_tuned(request: PlanningRequest) -> PolicyOutcome:
-    """Sweep both parameters, simulate each, take the fastest.
+    """Sweep both parameters in the simulator, and take the fastest.
 
     Raises:
         InfeasibleBudget: swapping everything is not enough.
@@ -36,7 +36,7 @@ def tflms_tuned(request: PlanningRequest) -> PolicyOutcome:
 
 
 def _more(trials: Trials, leaving: Leaving, fewest: Trial) -> list[Trial]:
-    """The same with more tensors swapped than have to be."""
+    """Return trials that swap more tensors than necessary."""
     least = sum(choice == "swap" for choice in fewest.decisions.values())
     counts = sorted({least + round(share * (len(leaving) - least)) for share in SHARES} - {least})
     return [trials.run(dict(leaving[:count])) for count in counts]

@@ -1,7 +1,7 @@
-"""Copies at times that a method prescribes itself, for schedules that only swap.
+"""Copies at times that a method prescribes, for schedules that only swap.
 
-The lowering frees as late and copies in as early as the budget lets it, and leaves out what never has to leave. Methods
-that do otherwise (everything leaves; one layer ahead) take the lowered trips and change their slots.
+The lowering frees as late and copies in as early as the budget permits, and omits what never has to leave. Methods that
+differ (everything leaves; one layer ahead) change the slots of the lowered trips.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from ...planner.contract import Evaluation, Evaluator
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """One value's way out and back, as slots. `in_slot`, `need_slot`: -1 where it never comes back."""
+    """The slots of a value's way out and back.
+
+    Attributes:
+        value: its id.
+        out_slot: where the copy out starts.
+        free_slot: where its bytes are freed.
+        in_slot: where the copy in starts, or -1 if it never comes back.
+        need_slot: where it has to be back, or -1 if it never comes back.
+    """
 
     value: int
     out_slot: int
@@ -28,7 +36,7 @@ class Trip:
 
 
 def trips_of(schedule: Schedule) -> dict[int, Trip]:
-    """The trips between forward and backward pass of a schedule that replays nothing, by value."""
+    """Return the trips between forward and backward pass of a schedule without replays, by value."""
     slots: dict[tuple[str, int], int] = {(action.kind, action.target): action.slot for action in schedule.actions}
     return {
         value: Trip(
@@ -39,19 +47,19 @@ def trips_of(schedule: Schedule) -> dict[int, Trip]:
             slots.get(("wait", value), -1),
         )
         for value in schedule.swapped
-        if ("free", value) in slots  # else it is away within the forward pass alone
+        if ("free", value) in slots  # otherwise it is away only within the forward pass
     }
 
 
 def swap_schedule(layout: Schedule, trips: dict[int, Trip], like: Schedule | None = None) -> Schedule:
-    """A schedule of these trips.
+    """Make a schedule from trips.
 
-    Within an entry: copies out, frees, copies in that are needed here, others in order of need, waits.
+    Order within an entry: copies out, frees, copies in that are needed there, other copies in by need, waits.
 
     Args:
-        layout: has room in the tier for everything that is moved.
+        layout: a schedule whose tier has room for everything that is moved.
         trips: by value.
-        like: what leaves and comes back within the forward pass does so as in this schedule; None: nothing does.
+        like: schedule from which absences within the forward pass are taken. None: there are none.
     """
     staged = [] if like is None else list(_forward_absences(like, trips))
     for trip in trips.values():
@@ -67,7 +75,7 @@ def swap_schedule(layout: Schedule, trips: dict[int, Trip], like: Schedule | Non
 
 
 def _forward_absences(schedule: Schedule, trips: dict[int, Trip]) -> Iterator[tuple[tuple[int, int, int], Action]]:
-    """What a schedule does within the forward pass to values that the program still holds."""
+    """Yield what a schedule does within the forward pass to values that the program still holds."""
     stage = {"copy_out": 0, "empty": 1, "refill": 2, "wait": 3}
     emptied = {action.target for action in schedule.actions if action.kind == "empty"}
     filling: set[int] = set()
@@ -81,12 +89,12 @@ def _forward_absences(schedule: Schedule, trips: dict[int, Trip]) -> Iterator[tu
 
 
 def everything_leaves(evaluator: Evaluator, dataflow: Dataflow, decisions: Decisions, budget_bytes: int) -> Evaluation:
-    """Swap all that is decided on, also what has room to stay; its copies come in as soon as the backward pass begins.
+    """Swap every decided value, even if it has room to stay; such a value is copied in when the backward pass begins.
 
     Args:
-        evaluator: lowering and simulation.
+        evaluator: lowers and simulates.
         dataflow: of the step.
-        decisions: swaps only, of values that can wait for the backward pass: no two then share room in the tier.
+        decisions: only swaps, of values that can wait for the backward pass, so that no two share room in the tier.
         budget_bytes: bound on all device bytes.
     """
     tight = evaluator.evaluate(decisions, 0).schedule
@@ -97,7 +105,7 @@ def everything_leaves(evaluator: Evaluator, dataflow: Dataflow, decisions: Decis
 
 
 def _leisurely(trip: Trip, dataflow: Dataflow) -> Trip:
-    """Out until the forward pass ends, and back at the first anchor after that: it has room to stay all the time."""
+    """Return a trip that frees at the end of the forward pass and copies in at the first anchor after it."""
     if trip.in_slot < 0:
         return trip
     free_slot = max(trip.free_slot, dataflow.forward_slots[-1])
@@ -107,7 +115,7 @@ def _leisurely(trip: Trip, dataflow: Dataflow) -> Trip:
 
 
 def delayed(dataflow: Dataflow, trips: dict[int, Trip], anchors_ahead: int) -> dict[int, Trip]:
-    """Start each copy in at most so many anchors before its need: later than lowered, so it fits as well."""
+    """Start each copy in at most `anchors_ahead` anchors before its need, never earlier than lowered: it still fits."""
     return {
         value: replace(trip, in_slot=max(trip.in_slot, _ahead(dataflow, trip, anchors_ahead)))
         if trip.in_slot >= 0
@@ -125,7 +133,7 @@ def one_anchor_ahead(dataflow: Dataflow, trips: dict[int, Trip]) -> dict[int, Tr
 
 
 def _ahead(dataflow: Dataflow, trip: Trip, anchors: int) -> int:
-    """The slot so many anchors before the need, but after the value was freed."""
+    """Return the slot `anchors` anchors before the need, but after the value is freed."""
     slots = dataflow.anchor_slots
     place = max(0, bisect_left(slots, trip.need_slot) - anchors)
     place = max(place, bisect_right(slots, trip.free_slot))
@@ -133,5 +141,5 @@ def _ahead(dataflow: Dataflow, trip: Trip, anchors: int) -> int:
 
 
 def played(evaluator: Evaluator, schedule: Schedule) -> Evaluation:
-    """The schedule with its simulation."""
+    """Simulate a schedule."""
     return Evaluation(schedule, evaluator.play(schedule))

@@ -1,13 +1,13 @@
-"""vDNN (Rhu et al. 2016): offload the inputs of layers, prefetch one layer ahead, choose how much at the start.
+"""vDNN (Rhu et al. 2016): offload the inputs of layers and prefetch one layer ahead.
 
-Procedure (recalled; the abstract was read), of its dynamic version:
-1. if everything fits, nothing is offloaded;
-2. else offload the inputs of convolutions (vDNN_conv); if that does not fit, the inputs of all layers (vDNN_all);
-3. an input is copied out while the last layer that reads it runs, and that layer's end waits for the copy;
-4. in the backward pass an input is prefetched while the layer before the one that needs it runs.
+Procedure of the dynamic version (recalled; the abstract was read):
+1. if everything fits, offload nothing;
+2. otherwise offload the inputs of convolutions (vDNN_conv); if that does not fit, the inputs of all layers (vDNN_all);
+3. copy an input out while the last layer that reads it runs; the end of that layer waits for the copy;
+4. in the backward pass, prefetch an input while the layer before the one that needs it runs.
 
-Theirs is also the timing: freed at the first slot after the last reader, copied in exactly one anchor ahead. The choice
-of convolution algorithms is not ours to make. What stands for convolutions where there are none: see `operators`.
+The timing is the paper's: freed at the first slot after the last reader, copied in exactly one anchor ahead.
+Convolution algorithms are not chosen. See `operators` for networks without convolutions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def vdnn(request: PlanningRequest) -> PolicyOutcome:
     """Offload nothing, the inputs of convolutions, or the inputs of all layers: the first that fits.
 
     Raises:
-        InfeasibleBudget: none does; these schedules do not depend on the budget.
+        InfeasibleBudget: none of them fits.
     """
     trials = Trials(request, Candidates(request.dataflow))
     every_op = frozenset(range(request.dataflow.profile.forward_ops))
@@ -41,14 +41,14 @@ def vdnn(request: PlanningRequest) -> PolicyOutcome:
 
 
 def inputs_of(candidates: Candidates, readers: frozenset[int]) -> dict[int, Choice]:
-    """Swap what these ops read."""
+    """Return decisions that swap what these ops read."""
     dataflow: Dataflow = candidates.dataflow
     read = {value for op in readers for value in dataflow.profile.ops[op].reads}
     return {item.value: "swap" for item in candidates.items if item.can_swap and item.value in read}
 
 
 def _offloaded(trials: Trials, decisions: dict[int, Choice]) -> Trial:
-    """Steps 3 and 4: out and freed as soon as can be, back one anchor ahead."""
+    """Copy out and free as soon as possible, and copy in one anchor ahead (steps 3 and 4)."""
     request = trials.request
     tight = request.evaluator.evaluate(decisions, 0).schedule
     schedule = swap_schedule(tight, one_anchor_ahead(request.dataflow, trips_of(tight)))
