@@ -1,4 +1,4 @@
-"""AlexNet with local response normalization, as trained in one column (Chainer's and the PoocH paper's version)."""
+"""AlexNet with local response normalization in a single column, as in Chainer and the PoocH paper."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _HIDDEN = 4096
 
 
 class AlexNet(nn.Module):
-    """Five convolutions, three of them pooled, two of these normalized across channels; three linear layers.
+    """Five convolutions, three with pooling and two of these with normalization across channels; three linear layers.
 
     Args:
-        image_size: pixels of a side, which fixes the size of the first linear layer.
+        image_size: pixels of a side, which determines the size of the first linear layer.
+        classes: number of classes.
         scale: share of the published number of channels.
     """
 
@@ -44,7 +45,7 @@ class AlexNet(nn.Module):
 
 
 def _normalization() -> nn.LocalResponseNorm:
-    # PyTorch divides alpha by the number of channels summed up; the paper's 1e-4 is per channel.
+    # PyTorch divides alpha by the number of channels in the sum; the paper's 1e-4 is per channel.
     return nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0)
 
 

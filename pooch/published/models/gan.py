@@ -1,8 +1,8 @@
 """A DCGAN (Radford et al. 2016) trained in one step: generator and discriminator side by side.
 
 One backward pass gives both gradients. The discriminator's loss sees a detached fake; the generator's loss goes through
-the discriminator with detached weights. So each network gets the gradient of its own loss alone, both at the
-weights before the step (simultaneous gradient descent, where the paper takes turns).
+the discriminator with detached weights. Each network thus gets the gradient of its own loss alone, at the weights
+before the step (simultaneous gradient descent; the paper alternates).
 """
 
 from __future__ import annotations
@@ -18,18 +18,29 @@ _SMALLEST_IMAGE = 8
 
 
 def _levels(image_size: int) -> int:
-    """How often 4x4 is doubled to make an image.
+    """Return how many times 4x4 is doubled to make an image.
 
     Raises:
-        UsageError: the size is no power of two from 8 on.
+        UsageError: the size is not a power of two of at least 8.
     """
     if image_size < _SMALLEST_IMAGE or image_size & (image_size - 1):
-        raise UsageError(f"image_size={image_size} is no power of two from {_SMALLEST_IMAGE} on: choose 64, say")
+        raise UsageError(
+            f"image_size={image_size} is not a power of two of at least {_SMALLEST_IMAGE}: choose 64, for example"
+        )
     return image_size.bit_length() - 3
 
 
 def make_generator(image_size: int, noise_size: int, width: int) -> nn.Sequential:
-    """Noise (N, noise_size, 1, 1) to images (N, 3, image_size, image_size); `width`: channels before the last layer."""
+    """Make a network from noise (N, noise_size, 1, 1) to images (N, 3, image_size, image_size).
+
+    Args:
+        image_size: pixels of a side.
+        noise_size: channels of the noise.
+        width: channels before the last layer.
+
+    Raises:
+        UsageError: the image size is not a power of two of at least 8.
+    """
     channels = width * 2 ** (_levels(image_size) - 1)
     layers: list[nn.Module] = [
         nn.ConvTranspose2d(noise_size, channels, 4, bias=False), nn.BatchNorm2d(channels), nn.ReLU(inplace=True),
@@ -45,7 +56,15 @@ def make_generator(image_size: int, noise_size: int, width: int) -> nn.Sequentia
 
 
 def make_discriminator(image_size: int, width: int) -> nn.Sequential:
-    """Images (N, 3, image_size, image_size) to logits (N,); `width`: channels after the first layer."""
+    """Make a network from images (N, 3, image_size, image_size) to logits (N,).
+
+    Args:
+        image_size: pixels of a side.
+        width: channels after the first layer.
+
+    Raises:
+        UsageError: the image size is not a power of two of at least 8.
+    """
     layers: list[nn.Module] = [nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)]
     channels = width
     for _ in range(_levels(image_size) - 1):
@@ -59,7 +78,7 @@ def make_discriminator(image_size: int, width: int) -> nn.Sequential:
 
 
 class Gan(nn.Module):
-    """Both networks; one call gives every logit that the two losses need."""
+    """Both networks; one call returns all logits that the two losses need."""
 
     def __init__(self, image_size: int, noise_size: int, width: int) -> None:
         super().__init__()

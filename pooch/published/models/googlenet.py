@@ -1,6 +1,6 @@
 """GoogLeNet with batch norm (Ioffe and Szegedy 2015), in the sizes of Chainer's example, which the PoocH paper trains.
 
-Pooling covers the last row and column too, as Chainer's does, so 224 pixels become 57, 29, 15 and 8.
+Like Chainer's, pooling covers the last row and column, so 224 pixels become 57, 29, 15 and 8.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AUXILIARY_WEIGHT = 0.3
 
 @dataclass(frozen=True, slots=True)
 class BranchSizes:
-    """Channels of one Inception block; 0 where it has no such branch. `double` is the one of two 3x3 convolutions."""
+    """Channels of one Inception block; 0 means no such branch. "double" is the branch with two 3x3 convolutions."""
 
     single: int
     reduced_3x3: int
@@ -80,7 +80,14 @@ class InceptionBlock(nn.Module):
 
 
 class AuxiliaryHead(nn.Module):
-    """A classifier on a middle layer; `side`: extent of the images there."""
+    """A classifier on a middle layer.
+
+    Args:
+        channels_in: of the layer.
+        side: extent of the images there.
+        classes: number of classes.
+        scale: share of the published number of channels.
+    """
 
     def __init__(self, channels_in: int, side: int, classes: int, scale: float) -> None:
         super().__init__()
@@ -102,7 +109,8 @@ class GoogLeNetBN(nn.Module):
     """Stem, ten Inception blocks, classifier, and two auxiliary classifiers.
 
     Args:
-        image_size: pixels of a side, which fixes the auxiliary classifiers' size.
+        image_size: pixels of a side, which determines the size of the auxiliary classifiers.
+        classes: number of classes.
         scale: share of the published number of channels.
     """
 

@@ -25,19 +25,19 @@ class Branches(nn.Module):
 
 
 class Sizes:
-    """Makes units and blocks with a share of the published channels."""
+    """Makes units and blocks with a share of the published number of channels."""
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
 
     def of(self, channels: int) -> int:
-        """The share of so many channels."""
+        """Scale a number of channels."""
         return round(channels * self.scale)
 
     def unit(
         self, before: int, after: int, height: int = 1, width: int = 0, stride: int = 1, padded: bool = True
     ) -> ConvNormRelu:
-        """A convolution unit; `width` 0: square."""
+        """Make a convolution unit; a `width` of 0 makes it square."""
         channels = (before if before == 3 else self.of(before), self.of(after))
         return ConvNormRelu(*channels, (height, width or height), stride, padded, _EPSILON)
 
@@ -104,7 +104,13 @@ class Sizes:
 
 
 class InceptionV3(nn.Module):
-    """Stem, eleven blocks, classifier, perhaps an auxiliary classifier. `scale`: share of the published channels."""
+    """Stem, eleven blocks, classifier, and optionally an auxiliary classifier.
+
+    Args:
+        classes: number of classes.
+        scale: share of the published number of channels.
+        auxiliary: whether there is an auxiliary classifier.
+    """
 
     def __init__(self, classes: int, scale: float, auxiliary: bool) -> None:
         super().__init__()
@@ -160,7 +166,7 @@ def build(
 ) -> Workload:
     """Inception-V3 with random weights on random images; two cross entropies, the auxiliary one at 0.4; SGD.
 
-    The auxiliary classifier needs images of 299 pixels or more; without it, 75 do.
+    The auxiliary classifier needs images of at least 299 pixels; without it, 75 suffice.
     """
     torch.manual_seed(seed)
     with torch.device(device):

@@ -1,8 +1,8 @@
 """Sequence to sequence with additive attention (Bahdanau et al. 2015), for machine translation.
 
 Every step of the decoder adds its query to the keys of all source positions and takes the tanh of the sum. Autograd
-saves each of these, T_target * T_source * N * width numbers in all. Written down plainly: what to do about it is the
-plan's affair.
+saves each result, T_target * T_source * N * width numbers in all. Nothing is done about it here: that is up to the
+plan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AdditiveAttention(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One LSTM layer that reads its last context besides each word; attends to the source at every step."""
+    """One LSTM layer that reads each word with the last context, and attends to the source at every step."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def build(
 ) -> Workload:
     """A translator with random weights on random sentences, source and target equally long; cross entropy; Adam.
 
-    `unrolled` is about the encoder; a decoder with attention cannot be anything else.
+    `unrolled` applies to the encoder; a decoder with attention is always unrolled.
     """
     torch.manual_seed(seed)
     with torch.device(device):

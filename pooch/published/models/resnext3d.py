@@ -1,6 +1,6 @@
 """ResNeXt for volumes and clips (Hara et al. 2018), in the sizes that the PoocH paper trains.
 
-It calls the network ResNeXt101-3D and gives it 3/24/36/3 blocks, which are 200 layers; sizes and name are kept.
+The paper calls the network ResNeXt101-3D and gives it 3/24/36/3 blocks, which are 200 layers; we keep sizes and name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GroupedBottleneck(nn.Module):
             )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Three convolutions, then the shortcut is added."""
+        """Apply three convolutions, then add the shortcut."""
         hidden = self.relu(self.bn1(self.conv1(inputs)))
         hidden = self.relu(self.bn2(self.conv2(hidden)))
         hidden = self.bn3(self.conv3(hidden))
@@ -48,8 +48,10 @@ class ResNeXt3d(nn.Module):
     """Stem of 7x7x7 with stride (1, 2, 2), four stages of grouped bottlenecks, classifier.
 
     Args:
-        blocks: bottlenecks of each stage.
-        inner_channels: inside the first stage's bottlenecks, 128 as published; the stem has half as many.
+        blocks: number of bottlenecks in each stage.
+        groups: of the grouped convolutions.
+        classes: number of classes.
+        inner_channels: inside the bottlenecks of the first stage, 128 as published; the stem has half as many.
     """
 
     def __init__(self, blocks: tuple[int, ...], groups: int, classes: int, inner_channels: int) -> None:
@@ -96,7 +98,7 @@ def build(
     """
     counts = tuple(int(text) for text in blocks.split("-") if text.isdecimal())
     if len(counts) != 4 or min(counts) < 1:
-        raise UsageError(f"blocks={blocks!r} are not four counts of blocks: write, say, 3-24-36-3")
+        raise UsageError(f"blocks={blocks!r} is not four numbers of blocks: write 3-24-36-3, for example")
     torch.manual_seed(seed)
     with torch.device(device):
         model = ResNeXt3d(counts, groups, classes, inner_channels)
