@@ -1,1 +1,1 @@
-"""ONNX models as workloads: read as data, built as modules, trained, and written back."""
+"""ONNX models as workloads: parsed as data, built as modules, trained, and written back."""

@@ -1,8 +1,8 @@
-"""From a checked graph to a model at fixed shapes.
+"""Builds a model at fixed shapes from a checked graph.
 
-Every node is run once while building: on tensors without memory (meta) where its inputs are data, for real where all of
-its inputs are known. What is known stays known, so the arithmetic on shapes that exporters write (Shape, Gather,
-Concat, Reshape) is gone before training begins, and a node that cannot run is found now and named.
+Every node runs once during the build: on meta tensors if its inputs are data, and for real if all of its inputs are
+known. Known results are folded, which removes the shape arithmetic that exporters write (Shape, Gather, Concat,
+Reshape), and a node that cannot run is reported here by name.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .types import tensor_of
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _LARGEST_TEXT = 300
-# What nodes make of constants alone is made while building. Two numbers in a file can ask for any amount of it.
+# What nodes compute from constants alone is computed during the build. Two numbers in a file can ask for any amount.
 MOST_FOLDED_ELEMENTS = 1 << 27
 _FOLDED_FOR_EACH_STORED = 8
-_MOST_HOST_NUMBERS = 1 << 20  # of shapes, axes and pads
+_MOST_HOST_NUMBERS = 1 << 20  # elements of shapes, axes and pads
 
 
 def build_model(
@@ -43,21 +43,21 @@ def build_model(
     """Build a trainable module from a graph.
 
     Args:
-        graph: of the file.
+        graph: graph of the file.
         opset: version of the operators.
-        shapes: of all inputs, with every size known.
+        shapes: shapes of all inputs, with every size known.
         trained: names of the initializers that become parameters.
         mode: how batch norms and dropouts behave: "exported", "train" or "eval".
-        path: where it was read, for messages and for writing it back.
+        path: path of the file, for messages and for writing the model back.
 
     Raises:
-        WorkloadError: a node cannot be run; it is named.
+        WorkloadError: a node cannot run; the message names it.
     """
     outputs = [value.name for value in graph.output]
     model = OnnxModel([shape.name for shape in shapes], outputs, path.resolve(), digest_of(path))
     is_fake = torch._C._len_torch_dispatch_stack() > 0
     with torch.utils._python_dispatch._disable_current_modes() if is_fake else nullcontext():
-        builder = _Builder(model, graph, trained, mode, path)  # folding reads contents, which fake tensors do not have
+        builder = _Builder(model, graph, trained, mode, path)  # folding needs contents, which fake tensors lack
         builder.take_inputs(shapes)
         for node in _nodes(graph, opset, path):
             builder.take(node)
@@ -68,7 +68,7 @@ def build_model(
 
 
 def _copy_stored(model: OnnxModel) -> None:
-    """Make what the model stores again under the modes that are on: the copies are fake where they make tensors so."""
+    """Copy the stored tensors under the active modes, so that the copies are fake if the modes make fake tensors."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             module.register_parameter(name, torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
@@ -77,7 +77,7 @@ def _copy_stored(model: OnnxModel) -> None:
 
 
 class _Builder:
-    """Values seen so far: `known` with their contents, `data` as meta tensors."""
+    """Keeps the values seen so far: `_known` with their contents, `_data` as meta tensors."""
 
     def __init__(self, model: OnnxModel, graph: onnx.GraphProto, trained: set[str], mode: str, path: Path) -> None:
         self._model, self._mode, self._path = model, mode, path
@@ -100,15 +100,17 @@ class _Builder:
         try:
             return tensor_of(stored)
         except UnsupportedVariant as error:
-            raise WorkloadError(f"{self._path}: the initializer {stored.name!r} has {error}: store another") from error
+            raise WorkloadError(
+                f"{self._path}: the initializer {stored.name!r} has {error}: store another type"
+            ) from error
 
     def take_inputs(self, shapes: Sequence[InputShape]) -> None:
-        """The graph's inputs, without memory."""
+        """Add the graph's inputs, as meta tensors."""
         for shape in shapes:
             self._data[shape.name] = torch.empty(shape.sizes, dtype=shape.dtype, device="meta")
 
     def take(self, node: Node) -> None:
-        """One node: its results become known, or it becomes a step."""
+        """Add a node: its results become known, or it becomes a step."""
         operator = OPERATORS[node.kind]
         present = [name for name in node.inputs if name != ABSENT]
         is_known = operator.gives_constants or all(name in self._known for name in present)
@@ -135,7 +137,7 @@ class _Builder:
         if name == ABSENT:
             return None
         if name not in self._known:
-            raise WorkloadError(self._refusal(node, f"its input {name!r} depends on the data, and shapes are fixed"))
+            raise WorkloadError(self._refusal(node, f"its input {name!r} depends on the data, but shapes are fixed"))
         value = self._known[name]
         if self._as_number(node, position):
             return value.item()
@@ -144,31 +146,31 @@ class _Builder:
         return HostNumbers(value)
 
     def _as_number(self, node: Node, position: int) -> bool:
-        """A constant of one element beside a tensor: PyTorch's ops for numbers keep nothing for the backward pass."""
+        """Whether an input is a scalar constant beside a tensor: PyTorch's ops save nothing for a Python number."""
         operator, name = OPERATORS[node.kind], node.inputs[position]
         if position not in operator.numbers or name not in self._known or self._known[name].dim():
             return False
         others = [other for other in node.inputs if other != name]
-        # Not two numbers, and not a number beside a tensor that is known too: types would be lost.
+        # Not two numbers, nor a number beside a known tensor: types would be lost.
         return any(other in self._data for other in others)
 
     def _count_folded(self, operation: Operation, reads: Sequence[str | None]) -> None:
-        """Refuse to make more of constants than a model can have use for; how much it is, tensors without memory tell.
+        """Count the elements of folded constants, using meta tensors, and refuse more than a model can need.
 
         Raises:
-            WorkloadError: with the number of elements.
+            WorkloadError: there are too many; gives the number of elements.
         """
         arguments = [None if name is None else self._value(operation.node, name, False) for name in reads]
         try:
             with torch.no_grad(), torch.device("meta"):
                 made = operation(*arguments)
-        except Exception:  # noqa: BLE001 - needs contents, or cannot be run at all: running it tells
+        except Exception:  # noqa: BLE001 - needs contents or cannot run: running it will show
             return
         tensors = made if isinstance(made, tuple | list) else (made,)
         elements = sum(math.prod(each.shape) for each in tensors if isinstance(each, torch.Tensor))
         self._foldable_elements -= elements
         if self._foldable_elements < 0:
-            text = f"it makes a constant of {elements} elements, more than the constants of this file may have together"
+            text = f"it makes a constant of {elements} elements, which exceeds the limit on all constants of this file"
             raise WorkloadError(self._refusal(operation.node, text))
 
     def _run(self, operation: Operation, reads: Sequence[str | None], is_known: bool) -> tuple[torch.Tensor, ...]:
@@ -178,7 +180,7 @@ class _Builder:
                 made = operation(*arguments)
         except UnsupportedVariant as error:
             raise WorkloadError(self._refusal(operation.node, f"this form is not supported: {error}")) from error
-        except Exception as error:  # whatever PyTorch says of shapes and types that do not fit
+        except Exception as error:  # PyTorch raises many types for shapes and types that do not fit
             text = " ".join(str(error).split())[:_LARGEST_TEXT]
             raise WorkloadError(self._refusal(operation.node, text or type(error).__name__)) from error
         return tuple(made) if isinstance(made, tuple | list) else (made,)
@@ -189,16 +191,16 @@ class _Builder:
             return known if is_known and not OPERATORS[node.kind].gives_constants else known.to("meta")
         if name in self._data:
             return self._data[name]
-        raise WorkloadError(self._refusal(node, f"nothing makes its input {name!r}"))
+        raise WorkloadError(self._refusal(node, f"no node computes its input {name!r}"))
 
     def _refusal(self, node: Node, text: str) -> str:
         return (
-            f"{self._path}: the node {node.name!r} ({node.kind}) cannot be run at these shapes: {text}: "
-            "export the model at the shapes to train, or without it"
+            f"{self._path}: the node {node.name!r} ({node.kind}) cannot run at these shapes: {text}: "
+            "export the model at the shapes to train, or without this node"
         )
 
     def finish(self) -> None:
-        """Constants that steps still read become buffers; every value is let go after its last read."""
+        """Store constants that steps read as buffers, and release every value after its last read."""
         for step in self._steps:
             for name in step.reads:
                 if name in self._known and not self._model.has_stored(name):
@@ -206,14 +208,14 @@ class _Builder:
         constant = [name for name in self._model.output_names if name not in self._data]
         if constant:
             raise WorkloadError(
-                f"{self._path}: the output {constant[0]!r} does not depend on the inputs: export it without"
+                f"{self._path}: the output {constant[0]!r} does not depend on the inputs: export the model without it"
             )
         self._model.outputs_like = [self._data[name] for name in self._model.output_names]
         later: set[str] = set(self._model.output_names)
         finished: list[Step] = []
         for step in reversed(self._steps):
             reads = {name for name in step.reads if name is not None and not self._model.has_stored(name)}
-            makes = tuple(name if name in later else ABSENT for name in step.makes)  # what nobody reads is not held
+            makes = tuple(name if name in later else ABSENT for name in step.makes)  # unread results are not held
             finished.append(Step(step.operation, step.reads, makes, tuple(sorted(reads - later))))
             later |= reads
         for step in reversed(finished):
@@ -231,7 +233,9 @@ def _node(node: onnx.NodeProto, opset: int, read: Mapping[str, int], path: Path)
     try:
         attributes = {each.name: _attribute(each) for each in node.attribute}
     except UnsupportedVariant as error:
-        raise WorkloadError(f"{path}: the node {name!r} ({node.op_type}) has {error}: export it without") from error
+        raise WorkloadError(
+            f"{path}: the node {name!r} ({node.op_type}) has {error}: export the model without it"
+        ) from error
     wanted = frozenset(position for position, output in enumerate(node.output) if output and read[output])
     return Node(
         kind=node.op_type,
@@ -261,12 +265,12 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
 
 
 def _module_path(node: onnx.NodeProto, name: str) -> tuple[str, ...]:
-    """Where the exporter says that a node came from: its metadata, or the slashes in its name."""
+    """Return the module that a node came from, according to its metadata or the slashes in its name."""
     scopes = _literal_list(_metadata(node, _SCOPES))
     if scopes:
         return path_of(scopes[-2]) if len(scopes) > 1 and scopes[-2] else ()
     parts = [part for part in name.split("/")[:-1] if part]
-    # The older exporter repeats what stands before: /layer1/layer1.0/conv1.
+    # The older exporter repeats the preceding part: /layer1/layer1.0/conv1.
     steps = [part.removeprefix(f"{before}.") for before, part in zip(["", *parts], parts, strict=False)]
     return path_of("/".join(steps)) if steps else ()
 
@@ -276,7 +280,7 @@ def _metadata(node: onnx.NodeProto, key: str) -> str:
 
 
 def _literal_list(text: str) -> list[str]:
-    """A list of texts that the exporter wrote as Python would print it; read as data."""
+    """Parse a list of strings that the exporter wrote in Python syntax, as data."""
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

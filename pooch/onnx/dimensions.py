@@ -1,4 +1,4 @@
-"""The shapes to train at: what the file fixes, and what --batch-size and --set give for the rest."""
+"""The shapes to train at: fixed by the file, or given by --batch-size and --set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from .types import torch_type
 
 @dataclass(frozen=True, slots=True)
 class InputShape:
-    """One input of the graph: name, type, and its sizes."""
+    """An input of the graph.
+
+    Attributes:
+        name: in the file.
+        dtype: of its elements.
+        sizes: of its dimensions.
+    """
 
     name: str
     dtype: torch.dtype
@@ -26,16 +32,16 @@ class InputShape:
 def input_shapes(
     graph: onnx.GraphProto, batch_size: int | None, settings: Mapping[str, object]
 ) -> tuple[InputShape, ...]:
-    """All inputs that are no initializers, with every size known.
+    """Return the shapes of all inputs that are not initializers, with every size known.
 
     Args:
-        graph: of the file.
-        batch_size: of the first dimension of the inputs where the file leaves it open (default 1).
-        settings: sizes of the other open dimensions, by their names.
+        graph: graph of the file.
+        batch_size: size of the first dimension of the inputs if the file leaves it open. None: 1.
+        settings: sizes of the other open dimensions, by name.
 
     Raises:
         UsageError: an open dimension is not given, a given one is unknown, or the batch size is fixed in the file.
-        WorkloadError: an input is no tensor that can be trained with.
+        WorkloadError: an input is not a tensor, or has an unsupported type.
     """
     stored = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in stored]
@@ -51,7 +57,7 @@ def input_shapes(
 
 
 class _Sizes:
-    """Looks open dimensions up and remembers their names."""
+    """Looks up the sizes of open dimensions, and collects their names."""
 
     def __init__(self, batch_size: int | None, settings: Mapping[str, object]) -> None:
         self._batch_size, self._settings = batch_size, settings
@@ -60,7 +66,7 @@ class _Sizes:
         self._batch_name = ""
 
     def of(self, dimension: onnx.TensorShapeProto.Dimension, value: str, axis: int) -> int:
-        """Size of a dimension."""
+        """Return the size of a dimension."""
         if dimension.HasField("dim_value") and dimension.dim_value > 0:
             return int(dimension.dim_value)
         name = _key(dimension.dim_param or f"{value}_{axis}")
@@ -68,7 +74,9 @@ class _Sizes:
         self._open.append(name)
         if given is not None:
             if not isinstance(given, int) or isinstance(given, bool) or given <= 0:
-                raise UsageError(f"the size {name}={given} is no positive whole number: write, say, --set {name}=16")
+                raise UsageError(
+                    f"the size {name}={given} is not a positive integer: write --set {name}=16, for example"
+                )
             return given
         if axis == 0 and self._batch_name in ("", name):
             self._batch_name = name
@@ -78,21 +86,21 @@ class _Sizes:
         return 1
 
     def refuse_unknown(self) -> None:
-        """Every open dimension has a size, and every setting a dimension."""
+        """Check that every open dimension has a size, and every setting a dimension."""
         if self._missing:
             names = ", ".join(dict.fromkeys(self._missing))
             example = " ".join(f"--set {name}=16" for name in dict.fromkeys(self._missing))
-            raise UsageError(f"the model leaves these dimensions open: {names}: give, say, {example}")
+            raise UsageError(f"the model leaves these dimensions open: {names}: give {example}, for example")
         unknown = [name for name in self._settings if name not in self._open]
         if unknown:
             names = ", ".join(dict.fromkeys(self._open)) or "none"
             raise UsageError(
-                f"the model has no open dimension and no setting {unknown[0]!r}: its open dimensions are {names}"
+                f"the model has no open dimension or setting {unknown[0]!r}: its open dimensions are {names}"
             )
 
 
 def _key(text: str) -> str:
-    """A dimension's name as `--set` takes it."""
+    """Return a dimension's name as `--set` takes it."""
     cleaned = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "dimension"
     return f"d{cleaned}" if cleaned[0].isdigit() else cleaned
 
@@ -100,10 +108,14 @@ def _key(text: str) -> str:
 def _shape(value: onnx.ValueInfoProto, sizes: _Sizes) -> InputShape:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
-        raise WorkloadError(f"the input {value.name!r} is no tensor of known rank: export the model with tensors alone")
+        raise WorkloadError(
+            f"the input {value.name!r} is not a tensor of known rank: export the model with tensors as inputs"
+        )
     try:
         dtype = torch_type(tensor.elem_type)
     except UnsupportedVariant as error:
-        raise WorkloadError(f"the input {value.name!r} has {error}: export the model with another type") from error
+        raise WorkloadError(
+            f"the input {value.name!r} has {error}, which cannot be trained: export another type"
+        ) from error
     name = _key(value.name)
     return InputShape(value.name, dtype, tuple(sizes.of(d, name, axis) for axis, d in enumerate(tensor.shape.dim)))

@@ -1,4 +1,4 @@
-"""A trained model into an ONNX file, and the proof that onnxruntime computes the same from it."""
+"""Exports a trained model to an ONNX file, and checks that onnxruntime computes the same outputs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
     from ..workloads import Workload
 
 _TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-_MOST_INLINE_BYTES = 3 * 2**29  # 1.5 GiB; one message of protobuf holds 2 GiB at most
+_MOST_INLINE_BYTES = 3 * 2**29  # 1.5 GiB; a protobuf message holds at most 2 GiB
 
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """A written file, beside what PyTorch computes.
+    """A comparison of a written file with PyTorch.
 
     Attributes:
-        path: the file. size_bytes: of it and its external data.
-        outputs: compared.
-        largest_difference: between an element of PyTorch's outputs and onnxruntime's.
+        path: the file.
+        size_bytes: size of the file and its external data.
+        outputs: number of outputs compared.
+        largest_difference: between elements of PyTorch's and onnxruntime's outputs.
         largest_output: the largest magnitude among PyTorch's outputs.
-        tolerance: largest difference, as a share of the largest output, that counts as the same.
+        tolerance: the largest difference that is accepted, as a share of the largest output.
     """
 
     path: str
@@ -56,52 +57,56 @@ class ExportReport:
         return self.relative_difference <= self.tolerance
 
     def record(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the report for `--json`."""
         return asdict(self) | {"same": self.is_same}
 
     def line(self) -> str:
-        """For people."""
+        """Return the report in one line."""
         return (
-            f"wrote {self.path}: its {self.outputs} output(s) in onnxruntime differ by "
-            f"{self.largest_difference:.1e} at most, {self.relative_difference:.1e} of the largest output "
-            f"(tolerated: {self.tolerance:.0e})"
+            f"wrote {self.path}: its {self.outputs} output(s) in onnxruntime differ by at most "
+            f"{self.largest_difference:.1e}, {self.relative_difference:.1e} of the largest output "
+            f"(tolerance: {self.tolerance:.0e})"
         )
 
     def refuse_different(self) -> None:
-        """Raise where the outputs differ by too much.
+        """Check that the outputs agree.
 
         Raises:
-            PoochError: by how much.
+            PoochError: they differ by more than the tolerance.
         """
         if not self.is_same:
             raise PoochError(
-                f"{self.path} gives other outputs in onnxruntime: they differ by {self.relative_difference:.1e} of the "
-                f"largest output, and {self.tolerance:.0e} is tolerated: do not use it"
+                f"{self.path} gives different outputs in onnxruntime: they differ by {self.relative_difference:.1e} of "
+                f"the largest output, more than the tolerance of {self.tolerance:.0e}: do not use the file"
             )
 
 
 def onnx_exporter(path: Path, workload_name: str) -> Callable[[Workload], ExportReport]:
-    """What exports a trained workload to a file; refuses before any training what cannot end well.
+    """Return a function that exports a trained workload, after checking before training that it can.
 
     Args:
-        path: of the file to write.
-        workload_name: as it was typed.
+        path: file to write.
+        workload_name: as typed on the command line.
 
     Raises:
-        UsageError: the name is that of the model to train.
+        UsageError: the file is the model to train.
         WorkloadError: a package is missing.
     """
     if workload_name.endswith(".onnx") and Path(workload_name).resolve() == path.resolve():
-        raise UsageError(f"{path} is the model to train itself: give --export another name")
+        raise UsageError(f"{path} is the model to be trained: give --export another name")
     for package in ("onnx", "onnxruntime", "onnxscript"):
         require(package, "--export")
     return partial(export_trained, path=path)
 
 
 def export_trained(workload: Workload, path: Path) -> ExportReport:
-    """Write the model as it infers, run the file in onnxruntime on the workload's own data, and compare.
+    """Write the model in inference mode, run the file in onnxruntime on the workload's own data, and compare.
 
-    A model that came from an ONNX file goes back into its own graph; any other goes through `torch.onnx.export`.
+    A model that came from an ONNX file is written back into its graph; any other is exported by `torch.onnx.export`.
+
+    Args:
+        workload: whose model is exported.
+        path: file to write.
 
     Raises:
         WorkloadError: the model cannot be exported, or the file cannot be run.
@@ -122,14 +127,14 @@ def export_trained(workload: Workload, path: Path) -> ExportReport:
 
 @dataclass(frozen=True)
 class _Call:
-    """The one call of the model in a step: what went in, and the tensors that came out."""
+    """The only call of the model in a step: its arguments, and the tensors that it returned."""
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     outputs: list[torch.Tensor]
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors that went in, in order."""
+        """Return all tensors among the arguments, in order."""
         import torch
         from torch.utils import _pytree
 
@@ -149,7 +154,7 @@ def _inferring(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _captured_call(workload: Workload) -> _Call:
-    """Run the step's forward pass once without gradients and keep what its model was given."""
+    """Run the forward pass of the step once without gradients, and record the call of its model."""
     import torch
     from torch.utils import _pytree
 
@@ -167,7 +172,7 @@ def _captured_call(workload: Workload) -> _Call:
         handle.remove()
     if len(calls) != 1:
         raise WorkloadError(
-            f"the step calls its model {len(calls)} times, so it is unclear what to export: leave it out"
+            f"the step calls its model {len(calls)} times, so it is unclear what to export: leave --export out"
         )
     return calls[0]
 
@@ -201,14 +206,14 @@ def _write_traced(model: torch.nn.Module, call: _Call, path: Path) -> None:
                 model, call.arguments, str(path), kwargs=call.keywords, dynamo=True, verbose=False,
                 external_data=stored_bytes > _MOST_INLINE_BYTES,
             )  # fmt: skip
-    except Exception as error:  # the exporter has many types, and long texts
+    except Exception as error:  # the exporter raises many types, with long texts
         kind = type(error).__name__
         raise WorkloadError(f"PyTorch cannot export the model to ONNX: {kind}: {_first_line(error)}") from error
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporter talks on stdout, in warnings and in logs, also where all is well."""
+    """Silence the exporter, which writes to stdout, warnings and logs even when it succeeds."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -223,19 +228,19 @@ def _compared(call: _Call, written: Path, path: Path) -> ExportReport:
     results = _run_file(call, written)
     if len(results) != len(call.outputs):
         raise WorkloadError(
-            f"{path} gives {len(results)} outputs and the model {len(call.outputs)}: leave --export out"
+            f"{path} gives {len(results)} outputs, but the model {len(call.outputs)}: leave --export out"
         )
     expected = [output.detach().cpu() for output in call.outputs]
     differences, magnitudes = [0.0], [0.0]
     for ours, theirs in zip(expected, results, strict=True):
         if ours.shape != theirs.shape:
-            raise WorkloadError(f"{path} gives an output of shape {tuple(theirs.shape)} for {tuple(ours.shape)}")
+            raise WorkloadError(f"{path} gives an output of shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
         if ours.numel():
             differences.append(float((ours.double() - theirs.double()).abs().max()))
             magnitudes.append(float(ours.double().abs().max()))
     if any(value != value or value == float("inf") for value in magnitudes):
         raise WorkloadError(
-            "the trained model's own outputs are not finite, so there is nothing to compare: train less"
+            "the outputs of the trained model are not finite, so they cannot be compared: train fewer steps"
         )
     size = sum(each.stat().st_size for each in written.parent.iterdir())
     tolerance = max((_tolerance(each) for each in expected), default=0.0)
@@ -251,7 +256,7 @@ def _run_file(call: _Call, path: Path) -> list[torch.Tensor]:
     import torch
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors come as exceptions
+    options.log_severity_level = 4  # errors are raised as exceptions
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         names = [value.name for value in session.get_inputs()]
@@ -262,7 +267,7 @@ def _run_file(call: _Call, path: Path) -> list[torch.Tensor]:
 
 
 def _move(folder: Path, path: Path) -> None:
-    """The data first, so that the model never names data that is not there."""
+    """Move the data first, so that the model never refers to missing data."""
     for written in sorted(folder.iterdir(), key=lambda each: each.name == path.name):
         written.replace(path.resolve().parent / written.name)
 

@@ -1,4 +1,4 @@
-"""`model.onnx`: a workload out of an ONNX file. Importing this imports neither torch nor the onnx package."""
+"""`model.onnx`: a workload from an ONNX file. Importing this imports neither torch nor the onnx package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXTRA = "pip install 'pooch-planner[onnx]'"
 
 
 def onnx_function(name: str) -> Callable[..., Workload]:
-    """The builder for a file.
+    """Return the builder for a file.
 
     Raises:
         WorkloadError: the file is missing, or the onnx package is not installed.
@@ -27,7 +27,11 @@ def onnx_function(name: str) -> Callable[..., Workload]:
 
 
 def require(package: str, what: str) -> None:
-    """Stop where a package of the `onnx` extra is missing.
+    """Check that a package of the `onnx` extra is installed.
+
+    Args:
+        package: name of the package.
+        what: what needs it, for the message.
 
     Raises:
         WorkloadError: it is not installed.

@@ -24,9 +24,9 @@ _KEEPS_VALUES = {
 
 
 def random_inputs(graph: onnx.GraphProto, shapes: Sequence[InputShape], seed: int) -> tuple[torch.Tensor, ...]:
-    """Standard normal numbers for floats, valid indices for what looks a table up, ones for other whole numbers.
+    """Make standard normal numbers for floats, valid indices for inputs that index a table, ones for other integers.
 
-    Ones, because a whole number that is no index is nearly always a mask.
+    An integer that is not an index is nearly always a mask, hence ones.
     """
     generator = torch.Generator().manual_seed(seed)
     bounds = index_bounds(graph)
@@ -42,7 +42,7 @@ def random_inputs(graph: onnx.GraphProto, shapes: Sequence[InputShape], seed: in
 
 
 def index_bounds(graph: onnx.GraphProto) -> dict[str, int]:
-    """{value: rows of the smallest table that it is an index into}, looked at through what keeps values."""
+    """Return {value: rows of the smallest table that it indexes}, followed through operators that keep values."""
     shapes = {stored.name: list(stored.dims) for stored in graph.initializer}
     bounds: dict[str, int] = {}
     for node in reversed(graph.node):

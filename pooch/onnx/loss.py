@@ -1,4 +1,4 @@
-"""The loss to train with: asked for, or by the shape of the model's output."""
+"""The loss to train with: given, or chosen by the shape of the model's output."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
 def loss_for(kind: str, output: torch.Tensor, takes_tokens: bool, seed: int, device: torch.device) -> Loss:
-    """A loss with random targets of its own.
+    """Return a loss with random targets.
 
     Args:
-        kind: one of `LOSSES`. "auto": the output itself where it is one number; cross entropy where it looks like
-            classes; else the mean square distance.
-        output: something like the model's output, for shape and type; it may have no memory.
-        takes_tokens: whether the model looks its inputs up in a table, as language models do. Their classes are the
-            last dimension of a three-dimensional output; otherwise classes are the second dimension.
-        seed: of the random targets.
-        device: where the targets are.
+        kind: one of `LOSSES`. "auto": the output itself if it is a single number, cross entropy if it looks like
+            classes, otherwise the mean squared error.
+        output: a tensor with the shape and type of the model's output; may be a meta tensor.
+        takes_tokens: whether the inputs index a table, as in language models. Classes are then the last dimension of a
+            three-dimensional output; otherwise they are the second dimension.
+        seed: seed of the random targets.
+        device: device of the targets.
 
     Raises:
         UsageError: the loss is unknown, or does not fit the output.
@@ -52,5 +52,5 @@ def _by_shape(output: torch.Tensor, axis: int) -> str:
     if output.numel() == 1:
         return "sum"
     has_classes = output.dim() >= 2 and output.is_floating_point() and output.shape[axis] > 1
-    is_image = output.dim() == 3 and axis == 1  # three dimensions without tokens: features, not classes
+    is_image = output.dim() == 3 and axis == 1  # three dimensions but no tokens: features, not classes
     return "cross_entropy" if has_classes and not is_image else "mse"

@@ -1,4 +1,4 @@
-"""The model that a graph becomes: a module for each node, called in the file's order."""
+"""The model built from a graph: a module for each node, called in the order of the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from .operation import Operation
 
 @dataclass(frozen=True)
 class Step:
-    """One call: the operation, the values that it reads (None: absent) and makes, and those read for the last time."""
+    """One call of an operation.
+
+    Attributes:
+        operation: to call.
+        reads: names of its inputs; None for an absent one.
+        makes: names of its outputs; "" for one that is not held.
+        last_reads: names of the inputs that are read for the last time.
+    """
 
     operation: Operation
     reads: tuple[str | None, ...]
@@ -24,17 +31,19 @@ class Step:
 
 
 class Scope(nn.Module):
-    """A module that only holds others, so that names form the tree that they had in the exported model."""
+    """A module that only holds others, to reproduce the tree of names in the exported model."""
 
 
 class OnnxModel(nn.Module):
     """Runs a graph's nodes in their order.
 
     Attributes:
-        input_names, output_names: as in the file.
-        outputs_like: the outputs as tensors without memory, for their shapes and types.
-        source, source_digest: the file that it came from.
-        stored: {name in the file: path of the parameter or buffer here} of what training changes.
+        input_names: as in the file.
+        output_names: as in the file.
+        outputs_like: the outputs as meta tensors, for their shapes and types.
+        source: path of the file.
+        source_digest: digest of the file.
+        stored: {name in the file: path of the parameter or buffer here} for everything that training changes.
     """
 
     def __init__(
@@ -50,11 +59,11 @@ class OnnxModel(nn.Module):
         self._scopes: dict[tuple[str, ...], tuple[nn.Module, str]] = {(): (self, "")}
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """The output, or a tuple of them where there are several."""
+        """Return the output, or a tuple if there are several."""
         values = dict(zip(self.input_names, inputs, strict=True))
         for step in self._steps:
             made = step.operation(*[self._value(values, name) for name in step.reads])
-            for name in step.last_reads:  # as Python's locals would, so that memory is what it was in the source
+            for name in step.last_reads:  # as Python's locals would be, so that memory is as in the source
                 values.pop(name, None)
             results = made if isinstance(made, tuple | list) else (made,)
             values.update((name, result) for name, result in zip(step.makes, results, strict=False) if name)
@@ -73,10 +82,10 @@ class OnnxModel(nn.Module):
         return found
 
     def store(self, name: str, tensor: torch.Tensor, kind: str) -> None:
-        """Take in a tensor of the file.
+        """Store a tensor of the file.
 
         Args:
-            name: of the tensor in the file.
+            name: its name in the file.
             tensor: its contents.
             kind: "parameter", "statistics" (a buffer that training changes) or "constant".
         """
@@ -96,13 +105,13 @@ class OnnxModel(nn.Module):
         return name in self._owners
 
     def add(self, step: Step) -> None:
-        """Append a call; the operation becomes a submodule at the path that its node has."""
+        """Append a call; its operation becomes a submodule at the path of its node."""
         scope, _ = self._scope(step.operation.node.path)
         scope.add_module(_free_name(scope, _identifier(step.operation.node.name)), step.operation)
         self._steps.append(step)
 
     def _scope(self, parts: tuple[str, ...]) -> tuple[nn.Module, str]:
-        """The module for a path, made where it is missing, and what stands before the names of its own things."""
+        """Return the module for a path, creating it if necessary, and the prefix of the names in it."""
         if parts not in self._scopes:
             outer, prefix = self._scope(parts[:-1])
             name = _free_name(outer, parts[-1])
@@ -112,7 +121,7 @@ class OnnxModel(nn.Module):
 
 
 def path_of(name: str) -> tuple[str, ...]:
-    """A name of the file as names of attributes: letters, digits and _ alone, since it is a stranger's text."""
+    """Split a name of the file into attribute names of letters, digits and _ alone, since files are not trusted."""
     return tuple(_identifier(part) for part in re.split(r"[./]", name) if part) or ("value",)
 
 
@@ -121,7 +130,7 @@ def _identifier(text: str) -> str:
 
 
 def _free_name(scope: nn.Module, wanted: str) -> str:
-    """The name, or the next one that is free: not a module's own attribute, not taken."""
+    """Return the name, or a numbered variant if the module has such an attribute already."""
     name, number = wanted, 1
     while hasattr(scope, name):
         number += 1

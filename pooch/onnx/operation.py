@@ -1,4 +1,4 @@
-"""One node of an ONNX graph as a module, so that ops of a profile carry the name of the layer that they came from."""
+"""A node of an ONNX graph as a module, so that ops in a profile carry the name of their layer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from torch import nn
 
 from .registry import Operator
 
-ABSENT = ""  # how ONNX writes an input or output that is left out
+ABSENT = ""  # how ONNX writes an omitted input or output
 
 
 @dataclass(frozen=True)
 class Node:
-    """What the file says of a node.
+    """A node as described in the file.
 
     Attributes:
-        kind: the operator's name. name: the node's own, or one made from its first output.
+        kind: name of the operator.
+        name: name of the node, or one derived from its first output.
         opset: version of the default domain.
-        attributes: numbers, texts, lists of them, and tensors.
-        inputs, outputs: names of values; "" where one is left out.
-        path: names of the modules that the exporter says it came from.
-        read_outputs: positions of the outputs that somebody reads.
-        origin: PyTorch's operator that it was exported from, "" where the file does not say.
+        inputs: names of values; "" for an omitted one.
+        outputs: names of values; "" for an omitted one.
+        attributes: numbers, strings, lists of these, and tensors.
+        path: names of the modules that the node came from, according to the exporter.
+        read_outputs: positions of the outputs that are read.
+        origin: the PyTorch operator from which it was exported; "" if the file does not name it.
     """
 
     kind: str
@@ -41,11 +43,12 @@ class Node:
 
 
 class HostNumbers:
-    """The contents of an input that is known already, as plain numbers: to read them is no op of the step, and works
-    where tensors have no contents (mode "fake").
+    """The contents of a known input as plain numbers.
+
+    Reading them is not an op of the step, and works even if tensors have no contents (mode "fake").
 
     Args:
-        tensor: a real one.
+        tensor: a real tensor.
 
     Attributes:
         dtype: of the tensor.
@@ -56,15 +59,15 @@ class HostNumbers:
         self._numbers: list[Any] = tensor.reshape(-1).tolist()
 
     def numel(self) -> int:
-        """How many there are."""
+        """Return the number of elements."""
         return len(self._numbers)
 
     def tolist(self) -> list[Any]:
-        """All of them, in a row."""
+        """Return all elements as a flat list."""
         return list(self._numbers)
 
     def item(self) -> Any:
-        """The first one."""
+        """Return the first element."""
         return self._numbers[0]
 
 
@@ -72,10 +75,10 @@ class Operation(nn.Module):
     """Runs one node.
 
     Args:
-        node: what the file says.
-        operator: how its kind runs.
-        known: inputs that are known already, by position: `HostNumbers`, or Python numbers.
-        mode: "exported", "train" or "eval": whether the file decides how batch norms and dropouts behave.
+        node: as described in the file.
+        operator: how the node runs.
+        known: the known inputs by position, as `HostNumbers` or Python numbers.
+        mode: how batch norms and dropouts behave: "exported" (as in the file), "train" or "eval".
     """
 
     def __init__(self, node: Node, operator: Operator, known: Mapping[int, Any], mode: str) -> None:
@@ -86,10 +89,10 @@ class Operation(nn.Module):
         self._mode = mode
 
     def forward(self, *tensors: torch.Tensor | None) -> Any:
-        """Its outputs: a tensor, or a tuple of them.
+        """Return the output, or a tuple of outputs.
 
         Args:
-            tensors: the inputs that are not known already, in their order; None for an absent one.
+            tensors: the inputs that are not known, in their order; None for an absent one.
         """
         arguments: list[Any] = list(tensors)
         for position in sorted(self._known):
@@ -102,38 +105,38 @@ class Operation(nn.Module):
         return self.node.opset
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or the default."""
+        """Return an attribute, or the default."""
         return self.node.attributes.get(name, default)
 
     def reads(self, output: int) -> bool:
-        """Whether anybody reads this output."""
+        """Return whether an output is read."""
         return output in self.node.read_outputs
 
     def trains(self, as_exported: bool) -> bool:
-        """Whether a batch norm or dropout behaves as in training now."""
+        """Return whether a batch norm or dropout currently behaves as in training."""
         wanted = {"train": True, "eval": False}.get(self._mode, as_exported)
         return self.training and wanted
 
     def axes(self, rank: int, given: HostNumbers | None = None) -> list[int] | None:
-        """Axes from an input or from the attribute, none negative; None where neither is there."""
+        """Return the axes from an input or an attribute as nonnegative numbers; None if there is neither."""
         raw = self.get("axes") if given is None else integers(given)
         return None if raw is None else [axis % rank if rank else 0 for axis in raw]
 
     def extra_repr(self) -> str:
-        """For people: the operator."""
+        """Return the name of the operator, for `repr`."""
         return self.node.kind
 
 
 def integers(values: HostNumbers | Sequence[int]) -> list[int]:
-    """A known input as a list of ints."""
+    """Convert a known input to a list of ints."""
     return [int(each) for each in (values.tolist() if isinstance(values, HostNumbers) else values)]
 
 
 def number(value: HostNumbers | None, default: float) -> float:
-    """A known input of one element."""
+    """Convert a known input of one element to a float."""
     return default if value is None else float(value.item())
 
 
 def product(values: Sequence[int]) -> int:
-    """Of a shape."""
+    """Return the product of the sizes of a shape."""
     return math.prod(values)

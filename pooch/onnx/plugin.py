@@ -1,4 +1,4 @@
-"""What ONNX support adds to Pooch: `model.onnx` as a workload, and writing one."""
+"""What ONNX support adds to Pooch: `model.onnx` as a workload, and export to ONNX."""
 
 from __future__ import annotations
 

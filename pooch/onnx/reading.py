@@ -1,7 +1,7 @@
-"""From a path to a checked ONNX model, or one line that says what is wrong with it.
+"""Reads and checks an ONNX model, or reports in one line what is wrong with it.
 
-Nothing of the file is executed: it is parsed as data, its external tensors are read by the onnx package, which refuses
-paths that leave the file's folder, and operators outside of the default domain are refused.
+Nothing in the file is executed: it is parsed as data, operators outside the default domain are refused, and external
+tensors are read by the onnx package, which refuses paths outside the folder of the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import WorkloadError
 from . import operators as _operators  # noqa: F401 - fills the registry
 from .registry import OPERATORS
 
-OLDEST_OPSET = 7  # before it, broadcasting was written into attributes
+OLDEST_OPSET = 7  # earlier opsets specify broadcasting in attributes
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
@@ -25,7 +25,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     """Read and check a model, with its external data.
 
     Raises:
-        WorkloadError: it cannot be read, is no valid ONNX model, or has operators that cannot be trained.
+        WorkloadError: the file cannot be read, is not a valid ONNX model, or has operators that cannot be trained.
     """
     model = _parsed(path)
     opset_of(model, path)
@@ -37,7 +37,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def digest_of(path: Path) -> str:
-    """Digest of a file's bytes, "" where it cannot be read."""
+    """Return a digest of a file's bytes, or "" if it cannot be read."""
     try:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     except OSError:
@@ -45,18 +45,20 @@ def digest_of(path: Path) -> str:
 
 
 def opset_of(model: onnx.ModelProto, path: Path) -> int:
-    """Version of the default operator set.
+    """Return the version of the default operator set.
 
     Raises:
-        WorkloadError: it is missing, or older or newer than what is understood.
+        WorkloadError: it is missing or not supported.
     """
     versions = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAINS]
     if not versions:
-        raise WorkloadError(f"{path} names no opset of the default domain, so it is no ONNX model: export it again")
+        raise WorkloadError(
+            f"{path} names no opset of the default domain, so it is not a valid ONNX model: export it again"
+        )
     newest = onnx.defs.onnx_opset_version()
     if not OLDEST_OPSET <= versions[0] <= newest:
         raise WorkloadError(
-            f"{path} uses opset {versions[0]}, and {OLDEST_OPSET} to {newest} are understood: "
+            f"{path} uses opset {versions[0]}, but only {OLDEST_OPSET} to {newest} are supported: "
             "export it again with one of these"
         )
     return int(versions[0])
@@ -71,14 +73,14 @@ def _parsed(path: Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(raw)
     except Exception as error:  # protobuf's own type, which differs between its implementations
-        raise WorkloadError(f"{path} is truncated or no ONNX file: export it again") from error
+        raise WorkloadError(f"{path} is truncated or not an ONNX file: export it again") from error
     if not model.graph.node:
-        raise WorkloadError(f"{path} is truncated or no ONNX file (it has no nodes): export it again")
+        raise WorkloadError(f"{path} is truncated or not an ONNX file (it has no nodes): export it again")
     return model
 
 
 def _without_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Functions that the file defines by itself, written out where they are called."""
+    """Inline the functions that the file defines."""
     if not model.functions:
         return model
     try:
@@ -97,7 +99,7 @@ def _refuse_unsupported(model: onnx.ModelProto, path: Path) -> None:
         listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(unknown.items()))
         raise WorkloadError(
             f"{path} has operators that cannot be trained: {listed}: export it without them "
-            "(docs/onnx.md lists those that can)"
+            "(docs/onnx.md lists the supported ones)"
         )
 
 
@@ -106,7 +108,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         return
     try:
         load_external_data_for_model(model, str(path.resolve().parent))
-    except Exception as error:  # missing, too short, or outside of the folder
+    except Exception as error:  # missing, too short, or outside the folder
         raise WorkloadError(
             f"the external data of {path} cannot be read: {_line(error)}: keep its files beside it"
         ) from error
@@ -126,7 +128,7 @@ def _check(model: onnx.ModelProto, path: Path) -> None:
     try:
         onnx.checker.check_model(str(path))  # by path: a model over 2 GiB cannot be checked from memory
     except Exception as error:  # onnx raises several types
-        raise WorkloadError(f"{path} is no valid ONNX model: {_line(error)}: export it again") from error
+        raise WorkloadError(f"{path} is not a valid ONNX model: {_line(error)}: export it again") from error
 
 
 def _line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The operators that can be trained: one function each, found by the operator's name in the default ONNX domain."""
+"""The operators that can be trained: one function each, registered by its name in the default ONNX domain."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 Run = TypeVar("Run", bound=Callable[..., Any])
-EVERY_INPUT = 16  # more inputs than any operator has that reads its inputs on the host
+EVERY_INPUT = 16  # more than any operator that reads all of its inputs on the host
 
 
 class UnsupportedVariant(Exception):
-    """An operator that is known, in a form that is not. Its text says which form; the caller names the node."""
+    """A form of a known operator that is not supported. The text describes the form; the caller names the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class Operator:
 
     Attributes:
         run: takes the `Operation` (attributes, opset, training mode) and the inputs; an absent input is None.
-        host: positions of inputs that it needs as known numbers while the model is built: shapes, axes, pads.
-        numbers: positions at which a constant of one element may come as a Python number.
-        gives_constants: its outputs follow from its inputs' shapes alone.
+        host: positions of inputs that must be known numbers when the model is built: shapes, axes, pads.
+        numbers: positions at which a constant of one element may be passed as a Python number.
+        gives_constants: whether the outputs depend only on the shapes of the inputs.
     """
 
     run: Callable[..., Any]
@@ -37,7 +37,7 @@ OPERATORS: dict[str, Operator] = {}
 def operator(
     *names: str, host: tuple[int, ...] = (), numbers: tuple[int, ...] = (), gives_constants: bool = False
 ) -> Callable[[Run], Run]:
-    """Enter a function into the registry under its ONNX names."""
+    """Register a function under its ONNX names; see `Operator` for the arguments."""
 
     def enter(run: Run) -> Run:
         enter_function(names, run, host=host, numbers=numbers, gives_constants=gives_constants)
@@ -54,7 +54,7 @@ def enter_function(
     numbers: tuple[int, ...] = (),
     gives_constants: bool = False,
 ) -> None:
-    """Enter a function into the registry; for tables of small functions."""
+    """Register a function without a decorator, for tables of small functions."""
     for name in names:
         assert name not in OPERATORS, name
         OPERATORS[name] = Operator(run, frozenset(host), frozenset(numbers), gives_constants)

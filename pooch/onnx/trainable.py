@@ -1,7 +1,7 @@
-"""Which stored tensors are trained.
+"""Decides which stored tensors are trained.
 
-PyTorch's exporter writes down what was a parameter and what a buffer. Weights that it transposed or merged have no such
-mark, nor has any weight in files of other exporters: then the place where a tensor is used tells.
+PyTorch's exporter marks parameters and buffers. Weights that it transposed or merged have no such mark, nor do any in
+the files of other exporters; for these, the use of a tensor decides.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _FLOATS = {
 }  # fmt: skip
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
-# Operator: positions at which a stored tensor is a weight, whatever else is known of it.
+# Operator: positions at which a stored tensor is always a weight.
 _WEIGHTS: dict[str, set[int]] = {
     "Conv": {1, 2}, "ConvTranspose": {1, 2}, "Gemm": {0, 1, 2}, "MatMul": {0, 1}, "Gather": {0}, "PRelu": {1},
     "LSTM": {1, 2, 3}, "GRU": {1, 2, 3}, "RNN": {1, 2, 3}, "Einsum": {0, 1},
 }  # fmt: skip
-# Positions at which it is one in files without marks; in files with marks, it is filling of the exporter's.
+# Positions at which it is a weight in files without marks. In files with marks, the exporter filled it in.
 _LIKELY: dict[str, set[int]] = {
     "BatchNormalization": {1, 2}, "InstanceNormalization": {1, 2}, "LayerNormalization": {1, 2},
     "GroupNormalization": {1, 2}, "RMSNormalization": {1},
@@ -34,11 +34,11 @@ _STATISTICS = {"BatchNormalization": {3, 4}}
 
 
 def trained_names(graph: onnx.GraphProto, freeze: str = "") -> set[str]:
-    """Names of the initializers that are parameters.
+    """Return the names of the initializers that are parameters.
 
     Args:
-        graph: of the file.
-        freeze: a pattern such as `encoder.*`; what it matches is not trained.
+        graph: graph of the file.
+        freeze: a pattern such as `encoder.*` of names that are not trained.
     """
     marks = _marks(graph)
     places = _places(graph)
@@ -53,7 +53,7 @@ def trained_names(graph: onnx.GraphProto, freeze: str = "") -> set[str]:
 
 
 def running_statistics(graph: onnx.GraphProto) -> set[str]:
-    """Names of the initializers that batch norms use as mean and variance."""
+    """Return the names of the initializers that batch norms use as mean and variance."""
     return {
         node.input[position]
         for node in graph.node
@@ -63,7 +63,7 @@ def running_statistics(graph: onnx.GraphProto) -> set[str]:
 
 
 def _marks(graph: onnx.GraphProto) -> dict[str, str]:
-    """{name: PARAMETER, BUFFER, ...} as PyTorch's exporter wrote it."""
+    """Return {name: PARAMETER, BUFFER, ...} as written by PyTorch's exporter."""
     stored = {tensor.name for tensor in graph.initializer}
     found: dict[str, str] = {}
     for value in graph.value_info:
@@ -74,7 +74,7 @@ def _marks(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def _places(graph: onnx.GraphProto) -> dict[str, set[tuple[str, int]]]:
-    """{name of a value: operators and positions that use it}, looked at through what only moves data."""
+    """Return {value: operators and positions that use it}, followed through operators that only move data."""
     places: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for node in reversed(graph.node):
         for position, name in enumerate(node.input):
@@ -93,6 +93,6 @@ def _by_place(stored: onnx.TensorProto, places: Iterable[tuple[str, int]], has_m
     likely = any(position in _LIKELY.get(kind, ()) for kind, position in places)
     if has_marks or not likely or not stored.dims:  # a single number is an epsilon or a scale
         return False
-    # A mask holds minus infinity or the lowest number there is; no weight does.
+    # A mask holds minus infinity or the lowest float; a weight does not.
     values = onnx.numpy_helper.to_array(stored).astype("float32")
     return bool(numpy.isfinite(values).all() and (values > numpy.finfo("float32").min / 2).all() and values.size > 1)

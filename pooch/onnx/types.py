@@ -1,4 +1,4 @@
-"""Types of ONNX tensors in PyTorch, and tensors of a file as PyTorch's."""
+"""Converts types and tensors of ONNX to PyTorch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TYPES: dict[int, torch.dtype] = {
 
 
 def torch_type(code: int) -> torch.dtype:
-    """PyTorch's type for ONNX's code of it.
+    """Return the PyTorch type for an ONNX type code.
 
     Raises:
-        UnsupportedVariant: there is none that can be trained with.
+        UnsupportedVariant: there is none that can be trained.
     """
     if code not in _TYPES:
         name = onnx.TensorProto.DataType.Name(code) if code in onnx.TensorProto.DataType.values() else str(code)
@@ -36,10 +36,10 @@ def torch_type(code: int) -> torch.dtype:
 
 
 def tensor_of(stored: onnx.TensorProto) -> torch.Tensor:
-    """A tensor of the file as one of its own.
+    """Convert a tensor of the file to a PyTorch tensor.
 
     Raises:
-        UnsupportedVariant: its type is unknown to PyTorch.
+        UnsupportedVariant: its type cannot be trained.
     """
     dtype = torch_type(stored.data_type)
     array: Any = onnx.numpy_helper.to_array(stored)

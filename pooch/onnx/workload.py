@@ -1,4 +1,4 @@
-"""A workload out of `model.onnx`."""
+"""A workload from `model.onnx`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODES = ("exported", "train", "eval")
 
 
 def onnx_builder(name: str) -> Callable[..., Workload]:
-    """The function that builds the workload of a file."""
+    """Return the function that builds the workload of a file."""
 
     def build(
         batch_size: int | None = None,
@@ -63,7 +63,7 @@ def onnx_builder(name: str) -> Callable[..., Workload]:
 
 
 def _output_position(model: OnnxModel, wanted: str) -> int:
-    """Of the output that the loss is computed from: the one that was named, or the first with floats."""
+    """Return the position of the output for the loss: the named one, or the first of floating point numbers."""
     if wanted:
         if wanted not in model.output_names:
             raise UsageError(f"the model has no output {wanted!r}: it has {', '.join(model.output_names)}")

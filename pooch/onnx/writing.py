@@ -1,4 +1,4 @@
-"""A trained model back into the file that it came from: the same graph, names and open dimensions, new weights."""
+"""Writes a trained model back into its graph: the same names and open dimensions, new weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _DATA_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64
 
 
 def trained_proto(model: OnnxModel) -> onnx.ModelProto:
-    """The file's model with what training changed, as it infers: batch norms by their statistics, no dropout.
+    """Return the model of the file with trained weights and statistics, in inference mode.
 
     Raises:
-        WorkloadError: the file is gone, or is another one by now.
+        WorkloadError: the file is missing or has changed.
     """
     if digest_of(model.source) != model.source_digest:
         raise WorkloadError(f"{model.source} changed while its model was trained: train again")
@@ -31,7 +31,7 @@ def trained_proto(model: OnnxModel) -> onnx.ModelProto:
 
 def _put(stored: onnx.TensorProto, tensor: torch.Tensor) -> None:
     values = tensor.detach().cpu().contiguous()
-    raw = values.reshape(-1).view(torch.uint8).numpy().tobytes()  # of any type, bfloat16 too
+    raw = values.reshape(-1).view(torch.uint8).numpy().tobytes()  # for any type, including bfloat16
     for field in _DATA_FIELDS:
         stored.ClearField(field)  # type: ignore[arg-type, unused-ignore]
     stored.raw_data = raw

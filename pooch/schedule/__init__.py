@@ -1,4 +1,4 @@
-"""Lowers decisions to a schedule, and verifies schedules before they are executed. No torch."""
+"""Lowers decisions to schedules, and verifies schedules before they are executed. Does not import torch."""
 
 from .lowering import Lowering, lower
 from .verifier import verify

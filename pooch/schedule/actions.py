@@ -1,4 +1,4 @@
-"""Actions that schedules share: a search lowers hundreds of schedules that differ in a few actions."""
+"""Shared actions: a search lowers hundreds of schedules that differ in only a few actions."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from ..ir.schedule import ActionKind
 def action(
     slot: int, kind: ActionKind, target: int, outputs: tuple[int, ...] = (), in_place: tuple[int, ...] = ()
 ) -> Action:
-    """The action with these fields; equal actions are one object."""
+    """Return the action with these fields; equal actions are one object."""
     return Action(slot, kind, target, outputs, in_place)

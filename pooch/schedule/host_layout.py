@@ -1,4 +1,4 @@
-"""Places swapped values in the tier: values that are there at different times may share room."""
+"""Places swapped values in the tier; values that are there at different times may share room."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class TierStay:
     Attributes:
         value: its id.
         first_slot: of its copy out.
-        last_slot: of the wait after which it is back for good; `NEVER` where it does not come back, since an unexpected
-            reader may still ask for it.
+        last_slot: of the wait after which it is back for good. `NEVER`: it does not come back, as an unexpected reader
+            may still need it.
     """
 
     value: int
@@ -31,7 +31,7 @@ class TierStay:
 
 @dataclass(frozen=True, slots=True)
 class HostLayout:
-    """Rooms in the tier.
+    """The places of values in the tier.
 
     Attributes:
         offsets: (value, offset in bytes), ascending values.
@@ -43,7 +43,7 @@ class HostLayout:
 
 
 def tier_stays(actions: Iterable[Action], swapped: Sequence[int]) -> list[TierStay]:
-    """When each swapped value is in the tier, by the actions that move it; in order of their copies out."""
+    """Return when each swapped value is in the tier, in order of their copies out."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     moved = frozenset(swapped)
@@ -60,14 +60,14 @@ def tier_stays(actions: Iterable[Action], swapped: Sequence[int]) -> list[TierSt
 def lay_out(actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[int]) -> HostLayout:
     """Give each swapped value room, at multiples of `TIER_ALIGNMENT_BYTES`.
 
-    A room is used again by a copy out in a later slot than the wait that brought the last value back: compute has
-    waited for the copy in by then, and copies out come after compute, so on no engine can the two meet. Of the rooms
-    that are free the smallest that suffices is taken; what is left of it stays free.
+    Room is reused by a copy out in a later slot than the wait that brought the previous value back. By then, compute
+    has waited for the copy in, and copies out run after compute, so the two never overlap on any engine. The smallest
+    free room that suffices is taken; the rest of it stays free.
 
     Args:
         actions: of the schedule.
-        swapped: ids, ascending.
-        sizes: in bytes, by id.
+        swapped: ids of the swapped values, ascending.
+        sizes: bytes of each value, by id.
     """
     stays = tier_stays(actions, swapped)
     ending = sorted(stays, key=lambda stay: stay.last_slot)

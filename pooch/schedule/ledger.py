@@ -1,4 +1,4 @@
-"""The verifier's own account of who holds what. It shares nothing with the lowering's account, on purpose."""
+"""The verifier's own account of who holds what. It deliberately shares no code with the lowering."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections import defaultdict
 
 from ..analysis.dataflow import Dataflow
 
-STEP = "step"  # the program or autograd
+STEP = "step"  # held by the program or autograd
 SCHEDULE = "schedule"  # held until a drop, because replays read it
 
 
 class Ledger:
-    """Who holds each value that the step makes, and how many bytes that adds to those outside any decision.
+    """Records who holds each value that the step makes, and counts the bytes that this adds.
 
     Attributes:
-        extra_bytes: on top of `Dataflow.base_points`, which hold every value but the activations.
-        intermediates: replayed values that live until their drop and belong to no record.
+        extra_bytes: in addition to `Dataflow.base_points`, which count every value except the activations.
+        intermediates: replayed values that live until their drop and have no holder.
     """
 
     def __init__(self, dataflow: Dataflow) -> None:
         self._values = dataflow.profile.values
         self._activation_ids = dataflow.activation_ids
         self._holders: dict[int, set[str]] = defaultdict(set)
-        self._emptied: dict[int, set[str]] = {}  # who holds what was emptied
+        self._emptied: dict[int, set[str]] = {}  # the holders of emptied values
         self.extra_bytes = 0
         self.intermediates: set[int] = set()
 
     def is_resident(self, value: int) -> bool:
-        """Whether anybody holds the value."""
+        """Return whether the value has a holder."""
         return bool(self._holders[value])
 
     def holds(self, value: int, holder: str) -> bool:
-        """Whether this holder does."""
+        """Return whether this holder holds the value."""
         return holder in self._holders[value]
 
     def hold(self, value: int, holder: str) -> None:
@@ -47,39 +47,39 @@ class Ledger:
         self.extra_bytes += self._counted_bytes(value) - before
 
     def empty(self, value: int) -> None:
-        """Free its bytes; its holders keep an empty storage."""
+        """Free the bytes of a value; its holders keep an empty storage."""
         before = self._counted_bytes(value)
         self._emptied[value] = self._holders.pop(value)
         self.extra_bytes -= before
 
     def refill(self, value: int) -> None:
-        """Give its holders their bytes back."""
+        """Restore the bytes of an emptied value to its holders."""
         self._holders[value] = self._emptied.pop(value)
         self.extra_bytes += self._counted_bytes(value)
 
     def is_empty(self, value: int) -> bool:
-        """Whether its bytes are gone while somebody holds it."""
+        """Return whether a value is emptied."""
         return value in self._emptied
 
     def emptied(self) -> list[int]:
-        """Values that are empty just now, ascending."""
+        """Return the values that are currently emptied, ascending."""
         return sorted(self._emptied)
 
     def forget(self, value: int) -> None:
-        """The empty storage has lost its last holder."""
+        """Drop the record of an emptied value that has lost its last holder."""
         self._emptied.pop(value, None)
 
     def held_by_schedule(self) -> list[int]:
-        """Values that the schedule still holds, ascending."""
+        """Return the values that the schedule still holds, ascending."""
         return sorted(value for value, holders in self._holders.items() if SCHEDULE in holders)
 
     def add_intermediate(self, value: int) -> None:
-        """A replay made a copy of its own."""
+        """Add a value made by a replay."""
         self.intermediates.add(value)
         self.extra_bytes += self._values[value].allocated_bytes
 
     def remove_intermediate(self, value: int) -> None:
-        """The copy was dropped, or overwritten."""
+        """Remove a value that was dropped or overwritten."""
         self.intermediates.remove(value)
         self.extra_bytes -= self._values[value].allocated_bytes
 

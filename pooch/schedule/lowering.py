@@ -1,4 +1,4 @@
-"""Lowers decisions to a schedule. The rules are stated in docs/schedule.md; nothing here looks at times."""
+"""Lowers decisions to a schedule by the rules of docs/schedule.md. Times play no role."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ from .swaps import Absence, SwapTables, place_absences
 
 
 def lower(dataflow: Dataflow, decisions: Decisions, budget_bytes: int) -> Schedule:
-    """Lower decisions once; see `Lowering` for many times on one dataflow."""
+    """Lower decisions once. To lower repeatedly on one dataflow, use `Lowering`."""
     return Lowering(dataflow).lower(decisions, budget_bytes)
 
 
 class Lowering:
-    """Lowers decisions to schedules of one dataflow, for which it prepares tables once."""
+    """Lowers decisions to schedules of one dataflow, using tables that are prepared once."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
         self._replay_tables = ReplayTables(dataflow)
         self._swap_tables = SwapTables(dataflow)
-        # A value that is overwritten later cannot be restored to what autograd saved: it stays.
+        # A value that is overwritten later cannot be restored to what autograd saved, so it stays.
         self._decidable = frozenset(v.id for v in dataflow.activations if dataflow.is_source(v))
 
     def lower(self, decisions: Decisions, budget_bytes: int) -> Schedule:
         """Lower decisions; activations not named are kept.
 
-        The budget determines when values leave and come back. Where the decisions do not fit, the schedule comes as
-        close as it can and its simulated peak is over the budget. A swapped value for which there is always room, or
-        that cannot leave before it is needed, is kept: it is not in `Schedule.swapped`.
+        The budget determines when values leave and come back. If the decisions do not fit, the schedule comes as close
+        as it can, and its simulated peak exceeds the budget. A swapped value for which there is always room, or that
+        cannot leave before it is needed, is kept: it is not in `Schedule.swapped`.
+
+        Args:
+            decisions: the choice for each activation.
+            budget_bytes: bound on all device bytes.
 
         Raises:
-            UsageError: a decision names no activation, or asks for an impossible recompute.
+            UsageError: a decision is not about an activation, or recomputes a value that cannot be recomputed.
         """
         self._check(decisions)
         decided = {value: choice for value, choice in decisions.items() if value in self._decidable}
@@ -77,15 +81,15 @@ class Lowering:
 
 
 def _assemble(absences: list[Absence], replays: Replays) -> tuple[Action, ...]:
-    """Put all actions in order of slot and stage.
+    """Sort all actions by slot and stage.
 
-    The stages of one entry: 0 copies out, 1 frees, 2 copies in that are needed here, 3 replays with their drops and
+    The stages of an entry are: 0 copies out, 1 frees, 2 copies in that are needed here, 3 replays with their drops and
     the waits for what they read, 4 copies in that are needed later (after the replays, so as not to add to their
     peak), 5 waits for what is read here.
     """
     staged: list[tuple[int, Action]] = []
     copied: set[int] = set()
-    for absence in sorted(absences, key=_made_first):  # copies and frees: first made, first out
+    for absence in sorted(absences, key=_made_first):  # copies and frees, in the order in which values are made
         staged += _way_out(absence, copied)
     for absence in absences:  # in order of need
         if absence.in_slot >= 0:
@@ -93,7 +97,7 @@ def _assemble(absences: list[Absence], replays: Replays) -> tuple[Action, ...]:
     moved = {absence.candidate.value for absence in absences if absence.candidate.kind == "swap"}
     for slot, actions in replays.actions.items():
         staged += [(slot * 6 + 3, a) for a in actions if a.kind != "wait" or a.target in moved]
-    staged.sort(key=itemgetter(0))  # stable: within a stage, as gathered
+    staged.sort(key=itemgetter(0))  # stable: keeps the order within a stage
     return tuple(action for _, action in staged)
 
 
@@ -102,7 +106,7 @@ def _made_first(absence: Absence) -> int:
 
 
 def _way_out(absence: Absence, copied: set[int]) -> Iterator[tuple[int, Action]]:
-    """One copy per value, however often it leaves; what the program still holds is emptied first and freed later."""
+    """Copy a value out once, however often it leaves; while the program holds it, it is emptied, and freed later."""
     candidate, slot = absence.candidate, absence.out_slot
     value = candidate.value
     if candidate.kind != "recompute" and value not in copied:

@@ -1,4 +1,4 @@
-"""Which forward ops are replayed at which anchor, which outputs are kept, and what has to be held for them."""
+"""Decides which forward ops are replayed at which anchor, which outputs are kept, and what is held for them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Replays:
     """All replays of a step.
 
     Attributes:
-        recomputed: values that autograd does not get, ascending.
-        needs: slot at which a swapped value is needed first: by its unpack or by a replay.
+        recomputed: values that autograd does not keep, ascending.
+        needs: first slot at which a swapped value is needed, by its unpack or by a replay.
         actions: by anchor slot, in order: replays, drops, and waits for swapped values just before their reader.
-        waited: swapped values for which `actions` contain a wait.
+        waited: swapped values with a wait in `actions`.
         reads: values "made" by the step (not replayed intermediates) that replays read.
     """
 
@@ -30,7 +30,7 @@ class Replays:
 
 
 class ReplayTables:
-    """What replays read of a dataflow, as plain lists, since lowering is called hundreds of times."""
+    """The parts of a dataflow that replays need, as plain lists, since lowering is called hundreds of times."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         profile = dataflow.profile
@@ -51,7 +51,7 @@ class ReplayTables:
 
 
 def plan_replays(tables: ReplayTables, decisions: Mapping[int, Choice]) -> Replays:
-    """Walk the anchors in order and replay what was decided, each value once."""
+    """Walk the anchors in order, and replay each recomputed value once."""
     closures = _Closures(tables, decisions)
     for slot, unpacked in tables.anchors:
         closures.visit(slot, unpacked)
@@ -59,7 +59,7 @@ def plan_replays(tables: ReplayTables, decisions: Mapping[int, Choice]) -> Repla
 
 
 class _Closures:
-    """First pass: the set of ops that each anchor replays, and when each value comes back."""
+    """First pass: finds the ops that each anchor replays, and when each value comes back."""
 
     def __init__(self, tables: ReplayTables, decisions: Mapping[int, Choice]) -> None:
         self._tables = tables
@@ -88,7 +88,7 @@ class _Closures:
             value = pending.pop()
             if value in self.made:
                 continue
-            if self._tables.release[value] >= slot:  # the program still has it: a replay would free nothing
+            if self._tables.release[value] >= slot:  # the program still holds it, so a replay would free nothing
                 self.recomputed.discard(value)
                 continue
             self.made[value] = slot
@@ -102,7 +102,7 @@ class _Closures:
         return ops
 
     def _take_siblings(self, slot: int, ops: set[int]) -> None:
-        """Keep their other outputs that are wanted later, so that no op runs twice for them."""
+        """Keep other outputs of the ops that are needed later, so that no op runs twice for them."""
         for op in ops:
             for value in self._tables.saved_writes[op]:
                 wanted = value in self.recomputed and value not in self.made and self._tables.first_unpack[value] > slot
@@ -111,7 +111,7 @@ class _Closures:
 
 
 class _Emission:
-    """Second pass: the actions, knowing which read of each value is the last."""
+    """Second pass: emits the actions, given the last read of each value."""
 
     def __init__(self, tables: ReplayTables, closures: _Closures) -> None:
         self._tables = tables
@@ -160,7 +160,7 @@ class _Emission:
         )
 
     def _reusable(self, op: int, last_op: dict[int, int]) -> tuple[int, ...]:
-        """Storage that an in-place op may take over: of a replayed intermediate that nothing reads after it."""
+        """Return the replayed intermediates whose storage an in-place op may reuse, as nothing reads them later."""
         targets = self._tables.in_place[op]
         return tuple(value for value in targets if not self._tables.is_source[value] and last_op.get(value) == op)
 

@@ -1,4 +1,4 @@
-"""When values leave (as late as memory permits) and come back (as early as memory permits)."""
+"""Decides when values leave (as late as memory permits) and come back (as early as memory permits)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import numpy
 from ..analysis.dataflow import Dataflow
 from ..analysis.occupancy import Occupancy
 
-# What leaves first where memory is short: what costs nothing, then what has to leave anyway, then what has to be copied
-# back one more time, and of those what is needed last.
+# The order in which values leave if memory is short: those that cost nothing, then those that leave anyway, then those
+# that need an additional copy back, beginning with the one that is needed last.
 AbsenceKind = Literal["recompute", "swap", "gap"]
 _RANKS = {"recompute": 0, "swap": 1, "gap": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A value and slots between which it can be away.
+    """A value, and the slots between which it can be away.
 
     Attributes:
         value: its id.
         kind: "swap": a swapped value, between its last use by the forward pass and its need; "gap": a swapped value,
-            between two looks of the forward pass at it; "recompute": a value that is recomputed, between its last
-            use and its release.
-        copy_slot: where the copy out starts, or -1 where none does.
-        ready_slot: first slot at which its bytes can go: nothing looks at it and the copy has started.
-        let_go_slot: first of these slots at which the program has let go of it; before it, the storage is emptied.
-        need_slot: where it has to be back, or -1 where it is not read again.
-        back_point: first point at which it counts again, once gone (or would have died).
-        bytes: what it takes on the device.
+            between two looks of the forward pass at it; "recompute": a recomputed value, between its last use and its
+            release.
+        copy_slot: where the copy out starts. -1: there is none.
+        ready_slot: first slot at which its bytes can be freed, as nothing looks at it and the copy has started.
+        let_go_slot: first of these slots at which the program no longer holds it; before it, the storage is emptied.
+        need_slot: where it has to be back. -1: it is not read again.
+        back_point: first point at which its bytes count again (or at which it would have died).
+        bytes: its size on the device.
     """
 
     value: int
@@ -48,12 +48,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """One value's way out and back.
+    """The way of a value out and back.
 
     Attributes:
         candidate: what leaves.
         out_slot: where its bytes are freed.
-        in_slot: where the copy in starts, -1 where there is none.
+        in_slot: where the copy in starts. -1: there is none.
     """
 
     candidate: Candidate
@@ -62,7 +62,7 @@ class Absence:
 
 
 class SwapTables:
-    """What swaps read of a dataflow, prepared once."""
+    """The parts of a dataflow that swaps need, prepared once."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         self._dataflow = dataflow
@@ -86,17 +86,17 @@ class SwapTables:
         self._recomputed: dict[int, tuple[Candidate, ...]] = {}
 
     def _next_action(self, slot: int) -> int:
-        """First slot from `slot` on at which a schedule can act; past the end where there is none."""
+        """Return the first slot from `slot` on at which a schedule can act, or a slot past the end."""
         place = bisect_left(self.action_slots, slot)
         return self.action_slots[place] if place < len(self.action_slots) else 1 << 60
 
     def last_action_slot(self, slot: int) -> int:
-        """Last slot up to `slot` at which a schedule can act, -1 where there is none."""
+        """Return the last slot up to `slot` at which a schedule can act, or -1."""
         place = self.last_action[slot]
         return self.action_slots[place] if place >= 0 else -1
 
     def swapped(self, value: int, need_slot: int) -> tuple[Candidate, ...]:
-        """When a swapped value can be away: before its need, and in gaps of the forward pass."""
+        """Return when a swapped value can be away: before its need, and in gaps of the forward pass."""
         key = (value, need_slot)
         if key not in self._candidates:
             gaps = self._dataflow.gaps(self._values[value])
@@ -107,7 +107,7 @@ class SwapTables:
         return self._candidates[key]
 
     def _tail(self, value: int, need_slot: int) -> tuple[Candidate, ...]:
-        """Nothing where the value cannot leave before it is needed, or dies before that."""
+        """Return nothing if the value cannot leave before it is needed, or dies earlier."""
         ready = self.ready_slot[value]
         latest = self.death[value] if need_slot < 0 else need_slot - 1
         if ready > latest or need_slot > self.death[value]:
@@ -116,7 +116,7 @@ class SwapTables:
         return (self._candidate(value, "swap", ready, need_slot, back_point),)
 
     def recomputed(self, value: int) -> tuple[Candidate, ...]:
-        """When a recomputed value can be gone before the program lets go of it."""
+        """Return when a recomputed value can be away before the program releases it."""
         if value not in self._recomputed:
             ready, release = self.ready_slot[value], self._values[value].release
             can_leave = ready <= release
@@ -133,13 +133,13 @@ class SwapTables:
 def place_absences(
     tables: SwapTables, candidates: Iterable[Candidate], memory: Occupancy, budget_bytes: int
 ) -> list[Absence]:
-    """Decide where each candidate leaves and where its copy in starts; those that can stay are left out.
+    """Decide where each candidate leaves and where its copy in starts; candidates that can stay are left out.
 
     Args:
         tables: of the dataflow.
-        candidates: what can be away.
-        memory: of the step with all candidates staying; updated in place for the absences.
-        budget_bytes: of device memory.
+        candidates: values that can be away.
+        memory: of the step if all candidates stay; updated in place for the absences.
+        budget_bytes: bound on all device bytes.
 
     Returns:
         The absences in order of need.
@@ -152,7 +152,7 @@ def place_absences(
 
 
 def _first_leaving(candidate: Candidate) -> tuple[int, int, int]:
-    """Among swapped values the one copied out first: its copy is the likeliest to be complete."""
+    """Sort key. Of the swapped values, the one copied out first leaves first: its copy is most likely complete."""
     latest_first = -candidate.back_point if candidate.kind == "gap" else 0
     return _RANKS[candidate.kind], latest_first, candidate.value
 
@@ -160,7 +160,7 @@ def _first_leaving(candidate: Candidate) -> tuple[int, int, int]:
 def _place_leaving(
     tables: SwapTables, candidates: list[Candidate], live: numpy.ndarray, budget_bytes: int
 ) -> list[tuple[Candidate, int]]:
-    """Where a slot is over the budget, let the first of `candidates` leave that can, until it fits."""
+    """At every slot over the budget, let the first possible candidates leave until it fits."""
     waiting = sorted(range(len(candidates)), key=lambda place: -candidates[place].ready_slot)
     able: list[int] = []  # heap of places in `candidates`
     left: list[tuple[Candidate, int]] = []
@@ -184,7 +184,7 @@ def _place_leaving(
 
 
 def _first_over(live: numpy.ndarray, start: int, budget_bytes: int) -> int:
-    """First point from `start` on that is over the budget, or -1."""
+    """Return the first point from `start` on that is over the budget, or -1."""
     if start >= len(live):
         return -1
     over = live[start:] > budget_bytes
@@ -213,7 +213,7 @@ def _place_copies_in(
 def _earliest_place(
     slots: Sequence[int], candidate: Candidate, first: int, memory: Occupancy, budget_bytes: int
 ) -> int:
-    """Place in `slots` of the first slot from which on the value fits until its need."""
+    """Return the index in `slots` of the first slot from which on the value fits until its need."""
     room = budget_bytes - candidate.bytes
     need_place = bisect_left(slots, candidate.need_slot)
     if first >= need_place:
@@ -226,7 +226,7 @@ def _earliest_place(
     last_over = candidate.back_point - 1 - distance
     slot = last_over // 2
     place = bisect_right(slots, slot)
-    # Where only an entry is too high, and only while replays run there, the copy starts after them.
+    # If only an entry is over the budget, and only while replays run in it, the copy starts after them.
     excess = memory.entry_excess_bytes.get(slot, 0) if last_over == 2 * slot else 0
     if excess and live[last_over] - excess <= room:
         place -= 1
@@ -234,7 +234,7 @@ def _earliest_place(
 
 
 def _occupy(memory: Occupancy, in_slot: int, candidate: Candidate) -> None:
-    """The value takes room from after the replays at `in_slot` on until its need, where it already counts."""
+    """Count the value from after the replays at `in_slot` until its need, where it already counts."""
     if in_slot == candidate.need_slot:
         return
     live, excess = memory.point_bytes, memory.entry_excess_bytes.get(in_slot, 0)

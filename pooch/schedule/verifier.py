@@ -1,6 +1,6 @@
-"""Walks a schedule symbolically and refuses what would fault, leak or go over the budget.
+"""Walks a schedule symbolically, and refuses one that would fault, leak or exceed the budget.
 
-Written independently of the lowering: it keeps its own ledger and counts its own bytes.
+It is independent of the lowering: it keeps its own ledger and counts bytes by itself.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ def verify(dataflow: Dataflow, schedule: Schedule, decisions: Decisions, budget_
 
     Args:
         dataflow: of the step.
-        schedule: to check.
-        decisions: what the schedule was lowered from; it may move nothing else.
-        budget_bytes: highest live bytes allowed at any point; None checks no budget.
+        schedule: the schedule to check.
+        decisions: the decisions that it was lowered from; it may move nothing else.
+        budget_bytes: most live bytes allowed at any point. None: no budget is checked.
 
     Returns:
         Live bytes at each point (two per slot), by the verifier's own count.
 
     Raises:
-        InvalidSchedule: with one line that names the slot and the fault.
+        InvalidSchedule: the schedule cannot be executed; gives the slot and the fault.
     """
     check_form(dataflow, schedule, decisions)
     return _Verifier(dataflow, schedule, budget_bytes).walk()
 
 
 class _Verifier:
-    """State of the walk: the ledger, and how far each swapped value has come."""
+    """The state of the walk: the ledger, and the progress of each swapped value."""
 
     def __init__(self, dataflow: Dataflow, schedule: Schedule, budget_bytes: int | None) -> None:
         self._dataflow = dataflow
@@ -46,7 +46,7 @@ class _Verifier:
         self._recomputed = frozenset(schedule.recomputed)
         self._swapped = frozenset(schedule.swapped)
         self._dropped = frozenset(action.target for action in schedule.actions if action.kind == "drop")
-        # Swapped value -> "copied", "emptied", "filling" (all three with the program), "away", "arriving" or "back".
+        # Swapped value -> "copied", "emptied", "filling" (the program holds all three), "away", "arriving" or "back".
         self._progress: dict[int, str] = {}
         self._refilled: set[int] = set()
         self._looks = _looks_by_slot(dataflow)
@@ -54,7 +54,7 @@ class _Verifier:
         self._actions: dict[int, list[Action]] = defaultdict(list)
         for action in schedule.actions:
             self._actions[action.slot].append(action)
-        self._leaving: dict[int, list[int]] = defaultdict(list)  # slot -> values that the step lets go of in it
+        self._leaving: dict[int, list[int]] = defaultdict(list)  # slot -> values that the step releases in it
         for value in self._profile.values:
             self._leaving[value.death].append(value.id)
             if value.id in self._recomputed:
@@ -76,7 +76,7 @@ class _Verifier:
         return self._points
 
     def _entry(self, slot: int) -> None:
-        """Do the actions; the point counts from after the leading copies out and frees."""
+        """Perform the actions of an entry; its bytes count from after the leading copies out and frees."""
         actions = self._actions[slot]
         leading = 0
         while leading < len(actions) and actions[leading].kind in ("copy_out", "free", "empty"):
@@ -91,7 +91,7 @@ class _Verifier:
         self._note_bytes(slot, "entry", self._base(2 * slot) + highest)
 
     def _do(self, action: Action) -> int:
-        """Do one action; returns the extra bytes at its own peak."""
+        """Perform one action, and return the extra bytes at its peak."""
         match action.kind:
             case "replay":
                 return self._replay(action)
@@ -114,14 +114,16 @@ class _Verifier:
     def _copy_out(self, action: Action) -> None:
         value = self._profile.values[action.target]
         if value.id in self._progress or value.producer >= action.slot or not self._ledger.holds(value.id, STEP):
-            self._refuse(action.slot, f"copy out of value {value.id}, which is not there or was copied before")
+            self._refuse(
+                action.slot, f"copy out of value {value.id}, which is not on the device or was copied out before"
+            )
         self._progress[value.id] = "copied"
 
     def _free(self, action: Action) -> None:
         value = self._profile.values[action.target]
         was_emptied = self._progress.get(value.id) == "emptied"
         if self._progress.get(value.id) != "copied" and not was_emptied:
-            self._refuse(action.slot, f"free of value {value.id} without a copy out before it, or for the second time")
+            self._refuse(action.slot, f"free of value {value.id}, which was not copied out, or was freed before")
         if value.release >= action.slot:
             self._refuse(action.slot, f"free of value {value.id}, which the program holds through slot {value.release}")
         if not was_emptied and not self._ledger.holds(value.id, STEP):
@@ -135,12 +137,12 @@ class _Verifier:
         self._progress[value.id] = "away"
 
     def _empty(self, action: Action) -> None:
-        """Only a value whose reads are all seen, until it is back or the program lets go of it, may be empty."""
+        """Empty a value. All of its reads must be seen until it is back or the program releases it."""
         value = self._profile.values[action.target]
         if not self._dataflow.can_empty(value):
             self._refuse(action.slot, f"empty of value {value.id}, which may be read or overwritten unseen")
         if value.id in self._swapped and self._progress.get(value.id) != "copied":
-            self._refuse(action.slot, f"empty of value {value.id}, which is not there with its copy out made")
+            self._refuse(action.slot, f"empty of value {value.id}, which has no copy out or is not on the device")
         if not self._ledger.holds(value.id, STEP) or value.release < action.slot:
             self._refuse(action.slot, f"empty of value {value.id}, which the program does not hold")
         self._ledger.empty(value.id)
@@ -150,7 +152,9 @@ class _Verifier:
     def _refill(self, action: Action) -> None:
         value = self._profile.values[action.target]
         if self._progress.get(value.id) != "emptied" or value.release < action.slot:
-            self._refuse(action.slot, f"refill of value {value.id}, which is not empty with the program")
+            self._refuse(
+                action.slot, f"refill of value {value.id}, which is not emptied or which the program no longer holds"
+            )
         self._ledger.refill(value.id)
         self._refilled.add(value.id)
         self._progress[value.id] = "filling"
@@ -163,13 +167,13 @@ class _Verifier:
         self._bring(action.slot, value.id)
 
     def _bring(self, slot: int, value: int) -> None:
-        """The value takes memory again: for autograd until its death, and for replays until its drop."""
+        """Allocate the value again: for autograd until its death, and for replays until its drop."""
         if self._profile.values[value].death >= slot:
             self._ledger.hold(value, STEP)
         if value in self._dropped:
             self._ledger.hold(value, SCHEDULE)
         if not self._ledger.is_resident(value):
-            self._refuse(slot, f"value {value} is brought back after its death, when nothing reads it")
+            self._refuse(slot, f"value {value} comes back after its death, when nothing reads it")
 
     def _wait(self, action: Action) -> None:
         following = {"arriving": "back", "filling": "copied"}.get(self._progress.get(action.target, ""))
@@ -202,7 +206,7 @@ class _Verifier:
         return peak
 
     def _check_read(self, action: Action, value: int) -> None:
-        """The runtime reaches what the schedule holds, what it brought back, and what is always at hand."""
+        """A replay can read what the schedule holds, what came back, and what is always available."""
         if value in self._ledger.intermediates or self._dataflow.is_always_at_hand(self._profile.values[value]):
             return
         where = f"replay of op {action.target} reads value {value}"
@@ -211,10 +215,10 @@ class _Verifier:
                 self._refuse(action.slot, f"{where}, which was dropped before")
         elif value in self._recomputed:
             if value not in self._replayed or not self._ledger.is_resident(value):
-                self._refuse(action.slot, f"{where}, which is recomputed and not there")
+                self._refuse(action.slot, f"{where}, which is recomputed but not on the device")
         elif value in self._swapped:
             if self._progress.get(value) != "back" or not self._ledger.is_resident(value):
-                self._refuse(action.slot, f"{where}, which is swapped and not back (or was not waited for)")
+                self._refuse(action.slot, f"{where}, which is swapped and not back, or not waited for")
         else:
             self._refuse(action.slot, f"{where}, which is neither held as a source nor brought back")
 
@@ -227,26 +231,26 @@ class _Verifier:
     def _keep_output(self, action: Action, value: int) -> None:
         if value not in self._recomputed:
             if value in self._ledger.intermediates:
-                self._refuse(action.slot, f"value {value} is replayed while it is still there")
+                self._refuse(action.slot, f"value {value} is replayed while it is still on the device")
             self._ledger.add_intermediate(value)
             return
         if value in self._replayed or self._profile.values[value].release >= action.slot:
-            self._refuse(action.slot, f"value {value} is recomputed while it is still there, or for the second time")
+            self._refuse(action.slot, f"value {value} is recomputed while it is still on the device, or a second time")
         self._replayed.add(value)
         self._bring(action.slot, value)
 
     def _check_looks(self, slot: int) -> None:
-        """What the forward pass reads or touches in this slot is there."""
+        """Check that what the forward pass reads or touches in this slot is on the device."""
         for value in self._looks.get(slot, ()):
             if self._progress.get(value) in ("emptied", "filling") or self._ledger.is_empty(value):
-                self._refuse(slot, f"the forward pass looks at value {value}, which is emptied or being filled")
+                self._refuse(slot, f"the forward pass uses value {value}, which is emptied or being refilled")
 
     def _check_end_of_region(self, slot: int) -> None:
-        """Reads are no longer seen after the region, so whatever the program still holds has to be there."""
+        """Check what the program holds: reads are not seen after the region, so it has to be on the device."""
         filling = [value for value, progress in self._progress.items() if progress == "filling"]
         for value in [*filling, *self._ledger.emptied()]:
             if self._profile.values[value].release >= slot:
-                self._refuse(slot, f"value {value} is not back when the region ends, and the program holds it")
+                self._refuse(slot, f"value {value} is not back when the region ends, but the program still holds it")
 
     def _check_unpacks(self, slot: int) -> None:
         for value in self._unpacks.get(slot, ()):
@@ -255,7 +259,7 @@ class _Verifier:
             arriving = self._progress.get(value) in ("emptied", "filling", "away", "arriving")
             missing = value in self._recomputed and value not in self._replayed
             if arriving or missing or not self._ledger.holds(value, STEP):
-                self._refuse(slot, f"value {value} is unpacked and not there")
+                self._refuse(slot, f"value {value} is unpacked but not on the device")
 
     def _births(self, slot: int) -> None:
         for value in self._profile.ops[slot].writes:
@@ -265,7 +269,7 @@ class _Verifier:
 
     def _deaths(self, slot: int) -> None:
         for value in self._leaving[slot]:
-            # A replayed value has forgotten that the program once released it.
+            # For a replayed value, the release by the program is in the past.
             if self._profile.values[value].death == slot or value not in self._replayed:
                 self._ledger.let_go(value, STEP)
                 if value in self._recomputed:
@@ -294,7 +298,7 @@ class _Verifier:
 
 
 def _looks_by_slot(dataflow: Dataflow) -> dict[int, list[int]]:
-    """By slot: the values that the forward pass reads or touches in it."""
+    """Return the values that the forward pass reads or touches, by slot."""
     profile = dataflow.profile
     looks: dict[int, list[int]] = defaultdict(list)
     for op in profile.ops[: profile.forward_ops]:

@@ -1,4 +1,4 @@
-"""What can be checked of a schedule without walking it: its lists, its slots, its host layout."""
+"""Checks that need no walk over the schedule: its lists, slots and host layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_form(dataflow: Dataflow, schedule: Schedule, decisions: Decisions) -> 
     """Check everything that does not depend on the order of actions.
 
     Raises:
-        InvalidSchedule: with one line that names the fault.
+        InvalidSchedule: the check fails; names the fault.
     """
     _check_lists(dataflow, schedule, decisions)
     _check_sources(dataflow, schedule)
@@ -27,11 +27,11 @@ def check_form(dataflow: Dataflow, schedule: Schedule, decisions: Decisions) -> 
 
 
 def _check_lists(dataflow: Dataflow, schedule: Schedule, decisions: Decisions) -> None:
-    """Nothing is moved that was not decided on."""
+    """Check that the schedule moves only what was decided."""
     for choice, moved in (("swap", schedule.swapped), ("recompute", schedule.recomputed)):
         for value in moved:
             if value not in dataflow.activation_ids:
-                _refuse(f"{choice} of value {value}, which is no activation")
+                _refuse(f"{choice} of value {value}, which is not an activation")
             if decisions.get(value, "keep") != choice:
                 _refuse(f"{choice} of value {value}, for which {decisions.get(value, 'keep')!r} was decided")
             if dataflow.profile.values[value].overwritten_at >= 0:
@@ -39,7 +39,7 @@ def _check_lists(dataflow: Dataflow, schedule: Schedule, decisions: Decisions) -
 
 
 def _check_sources(dataflow: Dataflow, schedule: Schedule) -> None:
-    """Only what stays through the backward pass can be held from its birth, and only if nothing overwrites it."""
+    """Check sources: they stay through the backward pass, and nothing overwrites them."""
     moved = {*schedule.recomputed, *(action.target for action in schedule.actions if action.kind == "free")}
     for source in schedule.sources:
         value = dataflow.profile.values[source]
@@ -64,7 +64,7 @@ def _check_target(dataflow: Dataflow, schedule: Schedule, action: Action) -> Non
     profile = dataflow.profile
     if action.kind == "replay":
         if not 0 <= action.target < profile.forward_ops:
-            _refuse(f"slot {action.slot}: replay of op {action.target}, which is no forward op")
+            _refuse(f"slot {action.slot}: replay of op {action.target}, which is not a forward op")
         op = profile.ops[action.target]
         if op.refusal is not None:
             _refuse(f"slot {action.slot}: replay of op {op.index}: {op.refusal}")
@@ -77,7 +77,7 @@ def _check_target(dataflow: Dataflow, schedule: Schedule, action: Action) -> Non
 
 
 def _check_host(dataflow: Dataflow, schedule: Schedule) -> None:
-    """Every swapped value has its own room in the tier from its copy out until it is back for good."""
+    """Check that every swapped value has its own room in the tier from its copy out until it is back for good."""
     if sorted(value for value, _ in schedule.host_offsets) != sorted(schedule.swapped):
         _refuse("host offsets and swapped values differ")
     rooms = {v: (begin, begin + dataflow.profile.values[v].size_bytes) for v, begin in schedule.host_offsets}

@@ -63,7 +63,7 @@ def test_profiled_planned_and_run(pooch_command: Command, model: Path, tmp_path:
     assert outcome.code == 0, outcome.error
     assert "yes, bitwise" in outcome.out
     line = next(line for line in outcome.out.splitlines() if line.startswith("wrote "))
-    assert "of the largest output (tolerated: 1e-04)" in line
+    assert "of the largest output (tolerance: 1e-04)" in line
 
 
 def test_an_export_that_differs_is_an_error(
@@ -75,7 +75,7 @@ def test_an_export_that_differs_is_an_error(
     monkeypatch.setattr(exporting, "_run_file", lambda *given: [each + 1 for each in run_file(*given)])
     outcome = pooch_command("run", model, "--steps", 1, "--export", tmp_path / "trained.onnx")
     assert outcome.code == 1
-    assert "gives other outputs in onnxruntime" in outcome.error_line
+    assert "gives different outputs in onnxruntime" in outcome.error_line
     assert "wrote" in outcome.out
 
 

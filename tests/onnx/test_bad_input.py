@@ -54,10 +54,10 @@ def test_a_missing_file_or_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x08", b"PK\x03\x04 a zip", bytes(range(256))])
-def test_what_is_no_onnx(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_onnx(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
-    assert "truncated or no ONNX file" in refusal(path)
+    assert "truncated or not an ONNX file" in refusal(path)
 
 
 def test_a_truncated_file_at_every_length(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_other_open_dimensions_are_named(tmp_path: Path) -> None:
     path = open_batch(tmp_path / "m.onnx", "batch", "width-1")
     assert "--set width_1=16" in refusal(path, UsageError)
     assert load_workload(str(path), settings={"width_1": 4}).forward().ndim == 0
-    assert "no positive whole number" in refusal(path, UsageError, width_1=0)
+    assert "not a positive integer" in refusal(path, UsageError, width_1=0)
     assert "'depth'" in refusal(path, UsageError, width_1=4, depth=3)
 
 
@@ -248,7 +248,7 @@ def whole(*numbers: int) -> numpy.ndarray[Any, Any]:
         ("OneHot", ["i", "d", "v"], {"i": whole(0, 1), "d": whole(HUGE), "v": numpy.array([0, 1], "float32")}),
     ],
 )  # fmt: skip
-def test_constants_beyond_all_measure_are_not_made(
+def test_constants_of_excessive_size_are_not_made(
     tmp_path: Path, kind: str, inputs: list[str], constants: dict[str, numpy.ndarray[Any, Any]]
 ) -> None:
     exact = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if kind == "Resize" else {}
@@ -289,4 +289,4 @@ def test_weights_that_claim_a_huge_shape(tmp_path: Path, dims: list[int]) -> Non
         del model.graph.initializer[0].dims[:]
         model.graph.initializer[0].dims.extend(dims)
 
-    assert "no valid ONNX model" in refusal(changed(tmp_path / "m.onnx", claim))
+    assert "not a valid ONNX model" in refusal(changed(tmp_path / "m.onnx", claim))

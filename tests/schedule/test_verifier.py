@@ -64,31 +64,33 @@ def insert(place: int, *new: Action) -> Edit:
 
 
 FAULTS: dict[str, Edit] = {
-    "slot 2: free of value 1 without a copy out": omit(0),
+    "slot 2: free of value 1, which was not copied out": omit(0),
     "slot 8: copy in of value 1, which is not away": omit(1),
     "slot 7: wait for value 4, which is not being copied in": omit(4),
-    "slot 7: value 4 is unpacked and not there": omit(5),
+    "slot 7: value 4 is unpacked but not on the device": omit(5),
     "slot 8: replay of op 1 reads value 1, which is swapped and not back": omit(7),
-    "slot 8: replay of op 2 reads value 2, which is recomputed and not there": omit(8),
-    "slot 8: value 3 is unpacked and not there": omit(10),
+    "slot 8: replay of op 2 reads value 2, which is recomputed but not on the device": omit(8),
+    "slot 8: value 3 is unpacked but not on the device": omit(10),
     "slot 8: replay of op 1 reads value 1": exchange(7, 8),
-    "slot 1: copy out of value 1, which is not there or was copied before": insert(1, Action(1, "copy_out", 1)),
-    "slot 2: free of value 1 .* for the second time": insert(2, Action(2, "free", 1)),
+    "slot 1: copy out of value 1, which is not on the device or was copied out before": insert(
+        1, Action(1, "copy_out", 1)
+    ),
+    "slot 2: free of value 1, .* or was freed before": insert(2, Action(2, "free", 1)),
     "slot 1: free of value 1, which the program holds through slot 1": at(1, slot=1),
     "slot 0: copy out of value 1": at(0, slot=0),
     "slot 8: free of value 4 after its death in slot 7": lambda a: [*a[:3], replace(a[3], slot=8), *a[6:]],
     "slot 8: drop of value 2, which the schedule does not hold": insert(12, Action(8, "drop", 2)),
-    "slot 8: value 2 is recomputed while it is still there, or for the second time": insert(
+    "slot 8: value 2 is recomputed while it is still on the device, or a second time": insert(
         9, Action(8, "replay", 1, (2,))
     ),
     "slot 8: replay of op 1 may not overwrite value 1": at(8, in_place=(1,)),
     "slot 8: replayed intermediate 1 is not dropped": insert(12, Action(8, "replay", 0, (1,))),
-    "slot 8: value 1 is replayed while it is still there": insert(
+    "slot 8: value 1 is replayed while it is still on the device": insert(
         8, Action(8, "replay", 0, (1,)), Action(8, "replay", 0, (1,))
     ),
     "slot 9: replay of op 4 reads value 4, which is swapped and not back": insert(12, Action(9, "replay", 4, (5,))),
     "slot 8: replay of op 5 reads value 5, which is neither held": insert(12, Action(8, "replay", 5)),
-    "replay of op 6, which is no forward op": insert(12, Action(8, "replay", 6)),
+    "replay of op 6, which is not a forward op": insert(12, Action(8, "replay", 6)),
     "replay of op 2 keeps an output that the op does not write": at(10, outputs=(3, 4)),
     "wait of value 5, which is not swapped": insert(12, Action(8, "wait", 5)),
     "drop of 2 is at slot 11, where no schedule can act": at(11, slot=11),

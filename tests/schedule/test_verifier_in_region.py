@@ -69,7 +69,7 @@ def test_what_the_program_holds_is_back_when_the_region_ends(missing: str, later
         holding(until=5).build(),
         swapping([OUT, EMPTY, *back, *later]),
         SWAPPED,
-        "slot 3: value 1 is not back when the region ends, and the program holds it",
+        "slot 3: value 1 is not back when the region ends, but the program still holds it",
     )
 
 
@@ -88,7 +88,7 @@ def test_what_the_forward_pass_looks_at_is_there(by: str, state: str) -> None:
     if by == "a touch":
         step.touch(1, slot)
     actions = [OUT, EMPTY, REFILL, Action(4, "wait", 1)]
-    fault = f"slot {slot}: the forward pass looks at value 1, which is emptied or being filled"
+    fault = f"slot {slot}: the forward pass uses value 1, which is emptied or being refilled"
     refused(step.build(), swapping(actions), SWAPPED, fault)
 
 
@@ -96,7 +96,7 @@ def test_a_recomputed_value_is_not_looked_at_once_it_is_gone() -> None:
     step = holding(until=3, ops=5)
     step.touch(1, 3)
     schedule = recomputing(EMPTY, Action(9, "replay", 0, (1,)))
-    refused(step.build(), schedule, RECOMPUTED, "slot 3: the forward pass looks at value 1, which is emptied")
+    refused(step.build(), schedule, RECOMPUTED, "slot 3: the forward pass uses value 1, which is emptied")
 
 
 def test_what_may_be_looked_at_unseen_is_not_emptied() -> None:

@@ -1,4 +1,4 @@
-"""The operators, by family. Importing this fills the registry."""
+"""The operators by family. Importing this package fills the registry."""
 
 from . import (
     attention,

@@ -30,7 +30,7 @@ def _conv_transpose(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | Non
     windows = windows_of(op, x, list(weight.shape[2:]))
     rank = len(windows.kernel)
     extra = list(op.get("output_padding", [0] * rank))
-    # What is cut off differs on the two sides: cut here what PyTorch would cut too little of.
+    # The two sides are cropped differently: crop here what PyTorch leaves.
     padding = [min(pair) for pair in zip(windows.before, windows.after, strict=True)]
     result = of_rank(_TRANSPOSES, rank)(
         x, weight, bias, windows.strides, padding, extra, op.get("group", 1), windows.dilations

@@ -53,12 +53,12 @@ def _div(op: Operation, left: Any, right: Any) -> Any:
     tensor = left if isinstance(left, Tensor) else right
     if tensor.is_floating_point():
         return left / right
-    return torch.div(torch.as_tensor(left), right, rounding_mode="trunc")  # as C does with integers
+    return torch.div(torch.as_tensor(left), right, rounding_mode="trunc")  # like integer division in C
 
 
 @operator("Pow", numbers=(1,))
 def _pow(op: Operation, base: Tensor, exponent: Any) -> Tensor:
-    return torch.pow(base, exponent).to(base.dtype)  # the result has the base's type
+    return torch.pow(base, exponent).to(base.dtype)  # the result has the type of the base
 
 
 @operator("Mod")

@@ -1,4 +1,4 @@
-"""Operators that pick and place elements by index."""
+"""Operators that gather and scatter elements by index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..registry import UnsupportedVariant, operator
 
 
 def _not_negative(indices: Tensor, size: int) -> Tensor:
-    """ONNX counts negative indices from the end."""
+    """Convert negative indices, which ONNX counts from the end."""
     return torch.where(indices < 0, indices + size, indices).to(torch.int64)
 
 
@@ -39,7 +39,7 @@ def _index_tuple(indices: Tensor) -> tuple[Tensor, ...]:
 def _gather_nd(op: Operation, data: Tensor, indices: Tensor) -> Tensor:
     batched = op.get("batch_dims", 0)
     leading = []
-    for axis in range(batched):  # each item of the batch looks into its own part of the data
+    for axis in range(batched):  # each item of the batch indexes its own part of the data
         shape = [1] * (indices.dim() - 1)
         shape[axis] = data.shape[axis]
         leading.append(torch.arange(data.shape[axis], device=data.device).reshape(shape))

@@ -1,4 +1,4 @@
-"""Norms."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..registry import UnsupportedVariant, operator
 _EPSILON = 1e-5
 
 
-# PyTorch's newer exporter leaves the attribute training_mode out and names the operator that it came from.
+# PyTorch's newer exporter omits the attribute training_mode and names the original operator.
 _TRAINED_FROM = ("_native_batch_norm_legit_functional", "batch_norm_with_update")
 
 
 def _was_training(op: Operation) -> bool:
-    """Whether the file wants the statistics of the batch: an attribute since opset 14, further outputs before."""
+    """Whether the file uses batch statistics: an attribute since opset 14, additional outputs before."""
     if any(name in op.node.origin for name in _TRAINED_FROM):
         return True
     if op.opset >= 14:
@@ -65,7 +65,7 @@ def _rms_norm(op: Operation, x: Tensor, scale: Tensor) -> Tensor:
 
 @operator("GroupNormalization")
 def _group_norm(op: Operation, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    # Before opset 21 it had a scale for each group; that form is deprecated, and onnx's checker refuses it.
+    # Before opset 21 there was a scale for each group; that form is deprecated, and the checker of onnx refuses it.
     return functional.group_norm(x, op.get("num_groups"), scale, bias, op.get("epsilon", _EPSILON))
 
 

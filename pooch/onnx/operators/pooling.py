@@ -1,4 +1,4 @@
-"""Pools."""
+"""Pooling operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AVERAGE = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 
 
 def _fits_torch(windows: Windows) -> bool:
-    """PyTorch pads both sides alike, and by half of the kernel at most."""
+    """Whether PyTorch can pad: both sides equally, and by at most half of the kernel."""
     pairs = zip(windows.before, windows.kernel, strict=True)
     return windows.is_symmetric and all(width <= kernel // 2 for width, kernel in pairs)
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: ONNX's weights, gates in PyTorch's order, PyTorch's kernels."""
+"""Recurrent layers: ONNX weights with gates in PyTorch's order, run by PyTorch's kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _reordered(stacked: Tensor, gates: Sequence[int]) -> Tensor:
 def _flat_weights(
     inputs: Tensor, recurrent: Tensor, biases: Tensor | None, gates: Sequence[int], directions: int
 ) -> list[Tensor]:
-    """For each direction: input weights, recurrent weights, and their biases where there are any."""
+    """Return input weights, recurrent weights and any biases, for each direction."""
     flat: list[Tensor] = []
     for direction in range(directions):
         weights = [inputs[direction], recurrent[direction]]
@@ -44,7 +44,7 @@ def _run(
     gates: Sequence[int],
     kernel: Any,
 ) -> tuple[Tensor, Any]:
-    """The kernel on a sequence; turned around for the direction "reverse". Returns output and last states."""
+    """Run the kernel on a sequence, reversed for the direction "reverse". Returns output and last states."""
     backwards = op.get("direction", "forward") == "reverse"
     directions = weights[0].shape[0]
     flat = _flat_weights(*weights, gates, directions)

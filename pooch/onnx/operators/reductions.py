@@ -37,7 +37,7 @@ _REDUCTIONS: dict[str, Reduction] = {
 def _reducing(reduce: Reduction) -> Callable[..., Any]:
     def run(op: Operation, x: Tensor, given: HostNumbers | None = None) -> Tensor:
         axes = op.axes(x.dim(), given)
-        if not axes:  # none given, or an empty list: all of them, unless the node says that this means none
+        if not axes:  # none given, or an empty list: all, unless the node defines this as none
             if op.get("noop_with_empty_axes", 0):
                 return x
             axes = list(range(x.dim()))
@@ -80,5 +80,5 @@ def _log_softmax(op: Operation, x: Tensor) -> Tensor:
 def _along(op: Operation, x: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
     if op.opset >= 13:
         return function(x, op.get("axis", -1))
-    axis = op.get("axis", 1) % x.dim()  # before opset 13 everything from this axis on was one
+    axis = op.get("axis", 1) % x.dim()  # before opset 13, softmax was over all axes from this one
     return function(x.flatten(axis), -1).reshape(x.shape) if axis < x.dim() else x

@@ -1,4 +1,4 @@
-"""Resizing, in the forms that PyTorch computes alike."""
+"""Resizing, in the forms that PyTorch computes the same way."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _interpolated(
 
 def _keeps_front(given: list[float] | list[int], expected: list[float] | list[int]) -> None:
     if given != expected:
-        raise UnsupportedVariant("another batch or channel count")
+        raise UnsupportedVariant("a change of batch or channels")
 
 
 def _mode(op: Operation, rank: int, coordinates: str) -> tuple[str, bool | None]:

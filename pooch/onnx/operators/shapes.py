@@ -1,4 +1,4 @@
-"""Operators that change a tensor's shape or type, or make tensors of a shape."""
+"""Operators that change the shape or type of a tensor, or create tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _constant(op: Operation) -> Tensor:
         for plural in ("", "s"):
             if (value := op.get(f"value_{name}{plural}")) is not None:
                 return torch.tensor(value, dtype=dtype)
-    raise UnsupportedVariant("a constant of text or of a sparse tensor")
+    raise UnsupportedVariant("a constant that is text or a sparse tensor")
 
 
 @operator("ConstantOfShape", host=(0,), gives_constants=True)

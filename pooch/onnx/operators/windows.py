@@ -1,4 +1,4 @@
-"""What convolutions and pools have in common: windows that slide over the axes after batch and channel."""
+"""Shared by convolutions and pooling: windows that slide over the axes after batch and channel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Kernel, strides, dilations and the padding before and after, an entry per axis."""
+    """Kernel, strides, dilations, and padding before and after, with one entry per axis."""
 
     kernel: list[int]
     strides: list[int]
@@ -31,13 +31,13 @@ class Windows:
         return self.before == self.after
 
     def pad(self, x: Tensor, value: float) -> Tensor:
-        """The padding as an op of its own."""
+        """Apply the padding as a separate op."""
         pairs = list(zip(self.before, self.after, strict=True))
         return functional.pad(x, [width for pair in reversed(pairs) for width in pair], value=value)
 
 
 def windows_of(op: Operation, x: Tensor, kernel: list[int]) -> Windows:
-    """From a node's attributes."""
+    """Read the window from the attributes of a node."""
     rank = len(kernel)
     strides = list(op.get("strides", [1] * rank))
     dilations = list(op.get("dilations", [1] * rank))
@@ -58,10 +58,10 @@ def windows_of(op: Operation, x: Tensor, kernel: list[int]) -> Windows:
 
 
 def of_rank(functions: tuple[Function, Function, Function], rank: int) -> Function:
-    """The function for one, two or three axes.
+    """Return the function for one, two or three axes.
 
     Raises:
-        UnsupportedVariant: there is none for so many.
+        UnsupportedVariant: there are more axes.
     """
     if not 1 <= rank <= 3:
         raise UnsupportedVariant(f"windows over {rank} axes")
