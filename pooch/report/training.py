@@ -1,4 +1,4 @@
-"""The result of training under a plan: predicted beside measured."""
+"""Tables and records of training under a plan, with predicted and measured values side by side."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _UNKNOWN = "-"
 
 
 def training_record(report: TrainingReport) -> Record:
-    """For `--json`: every field by name, and whether all promises were `kept`."""
+    """Return the report for `--json`: every field by name, and in `kept` whether all promises were kept."""
     fields = {name: _for_json(value) for name, value in asdict(report).items()}
     return fields | {"kept": broken_promise(report) is None}
 
 
 def training_tables(report: TrainingReport) -> list[Table]:
-    """For people: peak and time, then what was done and whether the results are the same."""
+    """Return two tables: peak and time; then what was done, and whether the results are the same."""
     return [_measured_table(report), facts_table("", _facts(report))]
 
 
 def broken_promise(report: TrainingReport) -> str | None:
-    """The first promise that was not kept, in one line; None if all that were measured were kept."""
+    """Return the first broken promise in one line, or None if all measured promises were kept."""
     if report.bitwise_equal is False:
         under = " under deterministic algorithms" if report.compared_deterministically else ""
         told = f"the numbers are not those of plain training{under}: first difference at {report.first_difference}"
         return told + _cause(report)
     if report.steps_off_plan:
         return (
-            f"{report.steps_off_plan} of {report.steps} steps were not the planned step, so nothing that the plan "
-            "promises holds: train with the batch size and the settings that were profiled, or profile and plan again"
+            f"{report.steps_off_plan} of {report.steps} steps were not the planned step, so the plan's promises do "
+            "not hold: train with the batch size and the settings that were profiled, or profile and plan again"
         )
     if report.repeatable is False and report.bitwise_equal is None:
         told = f"the plan cannot be checked: two plain trainings differ too, first at {report.first_difference}"
@@ -78,11 +78,11 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "in-core": _in_core(report),
         "same numbers": _same_numbers(report),
         "repeatable": _repeatable(report),
-        "within budget": "cannot be said, steps left the plan" if report.steps_off_plan else _within_budget(report),
+        "within budget": "unknown, as steps left the plan" if report.steps_off_plan else _within_budget(report),
         "peak error": f"{report.peak_error:+.2%}" if report.peak_error is not None else None,
         "predicted slowdown": f"{report.predicted_slowdown:.3f}x" if report.predicted_slowdown is not None else None,
         "swapped": _swapped(report),
-        "recomputed": f"{report.recomputed_ops} ops a step" if report.recomputed_ops is not None else None,
+        "recomputed": f"{report.recomputed_ops} ops per step" if report.recomputed_ops is not None else None,
         "stalled": _ms(report.stall_ms) if report.stall_ms is not None else None,
         "reserved by the allocator": _reserved(report),
         "late swaps": None if report.late_swaps is None else str(report.late_swaps),
@@ -98,7 +98,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
 def _within_budget(report: TrainingReport) -> str | None:
     over_bytes = report.measured_peak_bytes - (report.budget_bytes or 0)
     if report.within_budget and over_bytes > 0:
-        return f"yes, but for {_bytes(over_bytes)} that the allocator rounds blocks up by"
+        return f"yes, except for {_bytes(over_bytes)} by which the allocator rounds blocks up"
     return _yes_or_no(report.within_budget)
 
 
@@ -111,7 +111,7 @@ def _same_numbers(report: TrainingReport) -> str:
         return "cannot be checked" if report.repeatable is False else "not checked (--check)"
     if report.compared_deterministically:
         return "yes, bitwise, under deterministic algorithms" if report.bitwise_equal else "NO"
-    than = " (compared with training whose saved tensors were all moved away: plain training does not fit)"
+    than = " (compared with training that moves all saved tensors off the device, as plain training does not fit)"
     against = than if report.compared_with == "offloaded" else ""
     return ("yes, bitwise" if report.bitwise_equal else f"NO: {report.first_difference}") + against
 
@@ -133,7 +133,7 @@ def _repeatable(report: TrainingReport) -> str | None:
 def _swapped(report: TrainingReport) -> str | None:
     if report.swapped_out_bytes is None:
         return None
-    return f"{_bytes(report.swapped_out_bytes)} out, {_bytes(report.swapped_in_bytes)} in a step"
+    return f"{_bytes(report.swapped_out_bytes)} out, {_bytes(report.swapped_in_bytes)} in, per step"
 
 
 def _reserved(report: TrainingReport) -> str | None:
@@ -146,7 +146,7 @@ def _reserved(report: TrainingReport) -> str | None:
 def _limit(report: TrainingReport) -> str | None:
     if report.hard_limit_slack_bytes is None:
         return None
-    return f"the budget, and {_bytes(report.hard_limit_slack_bytes)} for what is no tensor"
+    return f"the budget plus {_bytes(report.hard_limit_slack_bytes)} for memory other than tensors"
 
 
 def _bytes(number: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Workloads to profile: built-in ones, and those of the user's files. Importing this does not import torch."""
+"""Workloads to profile: built-in ones and those in the user's files. Importing this does not import torch."""
 
 from .base import Workload
 from .catalogue import built_in_workloads

@@ -66,7 +66,7 @@ def call_arguments(
     unknown = [] if takes_any else [key for key in arguments if key not in known]
     if unknown:
         accepted = ", ".join(known) or "nothing"
-        raise UsageError(f"workload {name!r} takes no {unknown[0]!r}: it takes {accepted}")
+        raise UsageError(f"workload {name!r} does not take {unknown[0]!r}: it takes {accepted}")
     missing = [key for key, is_required in known.items() if is_required and key not in arguments]
     if missing:
         option = "--batch-size N" if missing[0] == "batch_size" else f"--set {missing[0]}=VALUE"

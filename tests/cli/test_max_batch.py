@@ -96,7 +96,7 @@ def test_any_setting_can_grow(pooch_command: Command, network: str) -> None:
         (("--budget", "1MB", "--batch-size", "3"), 2, "batch_size is the setting that grows"),
         (("--budget", "1MB", "--device-model", "V100-PCIe", "--measure"), 2, "only modelled cannot be measured"),
         (("--budget", "1MB", "--device-model", "V101"), 2, "there is no device 'V101'"),
-        (("--budget", "1MB", "--grow", "depth"), 2, "takes no 'depth'"),
+        (("--budget", "1MB", "--grow", "depth"), 2, "does not take 'depth'"),
         (("--budget", "1MB", "--plot", "curve.doc"), 2, "cannot draw 'curve.doc'"),
     ],
 )

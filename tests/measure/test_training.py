@@ -221,7 +221,7 @@ def test_optimize_plans_again_for_what_tensors_take_and_not_for_what_the_allocat
     assert report.within_budget is is_explained
     assert (broken_promise(report) is None) is is_explained
     shown = [text for table in training_tables(report) for text in table.columns[1].cells]
-    assert any("but for 900 B that the allocator rounds" in str(text) for text in shown) is is_explained
+    assert any("except for 900 B by which the allocator rounds" in str(text) for text in shown) is is_explained
 
 
 def test_a_peak_that_no_tighter_plan_helps_is_reported_and_not_an_error_of_planning(

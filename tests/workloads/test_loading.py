@@ -116,8 +116,8 @@ def test_batches_of_nothing(batch_size: int) -> None:
 
 
 def test_settings_that_the_function_does_not_take(file: Path) -> None:
-    assert "takes no 'colour'" in refusal("lstm", UsageError, settings={"colour": 1})
-    assert "takes no 'device'" in refusal(f"{file}:fixed", UsageError, device="cpu")
+    assert "does not take 'colour'" in refusal("lstm", UsageError, settings={"colour": 1})
+    assert "does not take 'device'" in refusal(f"{file}:fixed", UsageError, device="cpu")
 
 
 def test_settings_that_the_function_needs(file: Path) -> None:

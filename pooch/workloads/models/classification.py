@@ -1,4 +1,4 @@
-"""What image and video classifiers share: random inputs and labels, cross entropy, SGD with momentum."""
+"""Shared by image and video classifiers: random inputs and labels, cross entropy, SGD with momentum."""
 
 from __future__ import annotations
 

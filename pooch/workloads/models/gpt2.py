@@ -1,4 +1,4 @@
-"""GPT-2 small of the transformers package, from its configuration: random weights, nothing is downloaded."""
+"""GPT-2 small from the transformers package, built with random weights; nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training a language model of the transformers package on random tokens."""
+"""Training of language models from the transformers package on random tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..base import Workload
 def language_modelling(
     model: torch.nn.Module, name: str, batch_size: int, sequence_length: int, vocabulary: int, seed: int
 ) -> Workload:
-    """Random tokens (batch_size, sequence_length), the model's own loss of the next token, AdamW."""
+    """Train on random tokens (batch_size, sequence_length), with the model's own loss of the next token; AdamW."""
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     generator = torch.Generator().manual_seed(seed)

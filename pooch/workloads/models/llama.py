@@ -1,4 +1,4 @@
-"""A Llama-style language model of the transformers package, from its configuration: random weights, no download."""
+"""A Llama-style language model from the transformers package, built with random weights; nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def build(
 def next_token_training(
     name: str, model: nn.Module, batch_size: int, sequence_length: int, vocabulary: int, device: str, seed: int
 ) -> Workload:
-    """Training of a model from tokens (N, T) to logits (N, T, vocabulary) on random text; cross entropy; Adam."""
+    """Train a model from tokens (N, T) to logits (N, T, vocabulary) on random text; cross entropy; Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(vocabulary, (batch_size, sequence_length + 1), generator=generator).to(device)

@@ -38,7 +38,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Three convolutions, then the shortcut is added."""
+        """Apply three convolutions, then add the shortcut."""
         hidden = self.relu(self.bn1(self.conv1(inputs)))
         hidden = self.relu(self.bn2(self.conv2(hidden)))
         hidden = self.bn3(self.conv3(hidden))

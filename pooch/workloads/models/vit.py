@@ -1,4 +1,4 @@
-"""Vision transformer of the transformers package, from its configuration: random weights, nothing is downloaded."""
+"""Vision transformer from the transformers package, built with random weights; nothing is downloaded."""
 
 from __future__ import annotations
 
