@@ -1,11 +1,11 @@
-"""Plans and bounds of the integer program against every decision there is, on many small random steps: docs/oracle.md.
+"""Compares the integer program with all possible decisions, on many small random steps: docs/oracle.md.
 
     python -m benchmarks.oracle_sweep [--steps 12] [--activations 9] [--first-seed 0] [--processes 2] [--page-only]
 
-So many steps of each shape (`tests/planner/shapes.py`): chains, skips, shared inputs, in-place ops, and all mixed,
-with unequal sizes and links of all kinds. Each of the 3^n decisions is lowered and simulated. Writes every step to
-benchmarks/results/oracle.json and makes the page of that file alone; `--page-only` makes the page again. Exit code 1
-where a plan is over 1% slower than the best, or a bound above it.
+Makes `--steps` steps of each shape (`tests/planner/shapes.py`): chains, skips, shared inputs, in-place ops, and a
+mixture, with unequal sizes and links of all kinds. Each of the 3^n decisions is lowered and simulated. Writes every
+step to benchmarks/results/oracle.json and makes the page from that file; `--page-only` only makes the page. Exit code 1
+if a plan is over 1% slower than the best, or a bound is above it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ HEAD = """# Plans against all decisions
 
 Made by `{command}`.
 Random steps of five shapes, with unequal sizes and links of all kinds, each small enough to lower and simulate every
-combination of keep, swap and recompute. The budget lies 0, 25, 50 or 75% of the way from the smallest peak of any
-combination to the in-core peak. "Slower": the integer program's step over the best step of all combinations that fit.
-"Gap": what the program itself says that it may be off by. "Bound": the largest lower bound over the best step; above
-100% it would be wrong. Failed: slower by more than 1%, or a bound over the best.
+combination of keep, swap and recompute. The budget is 0, 25, 50 or 75% of the way from the smallest peak of any
+combination to the in-core peak. "Slower": the integer program's step relative to the best step of all combinations that
+fit. "Gap": the gap that the program reports. "Bound": the largest lower bound relative to the best step; above 100% it
+would be wrong. "Failed": slower by more than 1%, or a bound above the best step.
 
 """
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.pages
 
-Between `<!-- NAME: begin -->` and `<!-- NAME: end -->` goes what the results of that name say: a table with the columns
-that a reader needs (the files under benchmarks/results have all of them), a paragraph, or a few words within one.
-Nothing is measured here. A test holds the pages to what this makes of them.
+Between the marks `<!-- NAME: begin -->` and `<!-- NAME: end -->`, writes a table, a paragraph or a few words made from
+the stored results. Tables have the columns that a reader needs; the files under benchmarks/results have all of them.
+Nothing is measured here. A test compares the pages with the output of this command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Part = Callable[[Stored], str]
 
 
 def table(results: str, *left_out: str) -> Part:
-    """The table of results of that name, without some of its columns."""
+    """Make a part with the table of a result, without some of its columns."""
 
     def made(stored: Stored) -> str:
         rows = stored(results)["rows"]
@@ -40,7 +40,7 @@ def table(results: str, *left_out: str) -> Part:
 
 
 def table_at(results: str, budget: str, *columns: str) -> Part:
-    """The rows of a table at one budget, such as "60%", with some of its columns."""
+    """Make a part with the rows of a table at one budget, such as "60%", and some of its columns."""
 
     def made(stored: Stored) -> str:
         rows = [row for row in stored(results)["rows"] if row["budget"].startswith(budget)]
@@ -50,7 +50,7 @@ def table_at(results: str, budget: str, *columns: str) -> Part:
 
 
 def paragraph(sentence: Part) -> Part:
-    """A sentence or several on lines of their own."""
+    """Make a part with sentences on separate lines."""
 
     def made(stored: Stored) -> str:
         return f"\n{textwrap.fill(sentence(stored), WIDTH, break_long_words=False, break_on_hyphens=False)}\n"
@@ -103,11 +103,11 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "attention": table("attention"),
     },
 }
-"""By page and name of the part: what makes it."""
+"""What makes each part, by page and name of the part."""
 
 
 def stored_in(folder: Path) -> Stored:
-    """What reads results by name, "main-job-cpu"."""
+    """Return a function that reads results by name, such as "main-job-cpu"."""
 
     def stored(name: str) -> Document:
         document: Document = json.loads((folder / f"{name}.json").read_text())
@@ -117,10 +117,10 @@ def stored_in(folder: Path) -> Stored:
 
 
 def filled(text: str, name: str, content: str) -> str:
-    """The text with the content between the marks of that name.
+    """Return the text with new content between the marks of a name.
 
     Raises:
-        ValueError: the text does not have these marks once.
+        ValueError: the text does not have these marks exactly once.
     """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     if text.count(begin) != 1 or text.count(end) != 1:
@@ -130,7 +130,7 @@ def filled(text: str, name: str, content: str) -> str:
 
 
 def up_to_date(text: str, page: str, stored: Stored, only: str | None = None) -> str:
-    """The page with all of its parts as the results say, or with one of them."""
+    """Return the page with all parts filled from the results, or only one of them."""
     for name, part in PAGES[page].items():
         if only in (None, name):
             text = filled(text, name, part(stored))
@@ -138,10 +138,13 @@ def up_to_date(text: str, page: str, stored: Stored, only: str | None = None) ->
 
 
 def fill(page: str, path: Path, results: Path, only: str | None = None) -> None:
-    """Write a page anew.
+    """Fill the parts of a page.
 
     Args:
-        page: its name in `PAGES`. path: where it lies. results: folder of the stored results. only: one of its parts.
+        page: its name in `PAGES`.
+        path: path of its file.
+        results: folder of the stored results.
+        only: name of the only part to fill. None: all.
     """
     replace_file(path, up_to_date(path.read_text(), page, stored_in(results), only).encode())
 

@@ -1,6 +1,6 @@
-"""Steps that take turns, measured one by one, and what a table says of such samples.
+"""Measures steps that take turns, and summarizes the samples for tables.
 
-A result keeps every sample, in the order in which they ran, so that whoever doubts a median can compute another one.
+A result keeps every sample in the order of measurement, so that other statistics can be computed later.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ FEWEST_TURNS = 10  # a median of fewer says little on a machine that is shared
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one step took of the whole process, its threads included.
+    """The cost of one step for the whole process, including its threads.
 
     Attributes:
-        user_s, system_s: processor time, outside and inside of the kernel.
+        wall_ms: elapsed time.
+        user_s: processor time outside the kernel.
+        system_s: processor time inside the kernel.
         minor_faults: pages that the kernel mapped without reading a disk.
     """
 
@@ -44,7 +46,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Some numbers in short: their median, their quartiles, and the extremes."""
+    """Summary of numbers: median, quartiles and extremes."""
 
     median: float
     lower: float
@@ -53,16 +55,16 @@ class Spread:
     most: float
 
     def middle(self, form: str, scale: float = 1.0) -> str:
-        """The middle half, "0.80-0.93"."""
+        """Format the middle half, such as "0.80-0.93"."""
         return f"{self.lower * scale:{form}}-{self.upper * scale:{form}}"
 
     def extremes(self, form: str, scale: float = 1.0) -> str:
-        """Both ends, "0.78 to 1.00"."""
+        """Format the extremes, such as "0.78 to 1.00"."""
         return f"{self.least * scale:{form}} to {self.most * scale:{form}}"
 
 
 def spread(numbers: Iterable[float]) -> Spread | None:
-    """None where there are no numbers."""
+    """Summarize numbers, or return None if there are none."""
     found = sorted(numbers)
     if not found:
         return None
@@ -73,7 +75,7 @@ def spread(numbers: Iterable[float]) -> Spread | None:
 
 
 def step_cost(workload: Workload, run: Run | None) -> StepCost:
-    """One step, forward and backward, plainly where there is no run; gradients are dropped before it."""
+    """Time a forward and a backward pass, under a run if there is one; gradients are dropped before it."""
     device = model_device(workload.model)
     workload.model.zero_grad(set_to_none=True)
     synchronize(device)
@@ -90,10 +92,10 @@ def step_cost(workload: Workload, run: Run | None) -> StepCost:
 
 
 def take_turns(ways: Mapping[str, Callable[[], StepCost]], turns: int) -> list[dict[str, Any]]:
-    """Measure each way once a turn, after a turn for warming up (number 0, which counts in no median).
+    """Measure each way once per turn, after a warm-up turn (number 0, which does not count in any median).
 
-    Who goes first changes with every turn: a machine that gets slower or faster while this lasts, and what one step
-    leaves behind in the allocator for the next, then touch all alike.
+    The order changes with every turn, so that drift of the machine, and what one step leaves in the allocator for the
+    next, affect all ways equally.
 
     Returns:
         {"turn", "kind", "wall_ms", "user_s", "system_s", "minor_faults"} for each step, in the order in which they ran.
@@ -109,39 +111,43 @@ def take_turns(ways: Mapping[str, Callable[[], StepCost]], turns: int) -> list[d
 
 
 def of_kind(samples: Sequence[RawSample], kind: str, what: str = "wall_ms") -> tuple[float, ...]:
-    """One figure of all samples of a kind, in order, without the turn for warming up."""
+    """Return one figure of all samples of a kind, in order, without the warm-up turn."""
     return tuple(sample[what] for sample in samples if sample["kind"] == kind and sample["turn"] != WARM_UP_TURN)
 
 
 def ratios(samples: Sequence[RawSample], kind: str, base: str = "plain") -> tuple[float, ...]:
-    """Wall time of a kind over that of another one in the same turn; nothing where either was not measured."""
+    """Return the wall times of a kind relative to those of another in the same turn; empty if either is missing."""
     pairs = zip(of_kind(samples, kind), of_kind(samples, base), strict=False)
     return tuple(one / other for one, other in pairs)
 
 
 def timing_of(samples: Sequence[RawSample]) -> Timing:
-    """The samples as a training report wants them."""
+    """Return the samples in the form that a training report takes."""
     return Timing(of_kind(samples, "plain"), of_kind(samples, "planned"))
 
 
 def told(numbers: Iterable[float], form: str, scale: float = 1.0, unit: str = "", half_form: str = "") -> str:
-    """The median, and the middle half in brackets: "8.13 s (7.90-8.60)"; nothing of no numbers.
+    """Format median and middle half, such as "8.13 s (7.90-8.60)"; "" if there are no numbers.
 
     Args:
-        form: of the median, and of the half where `half_form` names no other. scale: every number is multiplied by it.
+        numbers: the numbers to summarize.
+        form: format of the median, and of the middle half unless `half_form` is given.
+        scale: factor for every number.
+        unit: text after the median.
+        half_form: format of the middle half.
     """
     found = spread(numbers)
     return "" if found is None else f"{found.median * scale:{form}}{unit} ({found.middle(half_form or form, scale)})"
 
 
 def told_extremes(numbers: Iterable[float], form: str, scale: float = 1.0, unit: str = "") -> str:
-    """The least and the largest: "7.50 to 9.10 s"; nothing of no numbers."""
+    """Format the extremes, such as "7.50 to 9.10 s"; "" if there are no numbers."""
     found = spread(numbers)
     return "" if found is None else f"{found.extremes(form, scale)}{unit}"
 
 
 def step_rows(label: Row, samples: Sequence[RawSample]) -> list[Row]:
-    """One line for each kind of step: medians, middle halves and extremes of all that was measured.
+    """Return a row for each kind of step, with medians, middle halves and extremes.
 
     Args:
         label: the first columns.

@@ -1,4 +1,4 @@
-"""Results of benchmarks as JSON and Markdown, with what they were measured on."""
+"""Writes results of benchmarks as JSON and Markdown, with the machine that they were measured on."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pooch.ir.files import replace_file
 from pooch.profiler.hardware import describe_device
 
 Row = Mapping[str, object]
-LAYOUT = 2  # of the results: since 2 they hold every sample, and rows are made of nothing else
+LAYOUT = 2  # of the results: since 2 they hold every sample, from which rows are computed
 
 
 def tell(text: str) -> None:
-    """Progress, beside the results that go to standard output."""
+    """Print progress to standard error; results go to standard output."""
     sys.stderr.write(f"  {text}\n")
     sys.stderr.flush()
 
 
 def surroundings(device_name: str = "cpu") -> dict[str, object]:
-    """Device, memory and versions, for the head of a result."""
+    """Return device, memory and versions, for the header of a result."""
     import torch
 
     return asdict(describe_device(torch.device(device_name)))
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
-    """A Markdown table with the columns of the first row."""
+    """Format rows as a Markdown table, with the columns of the first row."""
     columns = list(rows[0])
     lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
     lines += [" | ".join(str(row.get(column, "")) for column in columns) for row in rows]
@@ -38,10 +38,10 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def earlier_results(name: str, folder: Path, measured_now: Sequence[str]) -> list[dict[str, Any]]:
-    """Raw results that NAME.json holds of other workloads than those measured now.
+    """Return the raw results in NAME.json for workloads that are not measured now.
 
-    So one workload can be measured again alone. Results of another machine, other versions or another layout do not go
-    into one table with these: they are left out, and with them the file.
+    This allows measuring a single workload again. Results from another machine, other versions or another layout do not
+    belong into the same table and are left out.
     """
     path = folder / f"{name}.json"
     if not path.exists():
@@ -59,12 +59,15 @@ def write_results(
     folder: Path,
     more: Mapping[str, Sequence[Row]] | None = None,
 ) -> None:
-    """Write NAME.json (everything) and NAME.md (the tables), beside first, then renamed.
+    """Write NAME.json (everything) and NAME.md (the tables).
 
     Args:
-        rows: the table, made of `raw` alone.
-        raw: what was measured, sample by sample.
-        more: further tables of `raw`, by heading.
+        name: of both files.
+        title: heading of the page.
+        rows: the table, computed from `raw` alone.
+        raw: all samples.
+        folder: where the files are written.
+        more: further tables computed from `raw`, by heading.
     """
     folder.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {"title": title, "layout": LAYOUT, "surroundings": surroundings(), "rows": rows}
@@ -76,7 +79,7 @@ def write_results(
 
 
 def results_page(document: Mapping[str, Any]) -> str:
-    """What NAME.md has to be where NAME.json is this document."""
+    """Return the text of NAME.md for the contents of NAME.json."""
     around = document["surroundings"]
     told = ", ".join(f"{key} {value}" for key, value in around["software"].items())
     parts = [f"# {document['title']}", f"Measured on {around['name']}; {told}.", markdown_table(document["rows"])]

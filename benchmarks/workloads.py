@@ -1,10 +1,10 @@
-"""The built-in workloads in one table, and what the planner makes of additive attention and of an LSTM.
+"""Tabulates the built-in workloads, and the plans for additive attention and for an LSTM.
 
     python -m benchmarks.workloads [--docs docs] [--results benchmarks/results] [--only table|attention|picture]
 
-Fills the marked parts of docs/workloads.md, draws docs/attention.png, and writes the raw figures as JSON.
-Nothing here is a time: bytes, counts and decisions. The attention part is planned with a tier so slow that swapping
-never pays, so that what is recomputed shows.
+Fills the marked parts of docs/workloads.md, draws docs/attention.png, and writes the raw figures as JSON. All figures
+are bytes, counts and decisions, not times. The attention part is planned with a tier so slow that swapping never pays,
+which shows what is recomputed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHOICES = {"keep": "#0072B2", "swap": "#009E73", "recompute": "#E69F00"}
 
 
 def profile_of(name: str, settings: dict[str, int]) -> Profile:
-    """A profile whose bytes count; times come from one step."""
+    """Profile a workload for its bytes; times come from a single step."""
     workload = load_workload(name, settings=settings)
     options = ProfileOptions(warmup=0, repeats=1, mode="run")
     return profile_step(workload.forward, workload.model, workload.optimizer, SLOW_LINK, options).profile
@@ -53,19 +53,19 @@ def profile_of(name: str, settings: dict[str, int]) -> Profile:
 
 
 def parameters_of(name: str) -> int:
-    """Parameters at the builder's own settings; built from fake tensors, so that no size is too large."""
+    """Count parameters at the builder's default settings, with fake tensors, so that no size is too large."""
     with FakeTensorMode():
         model = load_workload(name, batch_size=1).model
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def sizes_of(entry: BuiltIn) -> list[str]:
-    """Its named sizes, the small ones left out."""
+    """Return its named sizes except the small ones."""
     return [preset.name for preset in entry.presets if not preset.name.startswith(SMALL)]
 
 
 def described(entry: BuiltIn) -> dict[str, Any]:
-    """What the table says of a workload."""
+    """Return the entries of the table for a workload."""
     tell(entry.name)
     profile = profile_of(f"{entry.name}@{SMALL}", {})
     gc.collect()
@@ -83,7 +83,7 @@ def described(entry: BuiltIn) -> dict[str, Any]:
 
 
 def workload_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The table."""
+    """Return the rows of the table of workloads."""
     return [
         {
             "workload": result["workload"],
@@ -104,7 +104,7 @@ def workload_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a plan makes of one recurrent network. `kinds`: {kind: {choice: bytes}}."""
+    """The plan of one recurrent network. `kinds`: {kind: {choice: bytes}}."""
 
     name: str
     length: int
@@ -122,7 +122,7 @@ class Finding:
 
 
 def kind_of(label: str) -> str:
-    """Activations as people call them."""
+    """Return the kind of an activation, for people."""
     operator = label.rpartition(".")[2]
     if label.endswith("attention.tanh"):
         return SUMMED
@@ -134,7 +134,7 @@ def kind_of(label: str) -> str:
 
 
 def finding(name: str, length: int, share: str, settings: dict[str, int], kind: str) -> Finding:
-    """Profile, plan at that share of the peak, train one step plainly and one planned."""
+    """Profile, plan at a share of the peak, and train a plain and a planned step."""
     tell(f"{name} {length}")
     settings = settings | {"sequence_length": length}
     profile = profile_of(name, settings)
@@ -170,7 +170,7 @@ def _bytes_by_choice(profile: Profile, chosen: Plan) -> dict[str, dict[str, int]
 
 
 def attention_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The table of attention and LSTM."""
+    """Return the rows of the table of attention and LSTM."""
     return [_finding_row(Finding(**result)) for result in results]
 
 
@@ -192,7 +192,7 @@ def _finding_row(found: Finding) -> Row:
 
 
 def draw(findings: list[Finding]) -> Figure:
-    """Bytes of each kind of activation, by what the plan does with them."""
+    """Draw the bytes of each kind of activation, by the choice of the plan."""
     figure = Figure(figsize=(9.0, 2.2 + 0.32 * sum(len(found.kinds) for found in findings)), layout="constrained")
     heights = [max(1, len(found.kinds)) for found in findings]
     for axes, found in zip(figure.subplots(len(findings), 1, height_ratios=heights), findings, strict=True):

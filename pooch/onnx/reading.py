@@ -110,7 +110,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         load_external_data_for_model(model, str(path.resolve().parent))
     except Exception as error:  # missing, too short, or outside the folder
         raise WorkloadError(
-            f"the external data of {path} cannot be read: {_line(error)}: keep its files beside it"
+            f"the external data of {path} cannot be read: {_line(error)}: keep its files next to it"
         ) from error
 
 

@@ -18,13 +18,13 @@ class Verdict:
         claim: what is claimed.
         title: of its row.
         reached: whether the claim holds. None: the row has no answer.
-        told: the result, for people.
+        result: the figure, for people.
     """
 
     claim: Claim
     title: str
     reached: bool | None
-    told: str
+    result: str
 
 
 def verdicts(experiment: Experiment, answers: Iterable[Answer]) -> tuple[Verdict, ...]:
@@ -56,7 +56,7 @@ def _verdict(claim: Claim, title: str, answer: Answer | None) -> Verdict:
     is_cost = claim.quantity in ("slowdown", "peak_mb")
     reached = number <= claim.limit if is_cost else number >= claim.limit
     because = f": {claim.obstacle}" if claim.obstacle and not reached else ""
-    return Verdict(claim, title, reached, _told(claim, number) + because)
+    return Verdict(claim, title, reached, _result_text(claim, number) + because)
 
 
 def _number(claim: Claim, answer: Answer) -> float | None:
@@ -70,7 +70,7 @@ def _number(claim: Claim, answer: Answer) -> float | None:
     return size / answer.in_core_largest if answer.in_core_largest else None
 
 
-def _told(claim: Claim, number: float) -> str:
+def _result_text(claim: Claim, number: float) -> str:
     if claim.quantity == "slowdown":
         return f"{number:.1%}"
     if claim.quantity == "multiple":

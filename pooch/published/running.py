@@ -39,7 +39,7 @@ class Reproduced:
     verdicts: tuple[Verdict, ...]
 
 
-class _Told:
+class _RowProgress:
     """Reports progress, with the share of rows that are answered."""
 
     def __init__(self, progress: PlanningProgress, asked: int) -> None:
@@ -88,13 +88,13 @@ def reproduce(
         known = ", ".join(row.key for row in (*experiment.rows, *experiment.measured))
         raise UsageError(f"no row of {experiment.name} matches {' or '.join(rows)}: choose from {known}")
     asked = [(row, method) for row in chosen for method in row.methods]
-    told = _Told(progress, len(asked))
-    profiles = Profiles(told)
+    row_progress = _RowProgress(progress, len(asked))
+    profiles = Profiles(row_progress)
     for done, (row, method) in enumerate(asked):
-        told.done = done
+        row_progress.done = done
         if only_recorded or (not again and recording.answer(row, method) is not None):
             continue
-        recording.add(row, answer(row, method, profiles, time_limit_s, told))
+        recording.add(row, answer(row, method, profiles, time_limit_s, row_progress))
     answers = recording.answers(chosen)
     keys = {row.key for row in simulated}
     judged = tuple(each for each in verdicts(experiment, answers) if each.claim.row in keys)

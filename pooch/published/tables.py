@@ -127,17 +127,17 @@ def _slowdown_cell(answer: Answer) -> str:
 
 
 def _largest_cell(answer: Answer) -> str:
-    told = []
+    shown = []
     if answer.multiple is not None:
-        told.append(f"{answer.multiple:.2f}x")
+        shown.append(f"{answer.multiple:.2f}x")
     if answer.measured_items_per_s and answer.measured_in_core_items_per_s:
-        told.append(f"{answer.measured_items_per_s / answer.measured_in_core_items_per_s:.0%} measured")
+        shown.append(f"{answer.measured_items_per_s / answer.measured_in_core_items_per_s:.0%} measured")
     if answer.relative_throughput is not None:
         predicted = " predicted" if answer.measured_items_per_s else ""
-        told.append(f"{answer.relative_throughput:.0%}{predicted}")
+        shown.append(f"{answer.relative_throughput:.0%}{predicted}")
     if answer.measured_peak_bytes is not None:
-        told.append(f"{format_bytes(answer.measured_peak_bytes)} of {format_bytes(answer.budget_bytes)}")
-    return f"{answer.largest} ({', '.join(told)})" if told else str(answer.largest)
+        shown.append(f"{format_bytes(answer.measured_peak_bytes)} of {format_bytes(answer.budget_bytes)}")
+    return f"{answer.largest} ({', '.join(shown)})" if shown else str(answer.largest)
 
 
 def _lost(slowdown: float | None) -> str:
@@ -175,7 +175,7 @@ def _cost(row: Row, answer: Answer, of: str) -> float | None:
 def _claims_table(reproduced: Reproduced) -> TextTable:
     words = {True: "reached", False: "NOT reached", None: "open"}
     rows = tuple(
-        (verdict.title, claim_text(verdict.claim), verdict.told, words[verdict.reached])
+        (verdict.title, claim_text(verdict.claim), verdict.result, words[verdict.reached])
         for verdict in reproduced.verdicts
     )
     return TextTable("Claims about the integer program; modelled", ("", "claim", "result", ""), rows, True)
@@ -196,7 +196,7 @@ def reproduction_record(reproduced: Reproduced) -> Record:
             if (figure := published_figure(reproduced.experiment.name, row.key)) is not None
         ],
         "claims": [
-            {"row": each.claim.row, "claim": claim_text(each.claim), "found": each.told, "reached": each.reached}
+            {"row": each.claim.row, "claim": claim_text(each.claim), "found": each.result, "reached": each.reached}
             for each in reproduced.verdicts
         ],
     }

@@ -55,7 +55,7 @@ def _import_file(path: Path) -> ModuleType:
 
 @contextmanager
 def _directory_on_path(directory: Path) -> Iterator[None]:
-    """Let the file import modules beside it, as it can when it is run."""
+    """Let the file import modules from its folder, as it can when it is run."""
     sys.path.insert(0, str(directory))
     try:
         yield
