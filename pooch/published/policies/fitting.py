@@ -18,7 +18,7 @@ BISECTIONS = 6  # halvings between a budget at which a policy fails and one at w
 
 
 def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> PolicyOutcome:
-    """Let as few of the first values in `leaving` leave as the budget permits, found by bisection.
+    """Let only as many of the first values in `leaving` leave as the budget requires, found by bisection.
 
     Args:
         request: what to plan.

@@ -89,7 +89,7 @@ def _forward_absences(schedule: Schedule, trips: dict[int, Trip]) -> Iterator[tu
 
 
 def everything_leaves(evaluator: Evaluator, dataflow: Dataflow, decisions: Decisions, budget_bytes: int) -> Evaluation:
-    """Swap every decided value, even if it has room to stay; such a value is copied in when the backward pass begins.
+    """Swap all values in `decisions`. Those with room to stay are copied in when the backward pass begins.
 
     Args:
         evaluator: lowers and simulates.
