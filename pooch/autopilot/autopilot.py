@@ -8,7 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,15 @@ def _nothing() -> Iterator[None]:
 class _Running:
     """The step that is running: what was decided, and what to look at when it ends."""
 
-    def __init__(self, key: StepKey, decision: Decision, known: Known, step: Step, stats: RunStats) -> None:
+    def __init__(
+        self, key: StepKey, decision: Decision, known: Known, step: Step, stats: RunStats, outlasts: bool
+    ) -> None:
         self.key, self.decision, self.known, self.step, self.stats = key, decision, known, step, stats
+        self.outlasts = outlasts
         self.begin_s = time.perf_counter()
         self.thread = threading.get_ident()
         self.is_open = True
         self.calls = 0
-        self.outlasts = can_outlast_the_call()
 
 
 class Auto:
@@ -141,7 +143,8 @@ class Auto:
             return
         self._depth.now = depth + 1
         try:
-            yield
+            with self._running.step.around_call() if depth == 0 and self._running else nullcontext():
+                yield
         except BaseException:
             if depth == 0:
                 self._abandon()
@@ -188,14 +191,15 @@ class Auto:
         stats = RunStats()
         start_bytes = self._live.now()
         decision, known = self._library.choose(key, start_bytes, self.budget_bytes)
-        if decision == "record" and (is_profiling() or not can_outlast_the_call()):
+        outlasts = can_outlast_the_call()
+        if decision == "record" and (is_profiling() or not outlasts):
             self._library.not_recorded(key)
             decision = known.decision = "online"
         self._evictor.begin_step(stats)
         if self._share is not None and self.budget_bytes is None:
             self._evictor.grow_with(self._share)
         step = self._new_step(decision, known, models, start_bytes)
-        self._running = _Running(key, decision, known, step, stats)
+        self._running = _Running(key, decision, known, step, stats, outlasts)
 
     def _new_step(self, decision: Decision, known: Known, models: list[torch.nn.Module], start_bytes: int) -> Step:
         match decision:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Protocol
 
 import torch
 
 from ..executor.actions import StepActions
-from ..executor.mode import recognising, watching
+from ..executor.mode import following, looking, recognising
 from ..executor.online import Evictor, OnlineStep
 from ..executor.step import PlannedStep
 from ..ir import Plan, Profile
@@ -18,6 +18,9 @@ from .library import NOT_MEASURED, Known
 
 class Step(Protocol):
     """A step that is running."""
+
+    def around_call(self) -> AbstractContextManager[None]:
+        """Surround one outermost call of a governed module."""
 
     def close_forward(self) -> None:
         """Take hooks and modes away: the backward pass begins, or the program may take its own away."""
@@ -39,6 +42,10 @@ class InCoreStep:
 
     left_plan = False
 
+    def around_call(self) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
+
     def close_forward(self) -> None:
         """Do nothing."""
 
@@ -59,6 +66,10 @@ class UnplannedStep:
         step = OnlineStep(evictor)
         self._forward = ExitStack()
         self._forward.enter_context(recognising(step))
+
+    def around_call(self) -> AbstractContextManager[None]:
+        """Do nothing: the program's own values never leave."""
+        return nullcontext()
 
     def close_forward(self) -> None:
         """Take hooks and mode away."""
@@ -84,6 +95,10 @@ class RecordedStep:
         self._workload = workload
         self._trace: LiveTrace | None = LiveTrace(model, OnlineStep(evictor), persistent_bytes)
         self._trace.open()
+
+    def around_call(self) -> AbstractContextManager[None]:
+        """Watch for reads that are no ops."""
+        return nullcontext() if self._trace is None else self._trace.around_call()
 
     def close_forward(self) -> None:
         """Take hooks and modes away; the recording goes on."""
@@ -119,7 +134,12 @@ class FollowingStep:
         self._step: PlannedStep | None = step
         self._stats = evictor.stats
         self._forward = ExitStack()
-        self._forward.enter_context(watching(step) if known.table.emptied else recognising(step))
+        self._forward.enter_context(following(step) if known.table.emptied else recognising(step))
+
+    def around_call(self) -> AbstractContextManager[None]:
+        """Watch for reads that are no ops, if the plan empties what the program holds. All is back afterwards."""
+        step = self._step
+        return nullcontext() if step is None or not step.table.emptied else looking(step)
 
     @property
     def left_plan(self) -> bool:

@@ -77,11 +77,25 @@ def recognising(step: PlannedStep | OnlineStep) -> Iterator[None]:
 
 
 @contextmanager
-def watching(step: PlannedStep) -> Iterator[None]:
-    """Like `recognising`, and pass every other read of a tensor too. Everything is restored on the way out."""
+def following(step: PlannedStep) -> Iterator[None]:
+    """Like `recognising`, and treat views as reads too. Reads that are no ops are only seen inside of `looking`."""
     hooks = torch.autograd.graph.saved_tensors_hooks(step.quietly(step.pack), step.quietly(step.unpack))
-    with hooks, RawLooks(step.look), WatchfulMode(step):
+    with hooks, WatchfulMode(step):
+        yield
+
+
+@contextmanager
+def looking(step: PlannedStep) -> Iterator[None]:
+    """Pass every read that is no op to the step. Everything is restored on the way out."""
+    with RawLooks(step.look):
         try:
             yield
         finally:
             step.restore()
+
+
+@contextmanager
+def watching(step: PlannedStep) -> Iterator[None]:
+    """Like `recognising`, and pass every other read of a tensor too. Everything is restored on the way out."""
+    with following(step), looking(step):
+        yield

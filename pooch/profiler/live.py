@@ -8,8 +8,9 @@ reference count tells: as soon as nothing but the record holds it, the program h
 from __future__ import annotations
 
 import gc
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from ..torchtools.memory_trace import MemoryTracer, marker
 from ..torchtools.operators import operator_facts
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.tensors import has_plain_storage
+from .absences import without_absences
 from .assembly import assembled_profile
 from .hardware import describe_device
 from .outliers import outliers, sibling_kinds
@@ -45,6 +47,13 @@ class _LiveRecorder(ForwardRecorder):
     def saved(self, value: int, record: Any) -> None:
         """Watch for the program's release of a saved value."""
         self._held[value] = record
+
+    def hand_out_all(self) -> None:
+        """Note that the program may use whatever it holds at any time from now on."""
+        self.note_releases()
+        for value in self._value_of.values():
+            if value not in self.released:
+                self.values[value].touches = None
 
     def note_releases(self) -> None:
         """Find values that the program has released since the last op."""
@@ -73,6 +82,11 @@ class _LiveRecorder(ForwardRecorder):
         before_ms = self._online.evictor.stall_ms
         result, elapsed_ms = super()._run(func, args, kwargs, call)
         return result, max(0.0, elapsed_ms - (self._online.evictor.stall_ms - before_ms))
+
+
+def _marked(kind: str, value: int, pointer: int) -> None:
+    with marker(f"{kind} {value} {pointer}"):
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +124,24 @@ class LiveTrace:
         gc.disable()  # it would free tensors at varying times
         assert self._tracer is not None
         self._tracer.start()
+        self._step.evictor.on_move = _marked
         recorder, stack = self._recorder, self._forward
         recorder._enter_model()
         stack.callback(recorder._leave_model)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
         stack.enter_context(recorder.path.named())
-        stack.enter_context(RawLooks(recorder.looked))
         stack.enter_context(recorder)
+
+    @contextmanager
+    def around_call(self) -> Iterator[None]:
+        """Also see reads that are no ops, during one call of the model.
+
+        What does so is a function mode, and those cannot be taken away within `loss.backward()`, which passes through
+        them. So nothing is seen between the call and the backward pass: what the program holds then counts as in use.
+        """
+        with RawLooks(self._recorder.looked):
+            yield
+        self._recorder.hand_out_all()
 
     def close_forward(self) -> None:
         """End the forward pass: take hooks and modes away."""
@@ -146,6 +171,7 @@ class LiveTrace:
         """Give up, or finish after `record`."""
         self._forward.close()
         tracer, self._tracer = self._tracer, None
+        self._step.evictor.on_move = None
         if tracer is not None:
             tracer.stop()
         if self._collects:
@@ -157,9 +183,14 @@ class LiveTrace:
         assert tracer is not None
         with marker("end"):
             pass
-        record = StepRecord(self._recorder, tuple(self._unpacks), tracer.stop())
+        trace = tracer.stop()
         self.stop()
-        return record
+        values = self._recorder.values
+        trace = without_absences(trace, values)
+        unpacks = (
+            replace(each, pointer=values[each.value].pointer) if each.value >= 0 else each for each in self._unpacks
+        )
+        return StepRecord(self._recorder, tuple(unpacks), trace)
 
     def profile(self, record: StepRecord, link: Link, workload: str) -> Profile:
         """Return the recorded step as a profile, with memory as if nothing had left the device."""

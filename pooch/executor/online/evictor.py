@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +42,8 @@ class Evictor:
         stats: Counters of the current step.
         missing_bytes: The most by which live bytes had to pass the budget in the current step, as nothing more could
             leave.
+        on_move: Called with "left", the value and its address before its bytes are freed, and with "returned", the
+            value and its new address after memory was allocated for them. None: nobody wants to know.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Evictor:
         self._start_bytes = 0
         self._largest_bytes = 0
         self._share: float | None = None
+        self.on_move: Callable[[str, int, int], None] | None = None
         self._asking = threading.local()
         self._planned: weakref.WeakSet[StepActions] = weakref.WeakSet()
 
@@ -211,6 +214,8 @@ class Evictor:
         return self._drop(record)
 
     def _drop(self, record: OnlineRecord) -> int:
+        if self.on_move is not None and record.storage is not None:
+            self.on_move("left", record.value, record.storage.data_ptr())
         record.storage = None
         owner = record.owner()
         if owner is not None:
@@ -318,6 +323,8 @@ class Evictor:
     def _start_copy_in(self, record: OnlineRecord) -> None:
         assert record.room is not None
         storage = new_storage(record.size_bytes, self.device)  # asks for room
+        if self.on_move is not None:
+            self.on_move("returned", record.value, storage.data_ptr())
         record.storage = storage
         record.ticket = record.room.copy_in(storage)
         self.stats.swapped_in_bytes += record.size_bytes

@@ -1,0 +1,79 @@
+"""Takes out of a memory trace what an evictor did, so that it shows the step as if nothing had left the device.
+
+Two kinds of markers, of no duration, tell: `left VALUE POINTER` before a value's bytes are freed, and `returned VALUE
+POINTER` after memory for them was allocated again. Without these two events a value's life is what it would have been.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..torchtools.memory_trace import MemoryTrace
+from ..torchtools.reported_memory import MemoryEvent
+from .recorder import ValueRecord
+
+LEFT, RETURNED = "left", "returned"
+
+
+def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> MemoryTrace:
+    """Return the trace without the frees and allocations of values that left and returned.
+
+    Each of these values gets an address of its own, which its record is given as well, since the allocator hands its
+    former address to others.
+
+    Args:
+        trace: The trace with its markers.
+        values: The recorded values, changed in place.
+    """
+    events: list[MemoryEvent | None] = list(trace.events)
+    of_pointer: dict[int, list[int]] = {}
+    for number, event in enumerate(trace.events):
+        of_pointer.setdefault(event.pointer, []).append(number)
+
+    def before(pointer: int, time_ns: int) -> int | None:
+        """The last event at an address before a time."""
+        numbers = of_pointer.get(pointer, [])
+        position = bisect_right(numbers, time_ns, key=lambda n: trace.events[n].time_ns) - 1
+        return numbers[position] if position >= 0 else None
+
+    def after(pointer: int, time_ns: int) -> int | None:
+        """The first event at an address after a time."""
+        numbers = of_pointer.get(pointer, [])
+        position = bisect_left(numbers, time_ns, key=lambda n: trace.events[n].time_ns)
+        return numbers[position] if position < len(numbers) else None
+
+    def moved(number: int | None, pointer: int) -> None:
+        if number is not None and events[number] is not None:
+            events[number] = replace(trace.events[number], pointer=pointer)
+
+    for marker in trace.markers:
+        kind, _, rest = marker.name.partition(" ")
+        if kind not in (LEFT, RETURNED):
+            continue
+        value, pointer = map(int, rest.split())
+        own = -1 - value
+        if kind == LEFT:
+            freed = after(pointer, marker.start_ns)
+            moved(before(pointer, marker.start_ns), own)
+            _rename(values, value, own)
+        else:
+            freed = before(pointer, marker.start_ns)
+            moved(after(pointer, marker.start_ns), own)
+        if freed is not None:
+            events[freed] = None
+    return replace(trace, events=tuple(event for event in events if event is not None))
+
+
+def _rename(values: Sequence[ValueRecord], value: int, pointer: int) -> None:
+    """Give a value its own address, and all values that shared its storage with it one after the other."""
+    chain = values[value]
+    while chain.overwrites >= 0:
+        chain = values[chain.overwrites]
+    following = {record.overwrites: record for record in values if record.overwrites >= 0}
+    while True:
+        chain.pointer = pointer
+        if chain.id not in following:
+            return
+        chain = following[chain.id]
