@@ -123,8 +123,7 @@ class _Walk:
         self._temporary: set[int] = set()  # made by the replay under way for its own later ops
         self._in_tier: set[int] = set()
         self._ready_ms: dict[int, float] = {}  # by value on its way in: when it is there
-        self._left_unread: set[int] = set()  # fetched ahead and evicted again: not fetched ahead any more
-        self._fetched: set[int] = set()
+        self._fetched: set[int] = set()  # ahead of time, which is tried once: what left again before it was read waits
         self._last_access_ms: dict[int, float] = {}
         self._current = 0
         self._decisions: dict[int, Choice] = {value.id: "keep" for value in dataflow.activations}
@@ -276,8 +275,6 @@ class _Walk:
         self._away[value] = self._decisions[value] = leaving.choice
         self._change_bytes -= self._allocated[value]
         self._evictions += 1
-        if value in self._fetched:
-            self._left_unread.add(value)
         if leaving.choice == "recompute":
             self._held.update(self._recipes[value].sources)
             self._rule.dropped(value)
@@ -325,8 +322,8 @@ class _Walk:
         """One copy in at a time, of the swapped value that is likely to be read next, where there is room for it."""
         if any(end_ms > self._now_ms for end_ms in self._ready_ms.values()):
             return
-        swapped = [value for value, choice in self._away.items() if choice == "swap" and value in self._saved]
-        ahead = [value for value in swapped if self._saved[value] < self._current and value not in self._left_unread]
+        swapped = (value for value, choice in self._away.items() if choice == "swap" and value not in self._fetched)
+        ahead = (value for value in swapped if self._saved[value] < self._current)
         following = max(ahead, key=lambda value: self._saved[value], default=None)
         if following is not None and self._over_by(self._allocated[following]) <= 0:
             self._fetched.add(following)
