@@ -178,6 +178,25 @@ def test_what_is_on_its_way_leaves_again_once_it_is_there() -> None:
     assert run.copies_in > run.copies_out
 
 
+def test_dropped_values_that_nobody_reads_again_hold_nothing() -> None:
+    # GIVEN a chain that autograd saves for a node that never runs, and lets go of after the forward pass
+    step = ToyStep()
+    (first,) = step.op([step.external(8)], [20], refusal="it is kept")
+    (second,) = step.op([first], [20])
+    (third,) = step.op([second], [20])
+    (small,) = step.op([third], [4])
+    step.op([small], [4], saves=[first, second, third], backward_ops=0)
+    for value in (first, second, third):
+        step.hold(value, until=step.values[value].producer + 1)
+    (large,) = step.op([small], [40], saves_outputs=[0])
+    for _ in range(3):
+        (large,) = step.op([large], [40], saves_outputs=[0])
+    profile = step.build(NO_LINK)
+    run = recounted(Dataflow(profile), profile.peak_bytes - 40, "dtr")
+    assert [run.decisions[value] for value in (first, second, third)] == ["keep", "recompute", "recompute"]
+    assert run.replays == 0
+
+
 def test_a_replay_in_place_takes_no_second_storage() -> None:
     step = ToyStep()
     (wide,) = step.op([step.external(8)], [100])

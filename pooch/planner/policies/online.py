@@ -1,8 +1,8 @@
 """A step that evicts by a rule while it runs, as a policy: the choices that it came to are made into a plan.
 
 The run is simulated on the profile (`analysis/online`). The plan says of each activation how it left the last time, and
-is lowered and scored like any other: it knows ahead who will leave, so it copies earlier and is usually faster than
-the run. The run's own time is in the notes.
+is lowered and scored like any other. It knows ahead what will leave, so it copies earlier and replays each value once.
+The run's own time is in the notes.
 
 A schedule makes each value again once, where a run may drop it again; so the budget of a run may be too small for the
 plan of its choices. The policy succeeds where both keep it.
@@ -51,8 +51,6 @@ def _attempt(request: PlanningRequest, make_rule: Callable[[Makings], Rule]) -> 
         return None
     trials = Trials(request, Candidates(request.dataflow))
     trial = trials.run(run.decisions)
-    if not trial.fits and trials.might_fit(run.decisions):
-        trial = trials.run(run.decisions, trials.least_budget(run.decisions))
     return outcome_of(trials, trial, (told(run),)) if trial.fits else None
 
 
