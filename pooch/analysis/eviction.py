@@ -53,10 +53,10 @@ def distance(current: float, saved: float) -> float:
 
 
 def online_score(cost_ms: float, size_bytes: int, ahead: float) -> float:
-    """What the cheaper way of leaving costs, per byte and per root of the distance to the next use.
+    """What the cheaper way of leaving costs, per byte and per square root of the distance to the next use.
 
-    The root, because the distance is certain in the backward pass alone: in the forward pass, everything waits longer
-    than this, and the peak lies before all of it.
+    The square root, because the distance is certain in the backward pass alone: in the forward pass, everything waits
+    longer than this, and the peak lies before all of it.
 
     Args:
         cost_ms: of the cheaper way.

@@ -95,7 +95,7 @@ class Rule(Protocol):
 
 
 class Cheapest:
-    """Pooch's rule: what the cheaper of a replay and of copies costs, per byte and per root of the distance."""
+    """Pooch's rule: what the cheaper of a replay and of copies costs, per byte and per square root of the distance."""
 
     def __init__(self, makings: Makings) -> None:
         self._makings = makings
