@@ -87,6 +87,9 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "fake step error": sentences.fake_step_error,
         "modelling time": sentences.modelling_time,
     },
+    "docs/online.md": {
+        "online": table("online"),
+    },
     "docs/planner.md": {
         "planner growth": paragraph(sentences.growth),
         "time limits": paragraph(sentences.time_limits),

@@ -1,10 +1,12 @@
 """Every policy on every recorded profile at several budgets: docs/policies.md.
 
     python -m benchmarks.policies [--profile profiles/NAME.json ...] [--budget 80% ...] [--time-limit 60] [--page-only]
+    python -m benchmarks.policies --policy online [--policy ...]
 
 Everything is simulated, nothing is trained. A budget that no plan can keep is replaced by the smallest one that can be
 kept. Writes every cell to benchmarks/results/policies.json and makes the page of that file alone; `--page-only` makes
-the page again. Ends with exit code 1 where any policy's plan is faster than the integer program's.
+the page again, `--policy` plans by these policies alone under the stored budgets and keeps the other cells. Ends with
+exit code 1 where any policy's plan is faster than the integer program's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
 from pooch.ir.files import replace_file
 from pooch.measure.comparison import ComparisonRow, compare
+from pooch.planner import policy_names
 from pooch.units import format_bytes, format_ms
 
 BUDGETS = ("80%", "60%", "45%", "35%")
@@ -81,14 +84,19 @@ class ProfileCells:
 
 
 def measure_profile(
-    profile: Profile, budgets: Sequence[str], time_limit_s: float, profile_digest: str = ""
+    profile: Profile,
+    budgets: Sequence[str],
+    time_limit_s: float,
+    profile_digest: str = "",
+    policies: Sequence[str] = (),
 ) -> ProfileCells:
-    """Plan one profile by every policy under each budget."""
+    """Plan one profile by every policy, or by these, under each budget."""
     columns = tuple(dict.fromkeys(_column(profile, budget, time_limit_s) for budget in budgets))
     rows = compare(
         profile,
         [budget_bytes for _, budget_bytes in columns],
         PlanOptions(time_limit_s=time_limit_s, region="step"),
+        policies=policies,
         progress=lambda text, share: tell(f"{profile.workload}: {text} ({share:.0%})"),
     )
     return ProfileCells(
@@ -103,6 +111,17 @@ def measure_profile(
         columns=columns,
         cells=tuple(_cell_of(row) for row in rows),
     )
+
+
+def with_policies(found: ProfileCells, profile: Profile, policies: Sequence[str], time_limit_s: float) -> ProfileCells:
+    """The cells with those of some policies planned again, under the same budgets."""
+    options = PlanOptions(time_limit_s=time_limit_s, region="step")
+    rows = compare(profile, [budget_bytes for _, budget_bytes in found.columns], options, policies=policies)
+    kept = (cell for cell in found.cells if cell.policy not in policies)
+    columns, order = [budget_bytes for _, budget_bytes in found.columns], policy_names()
+    places = {(budget, policy): (columns.index(budget), order.index(policy)) for budget in columns for policy in order}
+    cells = sorted([*kept, *map(_cell_of, rows)], key=lambda cell: places[cell.budget_bytes, cell.policy])
+    return replace(found, cells=tuple(cells))
 
 
 def _cell_of(row: ComparisonRow) -> Cell:
@@ -203,13 +222,18 @@ def main() -> int:
     parser.add_argument("--budget", action="append", help=f"default: {', '.join(BUDGETS)}".replace("%", "%%"))
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds per plan")
     parser.add_argument("--page-only", action="store_true", help="plan nothing: make the page of the stored cells")
+    parser.add_argument("--policy", action="append", help="plan by these alone, keep the stored cells of the others")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--output", type=Path, default=PAGE)
     arguments = parser.parse_args()
     if not arguments.page_only:
         paths = arguments.profile or sorted(Path("profiles").glob("*.json"))
         budgets = arguments.budget or BUDGETS
-        planned = [measure_profile(Profile.load(p), budgets, arguments.time_limit, digest_of(p)) for p in paths]
+        if arguments.policy:
+            known, limit_s = {cells.profile_digest: cells for cells in stored(arguments.results)}, arguments.time_limit
+            planned = [with_policies(known[digest_of(p)], Profile.load(p), arguments.policy, limit_s) for p in paths]
+        else:
+            planned = [measure_profile(Profile.load(p), budgets, arguments.time_limit, digest_of(p)) for p in paths]
         document = {"time_limit_s": arguments.time_limit, "results": [asdict(cells) for cells in planned]}
         replace_file(arguments.results, json.dumps(document, indent=1).encode())
     measured = stored(arguments.results)

@@ -176,9 +176,7 @@ class Dataflow:
     @cached_property
     def _shared(self) -> set[int]:
         """Values that are not saved, and held for replays all the same."""
-        saved_alone = self._make_recipes(self._is_saved_source)
-        recipes = ((value.id, saved_alone[value.id]) for value in self.activations)
-        ops = {value: recipe.ops for value, recipe in recipes if isinstance(recipe, ReplayRecipe)}
+        ops = {value: recipe.ops for value, recipe in self.saved_recipes.items()}
         return shared_values(self.profile, self.activations, ops)
 
     def can_empty(self, value: Value) -> bool:
@@ -249,6 +247,16 @@ class Dataflow:
         if self.refusal(value_id) is not None:
             return float("nan")
         return sum(self.replay_times_ms[index] for index in self.recipe(value_id).ops)
+
+    @cached_property
+    def saved_recipes(self) -> dict[int, ReplayRecipe]:
+        """By activation that can be recomputed: how, from what autograd saves alone.
+
+        For replays that nobody planned, so that nothing else was held for them.
+        """
+        recipes = self._make_recipes(self._is_saved_source)
+        known = ((value.id, recipes[value.id]) for value in self.activations)
+        return {value: recipe for value, recipe in known if isinstance(recipe, ReplayRecipe)}
 
     @cached_property
     def _recipes(self) -> list[ReplayRecipe | str]:

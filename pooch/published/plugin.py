@@ -27,6 +27,8 @@ PLUGIN = Plugin(
         "tf_earliest_first": _policy("tensorflow_loops", "tf_earliest_first"),
         "capuchin": _policy("capuchin"),
         "chen_sqrt": _policy("chen_sqrt"),
+        "dtr": _policy("dtr"),
+        "dtr_eq": _policy("dtr", "dtr_eq"),
     },
     workloads={"published": Provided(f"{__package__}.catalogue", "WORKLOADS")},
     commands={

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.policies import beaten, measure_profile, page, section, stored
+from benchmarks.policies import beaten, measure_profile, page, section, stored, with_policies
 from pooch.ir import Profile
 from pooch.planner import policy_names
 from tests.toys import FAST_LINK, blocks, chain, ladder
@@ -39,6 +39,14 @@ def test_a_beaten_integer_program_is_noticed() -> None:
     worse = replace(slow, step_ms=2 * slow.step_ms)
     changed = tuple(worse if cell is slow else cell for cell in cells.cells)
     assert "pooch_2018" in {cell.policy for cell in beaten(replace(cells, cells=changed))}
+
+
+def test_one_policy_alone_is_planned_again_and_the_other_cells_stay() -> None:
+    cells = measure_profile(TOYS[2], ["80%", "60%"], 60, policies=("keep_all", "online", "swap_all"))
+    stale = tuple(replace(cell, step_ms=1.0) if cell.policy in ("online", "swap_all") else cell for cell in cells.cells)
+    again = with_policies(replace(cells, cells=stale), TOYS[2], ["online"], 60)
+    expected = [stale[place] if cell.policy == "swap_all" else cell for place, cell in enumerate(cells.cells)]
+    assert list(again.cells) == expected
 
 
 def test_the_page_is_made_of_the_stored_cells_alone(tmp_path: Path) -> None:

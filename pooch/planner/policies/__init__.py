@@ -9,6 +9,7 @@ from ...plugins import provided
 from ..contract import Policy
 from ..search.search import restricted, search
 from .keep_all import keep_all
+from .online import online
 
 OWN: dict[str, Policy] = {
     "ilp": search,
@@ -21,6 +22,7 @@ OWN: dict[str, Policy] = {
     # The integer program with swaps alone: what the optimising swap planners would find, among them window scheduling
     # (Sony 2020) and the swap parts of POET (2022) and OffMate (2024; abstracts).
     "ilp_swap": partial(restricted, only="swap"),
+    "online": online,
 }
 ALIASES = {"in_core": "keep_all"}  # as PoocH (Ito et al. 2019) calls it
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 
-from ...errors import InfeasibleBudget
 from ...ir.plan import Choice, Decisions
 from ...planner.candidates import Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
@@ -14,7 +12,6 @@ from ...planner.search.stall_rule import swaps_within_tier
 from ...planner.search.trials import Trial, Trials
 
 Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with its choice
-BISECTIONS = 6  # halvings between a budget at which a policy fails and one at which it succeeds
 
 
 def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> PolicyOutcome:
@@ -64,40 +61,6 @@ def all_swapped(trials: Trials, policy: str) -> Trial:
         InfeasibleBudget: that does not fit, so these methods have no plan.
     """
     return fixed_trial(trials, swaps_within_tier(trials), policy)
-
-
-def with_smallest_budget(
-    request: PlanningRequest, attempt: Callable[[PlanningRequest], PolicyOutcome | None], policy: str
-) -> PolicyOutcome:
-    """Try a method that may fail. If it does, find the smallest budget at which it succeeds, by bisection.
-
-    Args:
-        request: what to plan.
-        attempt: the method. It returns None if it fails, and must succeed with ample memory.
-        policy: name of the method, for errors.
-
-    Raises:
-        InfeasibleBudget: the method failed; gives a budget at which it was seen to succeed.
-    """
-    outcome = attempt(request)
-    if outcome is not None:
-        return outcome
-    low, high = request.budget_bytes, max(request.dataflow.profile.peak_bytes, request.budget_bytes + 1)
-    while attempt(_under(request, high)) is None:
-        low, high = high, 2 * high
-    for _ in range(BISECTIONS):
-        middle = (low + high) // 2
-        if middle == low:
-            break
-        if attempt(_under(request, middle)) is None:
-            low = middle
-        else:
-            high = middle
-    raise InfeasibleBudget(request.budget_bytes, high, policy)
-
-
-def _under(request: PlanningRequest, budget_bytes: int) -> PlanningRequest:
-    return replace(request, budget_bytes=budget_bytes, progress=None)
 
 
 def swaps_of(items: Iterable[Candidate]) -> Leaving:

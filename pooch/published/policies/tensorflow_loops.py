@@ -22,9 +22,9 @@ import numpy
 from ...ir.plan import Choice
 from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.attempts import with_smallest_budget
 from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trials
-from .fitting import with_smallest_budget
 
 LEAST_BYTES = 2048
 

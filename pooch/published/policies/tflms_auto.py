@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 
 from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
+from ...planner.search.attempts import with_smallest_budget
 from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trial, Trials
-from .fitting import fewest_leaving, swaps_of, with_smallest_budget
+from .fitting import fewest_leaving, swaps_of
 from .tflms import late_copies
 from .timing import Trip, trips_of
 
