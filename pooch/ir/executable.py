@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidSchedule
 from ..units import round_up
 from .consistency import anchor_faults, are_bytes, is_time
-from .plan import Decision, Plan
 from .schedule import TIER_ALIGNMENT_BYTES, Action
+
+if TYPE_CHECKING:
+    from .plan import Decision, Plan
 
 _FORWARD_KINDS = frozenset(("copy_out", "free", "empty", "refill", "wait"))
 _BACKWARD_KINDS = frozenset(("copy_out", "free", "copy_in", "wait", "replay", "drop"))
