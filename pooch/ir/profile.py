@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
 Phase = Literal["forward", "backward"]
-Sizes = Literal["requested", "rounded", "allocated"]
+SizeKind = Literal["requested", "rounded", "allocated"]
 Role = Literal["parameter", "buffer", "external", "made", "transient"]
 
 
@@ -239,7 +239,7 @@ class Profile(Document):
     batch_size: int = 0
     notes: tuple[str, ...] = ()
     hooks: HookCosts = HookCosts()
-    sizes: Sizes = "requested"
+    sizes: SizeKind = "requested"
 
     @property
     def activations(self) -> tuple[Value, ...]:
