@@ -142,14 +142,7 @@ class DeviceModel:
         return self.memory_gb_per_s * self.efficiency.memory * 1e6
 
     def op_ms(self, flops: float, moved_bytes: float, dtype: str, op_kind: OpKind) -> float:
-        """Roofline: the time of the arithmetic or of the memory traffic, whichever is longer, plus the launch.
-
-        Args:
-            flops: number of floating-point operations.
-            moved_bytes: bytes that are read and written in device memory.
-            dtype: as `flops_per_ms` takes it.
-            op_kind: as `flops_per_ms` takes it.
-        """
+        """Roofline: the time of the arithmetic or of the memory traffic, whichever is longer, plus the launch."""
         arithmetic_ms = flops / self.flops_per_ms(dtype, op_kind) if flops else 0.0
         return max(arithmetic_ms, moved_bytes / self.bytes_per_ms) + self.launch_us / 1000
 

@@ -34,13 +34,10 @@ def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.nn.Module) -> tuple[int, list[str]]:
-    """Predicts the device bytes of the state that the optimizer's steps will create and keep, beyond what it has now.
+    """Predicts the bytes of state on the model's device that the optimizer's steps will create, beyond what it has now.
 
-    A shadow of the optimizer takes a step on fake tensors, so the real one is not touched.
-
-    Args:
-        optimizer: may be a wrapper, such as Accelerate's or Lightning's.
-        model: state on this model's device is counted.
+    A shadow of the optimizer takes a step on fake tensors, so the real one, which may be inside a wrapper such as
+    Accelerate's or Lightning's, is not touched.
 
     Returns:
         The bytes, and notes for the reader of the profile: about a guess, if the step cannot be taken on fake tensors,

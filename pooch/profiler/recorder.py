@@ -208,9 +208,7 @@ class ForwardRecorder(TorchDispatchMode):
     def looked(self, arguments: Any, handed_out: bool) -> None:
         """Notes that the program accesses tensors without an op.
 
-        Args:
-            arguments: nested arguments that contain the tensors.
-            handed_out: whether the program gets the address, and may use it at any time from then on.
+        If the address is handed out, the program may use it at any time from then on.
         """
         if not self._own_work:
             with self.unwatched():

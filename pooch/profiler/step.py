@@ -52,10 +52,7 @@ class StepRecord:
 
 
 def check_loss(loss: object) -> torch.Tensor:
-    """Checks that a backward pass can start from the loss.
-
-    Args:
-        loss: what the forward pass returned.
+    """Checks that a backward pass can start from what the forward pass returned.
 
     Raises:
         ProfileError: if it is not a tensor, is not a scalar, or does not require grad.
@@ -72,14 +69,7 @@ def check_loss(loss: object) -> torch.Tensor:
 def record_step(
     forward: Forward, model: torch.nn.Module, device: torch.device, store: OffloadStore | None = None
 ) -> StepRecord:
-    """Runs one step and records it.
-
-    Args:
-        forward: () -> loss tensor.
-        model: the model that is profiled.
-        device: the device whose memory is traced.
-        store: where saved tensors wait for the backward pass, or None to keep them in place.
-    """
+    """Runs one step and records it. Saved tensors wait for the backward pass in the store, if there is one."""
     recorder = ForwardRecorder(model)
     unpacks: list[Unpack] = []
 

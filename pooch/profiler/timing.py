@@ -41,13 +41,9 @@ def time_step(
     device: torch.device,
     between: Callable[[], None] = lambda: None,
 ) -> StepTimes:
-    """Times one step, forward and backward, without recording anything. Gradients are dropped first.
+    """Times one step, forward and backward, without recording anything.
 
-    Args:
-        forward: () -> loss tensor.
-        model: the model whose gradients are dropped.
-        device: synchronized before each reading of the clock.
-        between: called after the forward pass.
+    Gradients are dropped first. `between` is called after the forward pass.
     """
     model.zero_grad(set_to_none=True)
     synchronize(device)

@@ -88,13 +88,7 @@ def plan_picture(profile: Profile, plan: Plan) -> StepPicture:
 
 
 def profile_picture(profile: Profile, *, depth: int | None = 2, longest: int = 24) -> ProfilePicture:
-    """Collect what the figure of a profile shows.
-
-    Args:
-        profile: the measured step.
-        depth: how many names of the module path make up a layer; None: all of them.
-        longest: show at most this many layers, the largest ones.
-    """
+    """Collect what the figure of a profile shows, with the largest layers of so many names of the module path."""
     timeline = simulate_in_core(profile)
     frame = layer_frame(profile, depth=depth)
     sizes = frame.loc[frame["size_bytes"] > 0, "size_bytes"]

@@ -90,10 +90,7 @@ def choices_table(plan: Plan) -> Table:
 def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE, reasons: bool = False) -> Table:
     """The largest activations with their decisions, and how other choices would change the step.
 
-    Args:
-        plan: what to show.
-        longest: show at most this many activations.
-        reasons: show the reasons in words instead of numbers; always so where other choices were not simulated.
+    `reasons` shows the reasons in words instead of numbers, as it is always where other choices were not simulated.
     """
     frame = plan.to_frame()
     shown = frame.nlargest(longest, "size_bytes").sort_index()

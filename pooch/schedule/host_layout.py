@@ -58,16 +58,11 @@ def tier_stays(actions: Iterable[Action], swapped: Sequence[int]) -> list[TierSt
 
 
 def lay_out(actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[int]) -> HostLayout:
-    """Give each swapped value room, at multiples of `TIER_ALIGNMENT_BYTES`.
+    """Give each swapped value room, at multiples of `TIER_ALIGNMENT_BYTES`; `sizes` are in bytes, by id.
 
     Room is reused by a copy out in a later slot than the wait that brought the previous value back. By then, compute
     has waited for the copy in, and copies out run after compute, so the two never overlap on any engine. The smallest
     free room that suffices is taken; the rest of it stays free.
-
-    Args:
-        actions: of the schedule.
-        swapped: ids of the swapped values, ascending.
-        sizes: bytes of each value, by id.
     """
     stays = tier_stays(actions, swapped)
     ending = sorted(stays, key=lambda stay: stay.last_slot)

@@ -133,13 +133,9 @@ class SwapTables:
 def place_absences(
     tables: SwapTables, windows: Iterable[AwayWindow], memory: Occupancy, budget_bytes: int
 ) -> list[Absence]:
-    """Decide where each window leaves and where its copy in starts; windows that can stay are left out.
+    """Decide where each value leaves and where its copy in starts; values that can stay are left out.
 
-    Args:
-        tables: of the dataflow.
-        windows: values that can be away.
-        memory: of the step if all windows stay; updated in place for the absences.
-        budget_bytes: bound on all device bytes.
+    `memory` is that of the step if all of them stay; it is updated in place for the absences.
 
     Returns:
         The absences in order of need.
@@ -160,7 +156,7 @@ def _first_leaving(window: AwayWindow) -> tuple[int, int, int]:
 def _place_leaving(
     tables: SwapTables, windows: list[AwayWindow], live: numpy.ndarray, budget_bytes: int
 ) -> list[tuple[AwayWindow, int]]:
-    """At every slot over the budget, let the first possible windows leave until it fits."""
+    """At every slot over the budget, let the first values leave that can, in the order of `windows`, until it fits."""
     waiting = sorted(range(len(windows)), key=lambda place: -windows[place].ready_slot)
     able: list[int] = []  # heap of places in `windows`
     left: list[tuple[AwayWindow, int]] = []

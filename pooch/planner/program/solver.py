@@ -92,10 +92,7 @@ def weighted(terms: Mapping[Variable, float]) -> Expression:
 def solve(problem: Problem, limits: Limits, start: Mapping[Variable, float] | None = None) -> Solution:
     """Hand the problem to HiGHS, step by step: PuLP's single call fails at the node limit, and takes no start.
 
-    Args:
-        problem: what to minimise.
-        limits: when to stop.
-        start: values of some variables of a known solution.
+    `start` has values of some variables of a known solution.
 
     Raises:
         SolverUnavailable: HiGHS is not installed, or it crashed.

@@ -57,11 +57,9 @@ class Trials:
         self._seen: set[tuple[Choice, ...]] = set()
 
     def run(self, decisions: Decisions, lowering_bytes: int | None = None) -> Trial:
-        """Evaluate decisions and remember them if they are the best so far.
+        """Evaluate decisions and remember them if they are the best so far; activations that are not named are kept.
 
-        Args:
-            decisions: activations that are not named are kept.
-            lowering_bytes: lower for this smaller budget instead of the request's.
+        `lowering_bytes` is a smaller budget to lower for instead of the request's.
         """
         chosen = self.complete(decisions)
         evaluation = self.request.evaluator.evaluate(chosen, lowering_bytes or self.request.budget_bytes)

@@ -98,14 +98,8 @@ def record_fake_step(
     costs: OpCosts,
     granularity_bytes: int = 1,
 ) -> FakeStep:
-    """As `record_step`, in a fake world.
-
-    Args:
-        forward: () -> loss tensor.
-        model: the model that is profiled.
-        world: the fake world.
-        costs: costs of operators.
-        granularity_bytes: the allocator of the device rounds each allocation up to a multiple of this.
+    """As `record_step`, in a fake world, on a device whose allocator rounds each allocation up to a multiple of
+    `granularity_bytes`.
     """
     trace = FakeTrace(granularity_bytes)
     recorder = FakeForwardRecorder(model, world, trace, costs)

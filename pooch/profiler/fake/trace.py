@@ -98,12 +98,7 @@ class FakeTrace:
 
     @contextmanager
     def marked(self, name: str, within: str = "") -> Iterator[None]:
-        """Context manager that records a named range.
-
-        Args:
-            name: name of the range.
-            within: the operator that called this one, for a range around the kernel of an operator.
-        """
+        """Context manager that records a named range; `within` is the operator that called the one inside."""
         start = self.now()
         try:
             yield
@@ -111,14 +106,7 @@ class FakeTrace:
             self._markers.append(Span(name, start, self.now(), within=within))
 
     def operator(self, name: str, start: int, time_ms: float, node: str) -> None:
-        """Records an operator of the backward pass that ends now.
-
-        Args:
-            name: name of the operator.
-            start: time at which it started.
-            time_ms: its cost.
-            node: the autograd node that runs it.
-        """
+        """Records an operator of the backward pass that ends now, and the autograd node that runs it."""
         self._operators.append(Span(name, start, self.now(), node))
         self.times_ms[start] = time_ms
 
