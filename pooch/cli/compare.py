@@ -109,9 +109,9 @@ def _write(profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | N
     if plot is not None:
         from ..report.curves import profile_title
         from ..report.figures import save_figure
-        from ..report.pareto import draw_pareto, pareto_picture
+        from ..report.pareto import draw_pareto
 
-        save_figure(draw_pareto(pareto_picture(rows, profile_title(profile))), plot)
+        save_figure(draw_pareto(rows, profile_title(profile)), plot)
 
 
 def _print(rows: tuple[ComparisonRow, ...], as_json: bool) -> None:
