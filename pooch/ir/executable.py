@@ -155,10 +155,10 @@ def _tier_faults(plan: Plan) -> Iterator[str]:
             yield f"value {value} lies at {offset} in the tier, which is no multiple of {TIER_ALIGNMENT_BYTES}"
     if schedule.host_bytes > sum(sizes[value] for value in offsets):
         yield f"the tier has {schedule.host_bytes} bytes, more than the swapped values take"
-    yield from _overlaps(schedule.actions, offsets, sizes)
+    yield from tier_overlaps(schedule.actions, offsets, sizes)
 
 
-def _overlaps(actions: Sequence[Action], offsets: dict[int, int], sizes: dict[int, int]) -> Iterator[str]:
+def tier_overlaps(actions: Sequence[Action], offsets: dict[int, int], sizes: dict[int, int]) -> Iterator[str]:
     """Rooms that two values share at the same time. A room is free after the slot of its value's last wait."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}

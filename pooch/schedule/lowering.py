@@ -10,9 +10,8 @@ from ..analysis.occupancy import occupancy
 from ..errors import UsageError
 from ..ir import Action, Choice, Decisions, Schedule
 from ..ir.schedule import ActionKind
-from .actions import action
 from .host_layout import lay_out
-from .replays import Replays, ReplayTables, plan_replays
+from .replays import Replays, ReplayTables, action, plan_replays
 from .swaps import Absence, SwapTables, place_absences
 
 
@@ -76,8 +75,8 @@ class Lowering:
         swapped = tuple(sorted({a.window.value for a in absences if a.window.kind != "recompute"}))
         away_in_backward = (a.window.value for a in absences if a.window.kind == "swap")
         sources = replays.reads.difference(away_in_backward, replays.recomputed)
-        layout = lay_out(actions, swapped, self._swap_tables.size_bytes)
-        return Schedule(actions, tuple(sorted(sources)), replays.recomputed, swapped, layout.offsets, layout.host_bytes)
+        offsets, host_bytes = lay_out(actions, swapped, self._swap_tables.size_bytes)
+        return Schedule(actions, tuple(sorted(sources)), replays.recomputed, swapped, offsets, host_bytes)
 
 
 def _assemble(absences: list[Absence], replays: Replays) -> tuple[Action, ...]:
