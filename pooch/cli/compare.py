@@ -115,11 +115,11 @@ def _write(profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | N
 
 
 def _print(rows: tuple[ComparisonRow, ...], as_json: bool) -> None:
-    from ..report.summaries import comparison_records
+    from ..report.summaries import comparison_record
     from ..report.tables import comparison_table, measured_table
 
     if as_json:
-        print_json(comparison_records(rows))
+        print_json([comparison_record(row) for row in rows])
         return
     print_tables(comparison_table(rows))
     if any(row.measured is not None for row in rows):

@@ -44,21 +44,21 @@ UNKNOWN = "it could not be compared under deterministic algorithms"
 
 @dataclass(frozen=True, slots=True)
 class BitsVerdict:
-    """Result of a comparison.
+    """Result of a comparison; fields as in `TrainingReport`.
 
     Attributes:
         bitwise_equal: None: not known, since plain training is not repeatable.
         repeatable: whether plain training gives the same numbers twice.
         first_difference: between planned and plain training, or between two plain ones if those differ.
-        cause: of the difference, as far as it is known.
-        is_deterministic: `bitwise_equal` refers to training under deterministic algorithms.
+        difference_cause: as far as it is known.
+        compared_deterministically: `bitwise_equal` refers to training under deterministic algorithms.
     """
 
     bitwise_equal: bool | None
     repeatable: bool
     first_difference: str | None = None
-    cause: str | None = None
-    is_deterministic: bool = False
+    difference_cause: str | None = None
+    compared_deterministically: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,10 @@ def _not_repeatable(difference: str, found: DeterministicCheck | None) -> BitsVe
         cause = NO_DETERMINISTIC.format(operators=operators) if operators else NOT_ALGORITHMS
         return BitsVerdict(None, False, difference, cause)
     if found.first_difference is not None:
-        return BitsVerdict(False, False, found.first_difference, is_deterministic=True)
+        return BitsVerdict(False, False, found.first_difference, compared_deterministically=True)
     if found.steps_off_plan:
         return BitsVerdict(None, False, difference, OTHER_OPS)
-    return BitsVerdict(True, False, difference, ALGORITHMS, is_deterministic=True)
+    return BitsVerdict(True, False, difference, ALGORITHMS, compared_deterministically=True)
 
 
 def train_reference(factory: Callable[[], Workload], plan: Plan, steps: int, progress: Progress) -> Trained:

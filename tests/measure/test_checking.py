@@ -177,13 +177,13 @@ def test_on_a_gpu_another_algorithm_of_a_library_is_told_as_the_cause(
     """The numbers are not those of plain training all the same: cuDNN had no room for the workspace it had plainly."""
     told, asked = verdict(monkeypatch, "b", "a", found)
     assert (told.bitwise_equal, told.repeatable, told.first_difference, asked) == (False, True, "step 1: loss", 1)
-    assert told.cause == (checking.OTHER_ALGORITHM if is_told else None)
+    assert told.difference_cause == (checking.OTHER_ALGORITHM if is_told else None)
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (EQUAL, BitsVerdict(True, False, "step 1: loss", checking.ALGORITHMS, is_deterministic=True)),
+        (EQUAL, BitsVerdict(True, False, "step 1: loss", checking.ALGORITHMS, compared_deterministically=True)),
         (replace(EQUAL, first_difference="step 2: loss"), BitsVerdict(False, False, "step 2: loss", None, True)),
         (replace(EQUAL, steps_off_plan=1), BitsVerdict(None, False, "step 1: loss", checking.OTHER_OPS)),
         (
