@@ -83,9 +83,6 @@ class ForwardRecorder(TorchDispatchMode):
 
     Values are keyed by storage. The finalizer of a storage tells when it is gone, so an address that is reused later is
     never mistaken for it.
-
-    Args:
-        model: the model that is profiled.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -25,11 +25,8 @@ Forward = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """One read of a saved value by the backward pass.
-
-    Attributes:
-        value: id of the value, or -1 for memory that is not ordinary.
-        pointer: address of its storage at that time.
+    """One read of a saved value by the backward pass: the value (-1 for memory that is not ordinary) and its address
+    then.
     """
 
     value: int
@@ -38,13 +35,7 @@ class Unpack:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A recorded step.
-
-    Attributes:
-        recorder: forward ops and values.
-        unpacks: reads of saved values by the backward pass, in order.
-        trace: the memory trace.
-    """
+    """A recorded step: forward ops and values, reads of saved values by the backward pass in order, memory."""
 
     recorder: ForwardRecorder
     unpacks: tuple[Unpack, ...]

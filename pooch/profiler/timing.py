@@ -15,13 +15,9 @@ from .step import Forward, check_loss
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Duration of one step's passes, in ms.
+    """Duration of one step's passes, in ms, until the device is done, and until the host has issued all of it.
 
-    Attributes:
-        forward_ms: forward pass, until the device is done.
-        backward_ms: backward pass, until the device is done.
-        forward_host_ms: forward pass, until the host has issued all of it; the same as `forward_ms` on a CPU.
-        backward_host_ms: backward pass, until the host has issued all of it; the same as `backward_ms` on a CPU.
+    On a CPU, both are the same.
     """
 
     forward_ms: float

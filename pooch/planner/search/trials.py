@@ -41,12 +41,7 @@ class Trial:
 
 
 class Trials:
-    """Evaluates plans and keeps the best that fits.
-
-    Args:
-        request: budgets and evaluator.
-        candidates: the activations.
-    """
+    """Evaluates plans and keeps the best that fits."""
 
     def __init__(self, request: PlanningRequest, candidates: Candidates) -> None:
         self.request = request

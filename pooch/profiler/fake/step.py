@@ -24,12 +24,7 @@ from .world import FakeWorld
 
 @dataclass(frozen=True, slots=True)
 class FakeStep:
-    """A recorded step.
-
-    Attributes:
-        record: the step.
-        backward_times_ms: {start time: cost in ms} of each backward operator.
-    """
+    """A recorded step, and the cost in ms of each backward operator by its start time."""
 
     record: StepRecord
     backward_times_ms: dict[int, float]

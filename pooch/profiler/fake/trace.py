@@ -21,13 +21,7 @@ from ...units import round_up
 
 @dataclass
 class _Block:
-    """A block of memory.
-
-    Attributes:
-        address: a unique number.
-        size_bytes: its size.
-        holders: number of storages that stand for it; several if one took it over in place.
-    """
+    """A block of memory with a unique address; several storages stand for it if one took it over in place."""
 
     address: int
     size_bytes: int
@@ -35,10 +29,7 @@ class _Block:
 
 
 class FakeTrace:
-    """Records allocations, frees and what happens between them.
-
-    Args:
-        granularity_bytes: the allocator rounds each allocation up to a multiple of this.
+    """Records allocations, each rounded up to a multiple of the granularity, frees, and what happens between them.
 
     Attributes:
         times_ms: {start time: cost in ms} of each operator of the backward pass.
