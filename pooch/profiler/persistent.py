@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ..errors import PoochError
 from ..torchtools.accelerators import granule_bytes
 from ..torchtools.tensors import find_tensors, storage_bytes
 from ..torchtools.training_state import RandomStates, model_device
-
-if TYPE_CHECKING:
-    from .optimizers import Shadow
+from .optimizers import Shadow, kept_as_it_was, unwrapped
 
 _HISTORY_NOTE = (
     "LBFGS is counted with a full history, which it reaches after some steps; what it allocates while it calls its "
@@ -47,8 +43,6 @@ def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.n
         UsageError: if it is not an optimizer.
         ProfileError: if it wraps an optimizer that cannot be found.
     """
-    from .optimizers import unwrapped  # it needs fake tensors, and their profiles need this file
-
     if optimizer is None:
         return 0, []
     real = unwrapped(optimizer)
@@ -78,8 +72,6 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _stepped_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    from .optimizers import Shadow, kept_as_it_was
-
     with kept_as_it_was(optimizer):
         shadow = Shadow(optimizer)
         before = _bytes_on(device, shadow)
