@@ -15,7 +15,7 @@ from ..contract import PlanningRequest, gap_between
 from ..program.marks import Marks, choose_marks, make_marks
 from ..program.solver import Limits, Solution, SolverUnavailable, solve
 from ..program.step_program import StepProgram
-from .repair import repair
+from .rules import repair
 from .shares import SHARES
 from .trials import Trial, Trials
 
