@@ -119,12 +119,9 @@ class DeviceModel:
                 raise UsageError(f"device {self.name!r}: efficiency.{name} is {share}: give at most 1")
 
     def flops_per_ms(self, dtype: str, op_kind: OpKind) -> float:
-        """Reached rate in floating-point operations per ms.
+        """Reached rate in floating-point operations per ms; a dtype without a rate runs as float32.
 
-        Args:
-            dtype: "float32", "float16", ... A type without a rate runs as float32.
-            op_kind: by PyTorch's defaults, float32 convolutions run as tf32 if the device has it, and matrix products
-                do not.
+        By PyTorch's defaults, float32 convolutions run as tf32 if the device has it, and matrix products do not.
         """
         rates = [(dtype if dtype in self.tflops else "float32", self.tensor_cores and dtype in ("float16", "bfloat16"))]
         if op_kind == "convolution" and dtype == "float32" and "tf32" in self.tflops:

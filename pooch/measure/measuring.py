@@ -48,13 +48,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Optimized:
-    """What `optimize` made.
-
-    Attributes:
-        profile: of the workload.
-        plan: the last one.
-        training: under that plan.
-    """
+    """What `optimize` made: a profile, the last plan, and the training under that plan."""
 
     profile: Profile
     plan: Plan
@@ -62,12 +56,8 @@ class Optimized:
 
 
 def measure_training(factory: WorkloadFactory, plan: Plan | None, **training: Any) -> TrainingReport:
-    """Train a workload for a few steps and measure it.
-
-    Args:
-        factory: builds the workload for each training.
-        plan: None: plain training.
-        **training: fields of `TrainingOptions`.
+    """Train a workload for a few steps, plainly or under a plan, and measure it; `training`: fields of
+    `TrainingOptions`.
 
     Raises:
         PlanMismatch: the plan was made for another model or device.

@@ -47,13 +47,7 @@ def initialize_convolutions(model: nn.Module) -> None:
 class ConvNormRelu(nn.Module):
     """A convolution without bias, batch norm, ReLU: the building block of Inception networks.
 
-    Args:
-        channels_in: channels of the input.
-        channels_out: channels of the output.
-        kernel: height and width of the filter.
-        stride: of the convolution.
-        padded: whether to pad so that the image keeps its size at stride 1.
-        eps: of the batch norm.
+    If padded, the image keeps its size at stride 1.
     """
 
     def __init__(
