@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import pooch
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.samples import spread
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.planning import plan as make_plan
 from pooch.executor import Run, apply_plan
 from pooch.executor.actions import StepActions
 from pooch.executor.statistics import WarnOnce
@@ -170,7 +170,7 @@ def in_core_times(turns: int) -> list[dict[str, Any]]:
         result: Tensor = model(data).square().mean()
         return result
 
-    chosen = make_plan(tiny_profile(forward, model), "100%", region="model")
+    chosen = pooch.plan(tiny_profile(forward, model), "100%", region="model")
     assert not chosen.schedule.actions
     with apply_plan(chosen, model, measure_every=None) as run:
 

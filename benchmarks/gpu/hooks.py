@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pooch.profiler.assembly
-from benchmarks.gpu.part import Job, Verdict
+from benchmarks.gpu.job import Job, Verdict
 from benchmarks.gpu.repeatable import on_device
 from pooch.api.planning import plan_from_decisions
 from pooch.executor import Run, apply_plan

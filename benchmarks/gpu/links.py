@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import torch
 
-from benchmarks.gpu.part import Job, Verdict
+from benchmarks.gpu.job import Job, Verdict
 from benchmarks.gpu.repeatable import on_device
 from pooch.executor.engines import make_engine
 from pooch.executor.engines.measurement import measure_link

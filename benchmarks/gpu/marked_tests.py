@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks.gpu.part import Job, Verdict
+from benchmarks.gpu.job import Job, Verdict
 from tests.device_parts import PARTS, DevicePart
 
 PREFIX = "tests:"

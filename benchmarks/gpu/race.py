@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.part import Job, Verdict
+from benchmarks.gpu.job import Job, Verdict
 from benchmarks.gpu.repeatable import on_device, use_deterministic_kernels
 from benchmarks.soak import tight_mixed_plan
 from pooch.api.profiling import profile_workload

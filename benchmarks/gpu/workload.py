@@ -13,8 +13,8 @@ from multiprocessing import get_context
 
 import torch
 
-from benchmarks.gpu.part import Job, Verdict
-from benchmarks.gpu.planning import plan_or_smallest
+from benchmarks.gpu.job import Job, Verdict
+from benchmarks.gpu.planning_process import plan_or_smallest
 from benchmarks.gpu.race import explained
 from benchmarks.gpu.repeatable import on_device, use_deterministic_kernels
 from pooch.api.profiling import profile_workload

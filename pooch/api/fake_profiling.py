@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..devices import DeviceModel
     from ..profiler import ProfileOptions
-    from ..profiler.fake import FakeSetting
+    from ..profiler.fake.profiler import FakeSetting
     from ..workloads import Workload
 
 
@@ -23,7 +23,7 @@ def fake_profile(
     workload: Workload, options: ProfileOptions, device_model: DeviceModel | None, progress: Progress
 ) -> Profile:
     """Profile a workload that exists; see `pooch.profile`."""
-    from ..profiler.fake import profile_fake_step
+    from ..profiler.fake.profiler import profile_fake_step
     from ..torchtools.training_state import model_device
 
     setting = _setting(model_device(workload.model), device_model, None, progress)
@@ -40,7 +40,8 @@ def fake_profile_of(
     """Build a workload from fake tensors and profile it; see `profile_workload`."""
     import torch
 
-    from ..profiler.fake import FakeWorld, profile_fake_step
+    from ..profiler.fake.profiler import profile_fake_step
+    from ..profiler.fake.world import FakeWorld
     from ..torchtools.training_state import model_device
 
     builder, notes = _runnable(builder)
@@ -74,7 +75,9 @@ def _setting(
     device: torch.device, device_model: DeviceModel | None, link: Link | None, progress: Progress
 ) -> FakeSetting:
     """Device, link and costs of the profile: those of the device model, or else measured here."""
-    from ..profiler.fake import FakeSetting, MeasuredCosts, ModelledCosts
+    from ..profiler.fake.measured import MeasuredCosts
+    from ..profiler.fake.modelled import ModelledCosts
+    from ..profiler.fake.profiler import FakeSetting
     from ..profiler.fake.workspaces import configured_bytes
     from ..profiler.hardware import describe_device
     from ..torchtools.cuda_only import blas_workspace_bytes

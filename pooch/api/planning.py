@@ -11,8 +11,7 @@ from pathlib import Path
 from ..analysis.dataflow import Dataflow
 from ..errors import InfeasibleBudget, UsageError
 from ..ir import Choice, Decision, Decisions, Plan, Profile, Region
-from ..planner import Evaluation, PolicyOutcome, described, make_plan, write_program
-from ..planner import smallest_budget as planned_smallest
+from ..planner import Evaluation, PolicyOutcome, described, make_plan, smallest_plan_bytes, write_program
 from ..process_limits import is_limited
 from ..progress import PlanningProgress
 from ..simulator import simulate as simulate_schedule
@@ -230,7 +229,7 @@ def smallest_with(profile: Profile, options: PlanOptions) -> int:
     """`smallest_budget` with its options in one object."""
     _check_region_of(profile, options.region)
     dataflow = dataflow_of(profile, options.region, hooked=True)  # as `plan` has it for what does not fit
-    needed = planned_smallest(
+    needed = smallest_plan_bytes(
         dataflow,
         StageEvaluator(dataflow),
         policy=options.policy,

@@ -17,15 +17,11 @@ LONGEST_JUMP = 16  # as a multiple of the largest known index
 def largest_within(
     need: Callable[[int], float], room: float, asked_first: Iterable[int], *, most: int = MOST_INDEX
 ) -> int | None:
-    """The largest index, from 0 on, whose need is within the room; None if not even that of index 0 is.
+    """The largest index, from 0 up to `most`, whose need is within the room; None if not even that of index 0 is.
 
-    The index that is found fits and the next one does not. If the need never falls, there is only one such index.
-
-    Args:
-        need: of an index; called at most once for each.
-        room: the limit on the need.
-        asked_first: indices to begin with; two of them give the first line.
-        most: the last index to consider.
+    The index that is found fits and the next one does not. If the need never falls, there is only one such index. The
+    need of an index is computed at most once. The search begins with the indices asked first; two of them give the
+    first line.
     """
     search = _Search(need, room, most)
     for index in asked_first:

@@ -30,15 +30,7 @@ FIRST_BATCH = 8  # small enough for most workloads, large enough that fixed cost
 
 @dataclass(frozen=True)
 class SizedWorkload:
-    """A workload with a setting that grows.
-
-    Attributes:
-        workload: a built-in name, `file.py:function`, or a function that returns a `Workload` and takes the setting.
-        grow: the setting that grows.
-        batch_size: if another setting grows. None: the workload's default.
-        device: None: the workload's default.
-        settings: all other settings.
-    """
+    """A workload with a setting that grows; fields as `max_batch` takes them."""
 
     workload: str | Callable[..., Workload]
     grow: str = "batch_size"

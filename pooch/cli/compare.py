@@ -109,17 +109,17 @@ def _write(profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | N
     if plot is not None:
         from ..report.curves import profile_title
         from ..report.figures import save_figure
-        from ..report.pareto import draw_pareto, pareto_picture
+        from ..report.pareto import draw_pareto
 
-        save_figure(draw_pareto(pareto_picture(rows, profile_title(profile))), plot)
+        save_figure(draw_pareto(rows, profile_title(profile)), plot)
 
 
 def _print(rows: tuple[ComparisonRow, ...], as_json: bool) -> None:
-    from ..report.summaries import comparison_records
+    from ..report.summaries import comparison_record
     from ..report.tables import comparison_table, measured_table
 
     if as_json:
-        print_json(comparison_records(rows))
+        print_json([comparison_record(row) for row in rows])
         return
     print_tables(comparison_table(rows))
     if any(row.measured is not None for row in rows):

@@ -64,11 +64,7 @@ host_budget_option = click.option(
 
 
 def planning_options(region: str) -> Decorator:
-    """--policy, --policy-option, --time-limit, --host-budget and --region, which the command gets as `options`.
-
-    Args:
-        region: the default of --region.
-    """
+    """--policy, --policy-option, --time-limit, --host-budget and --region, which the command gets as `options`."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)

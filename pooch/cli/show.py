@@ -8,6 +8,7 @@ import click
 
 from ..errors import UsageError
 from ..ir import Plan, Profile
+from ..ir.files import load_document
 from .options import PATH, force_option, json_option, plot_option
 from .output import print_json, print_tables, print_written
 
@@ -31,9 +32,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show a profile or a plan, or draw it with --plot (a plan needs its --profile for that)."""
-    from ..ir.files import load_any
-
-    document = load_any(path)
+    document = load_document(path, Profile, Plan)
     plan = document if isinstance(document, Plan) else None
     if isinstance(document, Profile):
         profile: Profile | None = document

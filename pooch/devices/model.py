@@ -119,12 +119,9 @@ class DeviceModel:
                 raise UsageError(f"device {self.name!r}: efficiency.{name} is {share}: give at most 1")
 
     def flops_per_ms(self, dtype: str, op_kind: OpKind) -> float:
-        """Reached rate in floating-point operations per ms.
+        """Reached rate in floating-point operations per ms; a dtype without a rate runs as float32.
 
-        Args:
-            dtype: "float32", "float16", ... A type without a rate runs as float32.
-            op_kind: by PyTorch's defaults, float32 convolutions run as tf32 if the device has it, and matrix products
-                do not.
+        By PyTorch's defaults, float32 convolutions run as tf32 if the device has it, and matrix products do not.
         """
         rates = [(dtype if dtype in self.tflops else "float32", self.tensor_cores and dtype in ("float16", "bfloat16"))]
         if op_kind == "convolution" and dtype == "float32" and "tf32" in self.tflops:
@@ -142,14 +139,7 @@ class DeviceModel:
         return self.memory_gb_per_s * self.efficiency.memory * 1e6
 
     def op_ms(self, flops: float, moved_bytes: float, dtype: str, op_kind: OpKind) -> float:
-        """Roofline: the time of the arithmetic or of the memory traffic, whichever is longer, plus the launch.
-
-        Args:
-            flops: number of floating-point operations.
-            moved_bytes: bytes that are read and written in device memory.
-            dtype: as `flops_per_ms` takes it.
-            op_kind: as `flops_per_ms` takes it.
-        """
+        """Roofline: the time of the arithmetic or of the memory traffic, whichever is longer, plus the launch."""
         arithmetic_ms = flops / self.flops_per_ms(dtype, op_kind) if flops else 0.0
         return max(arithmetic_ms, moved_bytes / self.bytes_per_ms) + self.launch_us / 1000
 

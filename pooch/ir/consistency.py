@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from .profile import Op, Profile, Value
+if TYPE_CHECKING:
+    from .profile import Op, Profile, Value
 
 # Sums of larger numbers would not fit into 64 bits; no machine comes near them.
 MOST_BYTES = 1 << 60

@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidSchedule
 from ..units import round_up
 from .consistency import anchor_faults, are_bytes, is_time
-from .plan import Decision, Plan
 from .schedule import TIER_ALIGNMENT_BYTES, Action
+
+if TYPE_CHECKING:
+    from .plan import Decision, Plan
 
 _FORWARD_KINDS = frozenset(("copy_out", "free", "empty", "refill", "wait"))
 _BACKWARD_KINDS = frozenset(("copy_out", "free", "copy_in", "wait", "replay", "drop"))
@@ -152,10 +155,10 @@ def _tier_faults(plan: Plan) -> Iterator[str]:
             yield f"value {value} lies at {offset} in the tier, which is no multiple of {TIER_ALIGNMENT_BYTES}"
     if schedule.host_bytes > sum(sizes[value] for value in offsets):
         yield f"the tier has {schedule.host_bytes} bytes, more than the swapped values take"
-    yield from _overlaps(schedule.actions, offsets, sizes)
+    yield from tier_overlaps(schedule.actions, offsets, sizes)
 
 
-def _overlaps(actions: Sequence[Action], offsets: dict[int, int], sizes: dict[int, int]) -> Iterator[str]:
+def tier_overlaps(actions: Sequence[Action], offsets: dict[int, int], sizes: dict[int, int]) -> Iterator[str]:
     """Rooms that two values share at the same time. A room is free after the slot of its value's last wait."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -15,59 +15,84 @@ import hashlib
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import pydantic
-import pydantic_core
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from ..errors import FileFormatError
-from .consistency import check_profile
-from .executable import check_plan
-from .plan import Plan
-from .profile import Profile
 
-VERSIONS: dict[type[Profile] | type[Plan], int] = {Profile: 1, Plan: 2}
-FORMATS: dict[type[Profile] | type[Plan], str] = {Profile: "pooch-profile", Plan: "pooch-plan"}
+if TYPE_CHECKING:
+    import pydantic
+
 _PART_OF_WORD = re.compile(r"[\\\w.+-]{0,9}")  # of a number, an escape or a literal, with nothing else after the error
 _HEADER = ("format", "version", "checksum")
-_MAKE_AGAIN = {Profile: "record it again with `pooch profile`", Plan: "make it again with `pooch plan`"}
-
-Document = TypeVar("Document", Profile, Plan)
 
 
-def save_document(document: Profile | Plan, path: str | Path) -> None:
-    """Write a profile or a plan.
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of document.
 
-    Raises:
-        FileFormatError: the file cannot be written; an old file is still there.
+    Attributes:
+        newest_version: the version that is written.
+        remedy: for a file that cannot be used.
+        has_checksum: whether the newest version holds a checksum, which no older one has.
     """
-    replace_file(path, _to_text(document).encode())
+
+    newest_version: int
+    remedy: str
+    has_checksum: bool = False
 
 
-def load_document(cls: type[Document], path: str | Path) -> Document:
-    """Read a profile or a plan.
+FORMATS = {
+    "pooch-profile": Format(1, "record it again with `pooch profile`"),
+    "pooch-plan": Format(2, "make it again with `pooch plan`", has_checksum=True),
+}
+
+
+class Document:
+    """A data class that is kept as a file: a profile or a plan."""
+
+    __slots__ = ()
+    format_name: ClassVar[str]
+
+    def fault(self) -> str | None:
+        """The first inconsistency that types cannot express, or None."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON.
+
+        Raises:
+            FileFormatError: the file cannot be written; an old file is still there.
+        """
+        replace_file(path, _to_text(self).encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a saved one.
+
+        Raises:
+            FileFormatError: missing, unreadable, truncated, foreign, of a newer version, or inconsistent.
+        """
+        return load_document(path, cls)
+
+
+Kind = TypeVar("Kind", bound=Document)
+
+
+def load_document(path: str | Path, *kinds: type[Kind]) -> Kind:
+    """Read a document of one of these kinds.
 
     Raises:
-        FileFormatError: missing, unreadable, truncated, foreign, of a newer version, or inconsistent.
+        FileFormatError: as `Document.load`.
     """
     content = _read_object(path)
     found = _format_of(content, path)
-    if found is not cls:
-        raise FileFormatError(f"{path} is a {FORMATS[found]} file, not a {FORMATS[cls]} file: give the other one")
-    return _validated(cls, content, path)
-
-
-def load_any(path: str | Path) -> Profile | Plan:
-    """Read a file of either kind.
-
-    Raises:
-        FileFormatError: as `load_document`.
-    """
-    content = _read_object(path)
-    if _format_of(content, path) is Plan:
-        return _validated(Plan, content, path)
-    return _validated(Profile, content, path)
+    for kind in kinds:
+        if kind.format_name == found:
+            return _validated(kind, content, path)
+    wanted = " or ".join(kind.format_name for kind in kinds)
+    raise FileFormatError(f"{path} is a {found} file, not a {wanted} file: give the other one")
 
 
 def replace_file(path: str | Path, content: bytes) -> None:
@@ -95,12 +120,15 @@ def replace_file(path: str | Path, content: bytes) -> None:
         ) from error
 
 
-def _to_text(document: Profile | Plan) -> str:
+def _to_text(document: Document) -> str:
     """One line per field and per list element, so that differences between versions are readable."""
-    header: dict[str, Any] = {"format": FORMATS[type(document)], "version": VERSIONS[type(document)]}
+    import pydantic_core
+
+    kind = FORMATS[document.format_name]
+    header: dict[str, Any] = {"format": document.format_name, "version": kind.newest_version}
     # Numbers that JSON does not have (nan for "cannot be replayed") become strings, which the reader accepts.
     fields = json.loads(pydantic_core.to_json(document, inf_nan_mode="strings"))
-    if isinstance(document, Plan):
+    if kind.has_checksum:
         header["checksum"] = checksum(fields)
     lines = [f"{json.dumps(key)}: {_field_text(value)}" for key, value in {**header, **fields}.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -168,20 +196,19 @@ def _not_json(path: str | Path, text: str, error: json.JSONDecodeError) -> str:
     return f"{path} is not JSON (line {error.lineno}), and not a Pooch profile or plan: check the path"
 
 
-def _format_of(content: dict[str, Any], path: str | Path) -> type[Profile] | type[Plan]:
-    kinds = {name: cls for cls, name in FORMATS.items()}
-    kind = content.get("format")
-    if not isinstance(kind, str) or kind not in kinds:
+def _format_of(content: dict[str, Any], path: str | Path) -> str:
+    name = content.get("format")
+    if not isinstance(name, str) or name not in FORMATS:
         raise FileFormatError(f"{path} holds JSON, but not a Pooch profile or plan (no such format): check the path")
-    version = content.get("version")
+    version, kind = content.get("version"), FORMATS[name]
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise FileFormatError(f"{path} has the unreadable version {version!r}: {_MAKE_AGAIN[kinds[kind]]}")
-    newest = VERSIONS[kinds[kind]]
-    if version > newest:
+        raise FileFormatError(f"{path} has the unreadable version {version!r}: {kind.remedy}")
+    if version > kind.newest_version:
         raise FileFormatError(
-            f"{path} has version {version}, written by a newer Pooch (this one reads up to {newest}): upgrade Pooch"
+            f"{path} has version {version}, written by a newer Pooch (this one reads up to {kind.newest_version}): "
+            "upgrade Pooch"
         )
-    return kinds[kind]
+    return name
 
 
 def first_fault(error: pydantic.ValidationError) -> str:
@@ -190,20 +217,23 @@ def first_fault(error: pydantic.ValidationError) -> str:
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}"
 
 
-def _validated(cls: type[Document], content: dict[str, Any], path: str | Path) -> Document:
+def _validated(cls: type[Kind], content: dict[str, Any], path: str | Path) -> Kind:
+    import pydantic
+
     fields = {key: value for key, value in content.items() if key not in _HEADER}
-    if cls is Plan and content["version"] < VERSIONS[Plan]:
-        raise FileFormatError(f"{path} was written by an older Pooch, without a checksum: {_MAKE_AGAIN[cls]}")
+    kind = FORMATS[cls.format_name]
+    if kind.has_checksum and content["version"] < kind.newest_version:
+        raise FileFormatError(f"{path} was written by an older Pooch, without a checksum: {kind.remedy}")
     try:
-        document: Document = pydantic.TypeAdapter(cls).validate_json(json.dumps(fields))
+        document = pydantic.TypeAdapter(cls).validate_json(json.dumps(fields))
     except pydantic.ValidationError as error:
-        raise FileFormatError(f"{path} is damaged ({first_fault(error)}): {_MAKE_AGAIN[cls]}") from error
-    fault = check_profile(document) if isinstance(document, Profile) else check_plan(document)
+        raise FileFormatError(f"{path} is damaged ({first_fault(error)}): {kind.remedy}") from error
+    fault = document.fault()
     if fault is not None:
-        raise FileFormatError(f"{path} is inconsistent ({fault}): {_MAKE_AGAIN[cls]}")
-    if cls is Plan and content.get("checksum") != checksum(fields):
+        raise FileFormatError(f"{path} is inconsistent ({fault}): {kind.remedy}")
+    if kind.has_checksum and content.get("checksum") != checksum(fields):
         raise FileFormatError(
-            f"{path} was changed since it was made: {_MAKE_AGAIN[cls]}, or make a plan of your own decisions with "
+            f"{path} was changed since it was made: {kind.remedy}, or make a plan of your own decisions with "
             "`pooch.plan_from_decisions`"
         )
     return document

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from .executable import check_plan
+from .files import Document
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ExpectedOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Document):
     """A self-contained plan, with its schedule and the fingerprints of the ops that it expects.
 
     Attributes:
@@ -89,6 +90,8 @@ class Plan:
         planning_ms: wall time of planning.
         persistent_bytes: of the profile (0: unknown).
     """
+
+    format_name: ClassVar[str] = "pooch-plan"
 
     workload: str
     device_kind: str
@@ -117,25 +120,17 @@ class Plan:
         """{activation id: "keep" | "swap" | "recompute"}."""
         return {decision.value: decision.choice for decision in self.choices}
 
-    def save(self, path: str | Path) -> None:
-        """Write the plan as JSON."""
-        from .files import save_document
-
-        save_document(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        """Read a saved plan.
-
-        Raises:
-            FileFormatError: missing, unreadable, truncated, foreign, of a newer version, or inconsistent.
-        """
-        from .files import load_document
-
-        return load_document(cls, path)
+    def fault(self) -> str | None:
+        """Why the plan cannot be executed, or None."""
+        return check_plan(self)
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per activation with its decision and reason."""
-        from .frames import plan_frame
+        """One row per activation in forward order with its decision and reason, indexed by `activation` (its id)."""
+        import pandas
 
-        return plan_frame(self)
+        changes = ["keep_change_ms", "swap_change_ms", "recompute_change_ms"]
+        columns = ["value", "choice", "label", "size_bytes", "copy_ms", "replay_ms", *changes, "reason"]
+        rows = [{name: getattr(decision, name) for name in columns} for decision in self.choices]
+        frame = pandas.DataFrame(rows, columns=columns).set_index("value").rename_axis("activation")
+        frame[changes] = frame[changes].astype(float)  # nan if it was not simulated
+        return frame

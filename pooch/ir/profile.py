@@ -9,14 +9,16 @@ starts, where the actions of a schedule happen), and `2k + 1`, its body (the hig
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from .consistency import check_profile
+from .files import Document
 
 if TYPE_CHECKING:
     import pandas
 
 Phase = Literal["forward", "backward"]
-Sizes = Literal["requested", "rounded", "allocated"]
+SizeKind = Literal["requested", "rounded", "allocated"]
 Role = Literal["parameter", "buffer", "external", "made", "transient"]
 
 
@@ -185,7 +187,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Document):
     """One measured training step.
 
     Attributes:
@@ -216,6 +218,8 @@ class Profile:
         hooks: host time that a plan costs; all 0 if it was not measured (modelled devices).
     """
 
+    format_name: ClassVar[str] = "pooch-profile"
+
     workload: str
     mode: Literal["run", "offload", "fake"]
     device: Device
@@ -235,7 +239,7 @@ class Profile:
     batch_size: int = 0
     notes: tuple[str, ...] = ()
     hooks: HookCosts = HookCosts()
-    sizes: Sizes = "requested"
+    sizes: SizeKind = "requested"
 
     @property
     def activations(self) -> tuple[Value, ...]:
@@ -246,25 +250,24 @@ class Profile:
         """The same step with several processes that copy over the link at the same time, such as GPUs on one bus."""
         return replace(self, link=replace(self.link, ranks=ranks))
 
-    def save(self, path: str | Path) -> None:
-        """Write the profile as JSON."""
-        from .files import save_document
-
-        save_document(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Profile:
-        """Read a saved profile.
-
-        Raises:
-            FileFormatError: missing, unreadable, truncated, foreign, of a newer version, or inconsistent.
-        """
-        from .files import load_document
-
-        return load_document(cls, path)
+    def fault(self) -> str | None:
+        """The first inconsistency of the profile, or None."""
+        return check_profile(self)
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per activation in forward order."""
-        from .frames import profile_frame
+        """One row per activation in forward order, indexed by `activation` (its id).
 
-        return profile_frame(self)
+        `layer` is the module that made the activation and `op` the operator. `pooch.activation_costs` has recompute
+        costs.
+        """
+        import pandas
+
+        of_value = ["label", "dtype", "shape", "size_bytes", "allocated_bytes", "producer", "first_unpack", "death"]
+        of_value.append("saved_outside_model")
+        columns = ["activation", "layer", "op", *of_value, "copy_out_ms", "copy_in_ms"]
+        rows = []
+        for value in self.activations:
+            op = self.ops[value.producer]
+            copies_ms = self.link.out_ms(value.size_bytes), self.link.in_ms(value.size_bytes)
+            rows.append((value.id, op.module, op.name, *(getattr(value, name) for name in of_value), *copies_ms))
+        return pandas.DataFrame(rows, columns=columns).set_index("activation")

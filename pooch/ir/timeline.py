@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 import numpy
@@ -60,13 +60,23 @@ class Timeline:
     intervals: tuple[Interval, ...] = ()
 
     def memory_curve(self) -> pandas.DataFrame:
-        """The predicted memory over time: columns `time_ms` and `live_bytes`, two rows per slot."""
-        from .frames import memory_curve_frame
+        """The predicted memory over time: columns `time_ms` and `live_bytes`.
 
-        return memory_curve_frame(self)
+        Two rows per slot: its entry, and its body in the middle of the slot.
+        """
+        import pandas
+
+        starts = numpy.asarray(self.slot_start_ms, dtype=float)
+        times = numpy.empty(2 * (len(starts) - 1))
+        times[0::2] = starts[:-1]
+        times[1::2] = (starts[:-1] + starts[1:]) / 2
+        return pandas.DataFrame({"time_ms": times, "live_bytes": self.point_bytes})
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per interval."""
-        from .frames import timeline_frame
+        """One row per interval, with its `duration_ms`."""
+        import pandas
 
-        return timeline_frame(self)
+        columns = [field.name for field in fields(Interval)]
+        frame = pandas.DataFrame([asdict(interval) for interval in self.intervals], columns=columns)
+        frame["duration_ms"] = frame["end_ms"] - frame["start_ms"]
+        return frame

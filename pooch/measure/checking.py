@@ -43,22 +43,22 @@ UNKNOWN = "it could not be compared under deterministic algorithms"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Result of a comparison.
+class BitsVerdict:
+    """Result of a comparison; fields as in `TrainingReport`.
 
     Attributes:
         bitwise_equal: None: not known, since plain training is not repeatable.
         repeatable: whether plain training gives the same numbers twice.
         first_difference: between planned and plain training, or between two plain ones if those differ.
-        cause: of the difference, as far as it is known.
-        is_deterministic: `bitwise_equal` refers to training under deterministic algorithms.
+        difference_cause: as far as it is known.
+        compared_deterministically: `bitwise_equal` refers to training under deterministic algorithms.
     """
 
     bitwise_equal: bool | None
     repeatable: bool
     first_difference: str | None = None
-    cause: str | None = None
-    is_deterministic: bool = False
+    difference_cause: str | None = None
+    compared_deterministically: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +85,36 @@ def judge(
     planned: Trained,
     device: torch.device,
     progress: Progress,
-) -> Verdict:
+) -> BitsVerdict:
     """Compare two trainings, and if they differ, find out why."""
     from ..torchtools.accelerators import has_streams
 
     difference, steps = first_difference(reference, planned), len(reference.steps)
     if difference is None:  # so plain training is repeatable
-        return Verdict(True, True)
+        return BitsVerdict(True, True)
     between_plain = first_difference(reference, train_reference(factory, plan, steps, progress))
     if between_plain is not None:
         return _not_repeatable(between_plain, check_deterministically(factory, plan, steps, device, progress))
     if not has_streams(device):
-        return Verdict(False, True, difference)
+        return BitsVerdict(False, True, difference)
     found = check_deterministically(factory, plan, steps, device, progress)
     is_repaired = found is not None and found.first_difference is None and not found.steps_off_plan
-    return Verdict(False, True, difference, OTHER_ALGORITHM if is_repaired else None)
+    return BitsVerdict(False, True, difference, OTHER_ALGORITHM if is_repaired else None)
 
 
-def _not_repeatable(difference: str, found: DeterministicCheck | None) -> Verdict:
+def _not_repeatable(difference: str, found: DeterministicCheck | None) -> BitsVerdict:
     """The verdict if two plain trainings differ, from the comparison under deterministic algorithms."""
     if found is None:
-        return Verdict(None, False, difference, UNKNOWN)
+        return BitsVerdict(None, False, difference, UNKNOWN)
     if not found.repeatable:
         operators = ", ".join(found.operators)
         cause = NO_DETERMINISTIC.format(operators=operators) if operators else NOT_ALGORITHMS
-        return Verdict(None, False, difference, cause)
+        return BitsVerdict(None, False, difference, cause)
     if found.first_difference is not None:
-        return Verdict(False, False, found.first_difference, is_deterministic=True)
+        return BitsVerdict(False, False, found.first_difference, compared_deterministically=True)
     if found.steps_off_plan:
-        return Verdict(None, False, difference, OTHER_OPS)
-    return Verdict(True, False, difference, ALGORITHMS, is_deterministic=True)
+        return BitsVerdict(None, False, difference, OTHER_OPS)
+    return BitsVerdict(True, False, difference, ALGORITHMS, compared_deterministically=True)
 
 
 def train_reference(factory: Callable[[], Workload], plan: Plan, steps: int, progress: Progress) -> Trained:

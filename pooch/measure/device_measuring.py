@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def measure_device_model(device: torch.device, name: str, progress: Progress = silent) -> DeviceModel:
-    """Measure rates, memory bandwidth and the link of a device.
-
-    Args:
-        device: the device.
-        name: of the model in a catalogue.
-        progress: called with what is being done.
-    """
+    """Measure rates, memory bandwidth and the link of a device; `name` is what a catalogue will call it."""
     from ..api.device_links import measure_device_link
     from ..profiler.hardware import describe_device, measure_rates
     from ..torchtools.accelerators import has_streams

@@ -54,16 +54,7 @@ class LimitedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LimitedJob:
-    """Job of the child process, as plain data.
-
-    Attributes:
-        factory: builds the workload.
-        plan_path: None: plain training.
-        budget_bytes: the limit without the slack.
-        steps: number of steps under the limit.
-        in_core_peak_bytes: as `train_limited` takes it.
-        slack_bytes: as `train_limited` takes it.
-    """
+    """Job of the child process, as plain data: what `train_limited` takes, with a file for the plan."""
 
     factory: WorkloadFactory
     plan_path: str | None

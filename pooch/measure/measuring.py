@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..api.options import PlanOptions
@@ -48,13 +48,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Optimized:
-    """What `optimize` made.
-
-    Attributes:
-        profile: of the workload.
-        plan: the last one.
-        training: under that plan.
-    """
+    """What `optimize` made: a profile, the last plan, and the training under that plan."""
 
     profile: Profile
     plan: Plan
@@ -62,12 +56,8 @@ class Optimized:
 
 
 def measure_training(factory: WorkloadFactory, plan: Plan | None, **training: Any) -> TrainingReport:
-    """Train a workload for a few steps and measure it.
-
-    Args:
-        factory: builds the workload for each training.
-        plan: None: plain training.
-        **training: fields of `TrainingOptions`.
+    """Train a workload for a few steps, plainly or under a plan, and measure it; `training`: fields of
+    `TrainingOptions`.
 
     Raises:
         PlanMismatch: the plan was made for another model or device.
@@ -106,14 +96,7 @@ def _measure_plan(
     if reference is None:
         return plan, report
     verdict = judge(factory, plan, reference, planned, device, progress)
-    return plan, replace(
-        report,
-        bitwise_equal=verdict.bitwise_equal,
-        repeatable=verdict.repeatable,
-        first_difference=verdict.first_difference,
-        difference_cause=verdict.cause,
-        compared_deterministically=verdict.is_deterministic,
-    )
+    return plan, replace(report, **asdict(verdict))
 
 
 def _train_under_limit(
@@ -125,16 +108,8 @@ def _train_under_limit(
     give_memory_back(device)  # or those processes could not use what this one's allocator caches
     limit = plan.budget_bytes or plan.predicted_peak_bytes
     planned = train_limited(factory, plan, limit, steps, progress)
-    plain = train_limited(
-        factory,
-        None,
-        limit,
-        steps,
-        progress,
-        in_core_peak_bytes=plan.in_core_peak_bytes,
-        slack_bytes=planned.slack_bytes,
-    )
-    return {"plain": plain, "planned": planned}
+    known = {"in_core_peak_bytes": plan.in_core_peak_bytes, "slack_bytes": planned.slack_bytes}
+    return {"plain": train_limited(factory, None, limit, steps, progress, **known), "planned": planned}
 
 
 def optimize(

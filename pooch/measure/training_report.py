@@ -11,6 +11,8 @@ from .hard_limit import LimitedOutcome
 from .timing import Timing
 from .training import Trained, first_difference
 
+_OF_THE_LAST_STEP = ("swapped_out_bytes", "swapped_in_bytes", "recomputed_ops", "stall_ms", "late_swaps", "mismatches")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
@@ -156,12 +158,7 @@ def report_of(
         plain_step_ms=timing.plain_ms,
         slowdown=None if timing.plain_ms is None else timing.planned_ms / timing.plain_ms,
         predicted_slowdown=plan.predicted_step_ms / plan.in_core_step_ms,
-        swapped_out_bytes=stats.swapped_out_bytes,
-        swapped_in_bytes=stats.swapped_in_bytes,
-        recomputed_ops=stats.recomputed_ops,
-        stall_ms=stats.stall_ms,
-        late_swaps=stats.late_swaps,
-        mismatches=stats.mismatches,
+        **{name: getattr(stats, name) for name in _OF_THE_LAST_STEP},
         hard_limit_plain=_outcome_text(outcomes.get("plain")),
         hard_limit_planned=_outcome_text(outcomes.get("planned")),
         hard_limit_slack_bytes=outcomes["planned"].slack_bytes if "planned" in outcomes else None,

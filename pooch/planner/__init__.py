@@ -2,7 +2,7 @@
 
 from .contract import Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome
 from .options import described, option_names
-from .planning import make_plan, smallest_budget, write_program
+from .planner import make_plan, smallest_plan_bytes, write_program
 from .policies import find_policy, policy_names
 
 __all__ = [
@@ -16,6 +16,6 @@ __all__ = [
     "make_plan",
     "option_names",
     "policy_names",
-    "smallest_budget",
+    "smallest_plan_bytes",
     "write_program",
 ]

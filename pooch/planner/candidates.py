@@ -101,9 +101,7 @@ class Candidate:
 class Candidates:
     """All activations of a dataflow, and the memory and work that decisions cost at the very least.
 
-    Args:
-        dataflow: the profile and what follows from it.
-        only: the one choice that is allowed besides keep; None: both are.
+    With `only`, that is the one choice that is allowed besides keep.
     """
 
     def __init__(self, dataflow: Dataflow, only: Leaving | None = None) -> None:

@@ -18,12 +18,7 @@ def option_names(policy: Policy) -> dict[str, object]:
 
 
 def with_options(policy: Policy, name: str, options: Mapping[str, object]) -> Policy:
-    """The policy with these parameters.
-
-    Args:
-        policy: the policy.
-        name: what to call it in an error.
-        options: values by name; strings are parsed as the type of the default.
+    """The policy with these parameters; strings are parsed as the type of the default.
 
     Raises:
         UsageError: it has no such parameter, or the value does not parse.

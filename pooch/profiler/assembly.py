@@ -28,13 +28,7 @@ def assembled_profile(
 ) -> Profile:
     """Builds the profile, with memory as it would be if every saved value stayed on the device.
 
-    Args:
-        assembly: the recorded step.
-        model: the profiled model.
-        options: the workload's name and batch size are taken from here.
-        times_ms: duration of each slot's op.
-        persistent_bytes: device bytes that are live before the step.
-        **others: fields of the profile that the recorded step does not determine.
+    `others` are fields of the profile that the recorded step does not determine.
     """
     points = assembly.measured_points.copy()
     first_unpacks = {value: numbers[0] for value, numbers in assembly.unpacks_of.items()}
@@ -108,13 +102,8 @@ def _make_value(
 def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, points: numpy.ndarray) -> int:
     """Adds the value to the curve where it was off the device during recording (mode "offload").
 
-    Lives are distinguished by their times, since the allocator tends to give a value its former address again.
-
-    Args:
-        assembly: the recorded step.
-        record: the value.
-        born: the life that began when the value was created.
-        points: the curve, changed in place.
+    Lives are distinguished by their times, since the allocator tends to give a value its former address again. `born`
+    is the life that began when the value was created, and `points` the curve, changed in place.
 
     Returns:
         The slot in which the value dies in-core.
@@ -177,11 +166,8 @@ def _ops(
 ) -> Iterator[Op]:
     """Yields the ops of the whole step, without host times.
 
-    Args:
-        assembly: the recorded step.
-        points: live bytes in-core at the two points of each slot, persistent bytes included.
-        times_ms: duration of each slot's op.
-        hooked_bytes: {slot: bytes by which hooks raise its body}.
+    `points` are the live bytes in-core at the two points of each slot, persistent bytes included; `hooked_bytes` are
+    those by which hooks raise the body of a slot.
     """
     for index, span in enumerate(assembly.spans):
         entry, peak = points[2 * index], points[2 * index + 1]

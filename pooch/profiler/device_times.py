@@ -21,11 +21,6 @@ from .step import Forward, check_loss
 def device_slot_times_ms(forward: Forward, model: torch.nn.Module, assembly: StepAssembly) -> list[float] | None:
     """Measures the device time of each slot's op in one more run of the step, in ms.
 
-    Args:
-        forward: () -> loss tensor.
-        model: the model that is profiled.
-        assembly: the recorded step that the times are for.
-
     Returns:
         The times, or None if the ops differ from the assembly or torch's profiler got no times from the device.
     """

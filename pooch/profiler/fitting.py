@@ -14,15 +14,10 @@ def expected_peak_bytes(
 ) -> int:
     """Returns an upper estimate of the in-core peak of one plain step, in device bytes.
 
-    It counts what autograd saves plus a quarter, the gradient of every parameter, and room for the op with the largest
-    result. The backward pass frees activations while gradients appear, so in practice the peak stays below. An op with
-    an unusually large workspace can exceed it, so memory can still run out in a step that should fit.
-
-    Args:
-        released: the recorder of the pass in which autograd kept nothing.
-        model: the model whose gradients will appear.
-        persistent_bytes: bytes that are live before the step.
-        accumulate: whether gradients are among the persistent bytes already.
+    It counts what autograd saves plus a quarter, the gradient of every parameter (unless gradients accumulate, and so
+    are among the persistent bytes), and room for the op with the largest result. The backward pass frees activations
+    while gradients appear, so in practice the peak stays below. An op with an unusually large workspace can exceed it,
+    so memory can still run out in a step that should fit.
     """
     kept = kept_bytes(released.values)
     gradients = 0 if accumulate else sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

@@ -14,13 +14,7 @@ def host_times_ms(
 
     If more kernels are waiting than the device accepts at once (1,024 on CUDA), the host waits for the device and seems
     slower than it is. The backward pass runs no Python, so its ops are not counted as costing more than forward ops on
-    average.
-
-    Args:
-        launching_ms: by slot, duration of the launch in the recorded step, the closing slot included.
-        forward_ops: number of slots of the forward pass.
-        plain: an unprofiled step.
-        times_ms: by slot, duration of the op in the profile.
+    average. `launching_ms` and `times_ms` are by slot, the closing slot included.
     """
     forward, backward = launching_ms[:forward_ops], launching_ms[forward_ops:-1]
     most_backward_ms = plain.forward_host_ms / max(1, forward_ops) * len(backward)
@@ -38,12 +32,7 @@ def _shared_out(total_ms: float, weights: Sequence[float]) -> list[float]:
 
 
 def never_late(host_ms: Sequence[float], times_ms: Sequence[float]) -> list[float]:
-    """Limits host times so that none makes the device wait in-core: such time is spent waiting for the device.
-
-    Args:
-        host_ms: by op, time of the host.
-        times_ms: by op, time of the device.
-    """
+    """Limits host times so that none makes the device wait in-core: such time is spent waiting for the device."""
     held: list[float] = []
     ahead_ms = 0.0
     for host, device in zip(host_ms, times_ms, strict=True):
@@ -55,9 +44,7 @@ def never_late(host_ms: Sequence[float], times_ms: Sequence[float]) -> list[floa
 def paced_by_launches(kernels_ms: Sequence[float], launch_ms: float) -> list[float]:
     """Returns how long each op takes if the host needs a given time for each: after short kernels the device waits.
 
-    Args:
-        kernels_ms: by slot, time that the device itself takes; the closing slot, which is not launched, comes last.
-        launch_ms: time that the host takes for each op.
+    The closing slot, which is not launched, comes last.
     """
     paced: list[float] = []
     end_ms = host_ms = 0.0

@@ -25,14 +25,8 @@ COPY_BACK = "copy back"  # marks, in a profiler, a copy that brings a value back
 
 @dataclass
 class _Entry:
-    """One storage that left the device.
-
-    Attributes:
-        size_bytes: its size.
-        device: where it came from.
-        offset: position of its bytes in the file, on the CPU.
-        host: its bytes, on a GPU.
-        back: the storage on the device, as long as something holds one.
+    """One storage that left the device: its bytes are in the file from `offset` on (CPU) or in `host` (GPU), and `back`
+    is the storage on the device, as long as something holds one.
     """
 
     size_bytes: int

@@ -51,12 +51,6 @@ class Shadow:
 
     Its parameters are fake tensors on the same devices, each with a gradient, wherever the optimizer keeps them. Hooks
     and patches of the real optimizer's `step`, which learning rate schedulers install, are not copied.
-
-    Args:
-        optimizer: the real optimizer, unwrapped.
-
-    Attributes:
-        optimizer: the copy.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

@@ -30,15 +30,7 @@ def sibling_kinds(assembly: StepAssembly) -> list[str]:
 
 
 def outliers(kinds: Sequence[str], times_ms: Sequence[float]) -> dict[int, float]:
-    """Finds slots that took many times as long as their siblings.
-
-    Args:
-        kinds: the kind of each slot, from `sibling_kinds`.
-        times_ms: the duration of each slot's op.
-
-    Returns:
-        {slot: median of its siblings in ms}.
-    """
+    """Finds slots that took many times as long as the others of their kind: {slot: median of its siblings in ms}."""
     families: dict[str, list[int]] = {}
     for slot, kind in enumerate(kinds):
         families.setdefault(kind, []).append(slot)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ..errors import PoochError
 from ..torchtools.accelerators import granule_bytes
 from ..torchtools.tensors import find_tensors, storage_bytes
 from ..torchtools.training_state import RandomStates, model_device
-
-if TYPE_CHECKING:
-    from .optimizers import Shadow
+from .optimizers import Shadow, kept_as_it_was, unwrapped
 
 _HISTORY_NOTE = (
     "LBFGS is counted with a full history, which it reaches after some steps; what it allocates while it calls its "
@@ -34,13 +30,10 @@ def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.nn.Module) -> tuple[int, list[str]]:
-    """Predicts the device bytes of the state that the optimizer's steps will create and keep, beyond what it has now.
+    """Predicts the bytes of state on the model's device that the optimizer's steps will create, beyond what it has now.
 
-    A shadow of the optimizer takes a step on fake tensors, so the real one is not touched.
-
-    Args:
-        optimizer: may be a wrapper, such as Accelerate's or Lightning's.
-        model: state on this model's device is counted.
+    A shadow of the optimizer takes a step on fake tensors, so the real one, which may be inside a wrapper such as
+    Accelerate's or Lightning's, is not touched.
 
     Returns:
         The bytes, and notes for the reader of the profile: about a guess, if the step cannot be taken on fake tensors,
@@ -50,8 +43,6 @@ def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.n
         UsageError: if it is not an optimizer.
         ProfileError: if it wraps an optimizer that cannot be found.
     """
-    from .optimizers import unwrapped  # it needs fake tensors, and their profiles need this file
-
     if optimizer is None:
         return 0, []
     real = unwrapped(optimizer)
@@ -81,8 +72,6 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _stepped_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    from .optimizers import Shadow, kept_as_it_was
-
     with kept_as_it_was(optimizer):
         shadow = Shadow(optimizer)
         before = _bytes_on(device, shadow)

@@ -42,12 +42,7 @@ _RecordingMode = Literal["run", "offload"]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledStep:
-    """A profile and the plain steps that were timed for it.
-
-    Attributes:
-        profile: the profile.
-        plain: times of the plain steps; empty if the step may not fit.
-    """
+    """A profile, and the times of its plain steps (none if the step may not fit)."""
 
     profile: Profile
     plain: tuple[StepTimes, ...]
@@ -87,12 +82,8 @@ def profile_step(
 
 @dataclass(frozen=True, slots=True)
 class _Persistent:
-    """Bytes that are live before the step.
-
-    Attributes:
-        live_bytes: bytes that are live now.
-        to_come_bytes: bytes of the optimizer's state that its first step will create.
-        notes: remarks for the reader of the profile.
+    """Bytes that are live before the step, those of the optimizer's state that its first step will create, and remarks
+    for the reader of the profile.
     """
 
     live_bytes: int

@@ -83,9 +83,6 @@ class ForwardRecorder(TorchDispatchMode):
 
     Values are keyed by storage. The finalizer of a storage tells when it is gone, so an address that is reused later is
     never mistaken for it.
-
-    Args:
-        model: the model that is profiled.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -208,9 +205,7 @@ class ForwardRecorder(TorchDispatchMode):
     def looked(self, arguments: Any, handed_out: bool) -> None:
         """Notes that the program accesses tensors without an op.
 
-        Args:
-            arguments: nested arguments that contain the tensors.
-            handed_out: whether the program gets the address, and may use it at any time from then on.
+        If the address is handed out, the program may use it at any time from then on.
         """
         if not self._own_work:
             with self.unwatched():

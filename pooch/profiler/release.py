@@ -23,11 +23,6 @@ def record_releases(
 ) -> ForwardRecorder:
     """Runs the forward pass without letting autograd keep anything.
 
-    Args:
-        forward: () -> loss tensor.
-        model: the model that is profiled.
-        recorder: a fresh recorder, or None for one of the usual kind.
-
     Returns:
         The recorder. `values[i].released_after` is the index of the last op before the program released value i, or
         None if it still held the value when `forward` returned, as it does with the loss.

@@ -53,11 +53,7 @@ def user_errors_named() -> Iterator[None]:
 
 
 def check_same_forward(released: ForwardRecorder, recorded: ForwardRecorder) -> None:
-    """Checks that both forward passes ran the same ops.
-
-    Args:
-        released: the recorder of the pass in which autograd kept nothing.
-        recorded: the recorder of the recorded step.
+    """Checks that the pass in which autograd kept nothing and the recorded one ran the same ops.
 
     Raises:
         ProfileError: the forward pass changes from run to run.

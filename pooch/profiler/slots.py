@@ -21,13 +21,7 @@ _SUM = "aten.add.Tensor"
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The period during which one storage occupied device memory.
-
-    Attributes:
-        start_ns: time of the allocation.
-        end_ns: time of the free, or None if the storage outlived the trace.
-        size_bytes: size of the allocation.
-    """
+    """The period during which one storage occupied device memory; without an end if the storage outlived the trace."""
 
     start_ns: int
     end_ns: int | None
@@ -35,12 +29,7 @@ class Life:
 
 
 class StepAssembly:
-    """A recorded step on the axis of slots.
-
-    Args:
-        record: the recorded step.
-        released: the recorder of the pass in which autograd kept nothing.
-    """
+    """A recorded step on the axis of slots; `released` recorded the pass in which autograd kept nothing."""
 
     def __init__(self, record: StepRecord, released: ForwardRecorder) -> None:
         self.record = record

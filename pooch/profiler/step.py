@@ -25,11 +25,8 @@ Forward = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """One read of a saved value by the backward pass.
-
-    Attributes:
-        value: id of the value, or -1 for memory that is not ordinary.
-        pointer: address of its storage at that time.
+    """One read of a saved value by the backward pass: the value (-1 for memory that is not ordinary) and its address
+    then.
     """
 
     value: int
@@ -38,13 +35,7 @@ class Unpack:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A recorded step.
-
-    Attributes:
-        recorder: forward ops and values.
-        unpacks: reads of saved values by the backward pass, in order.
-        trace: the memory trace.
-    """
+    """A recorded step: forward ops and values, reads of saved values by the backward pass in order, memory."""
 
     recorder: ForwardRecorder
     unpacks: tuple[Unpack, ...]
@@ -52,10 +43,7 @@ class StepRecord:
 
 
 def check_loss(loss: object) -> torch.Tensor:
-    """Checks that a backward pass can start from the loss.
-
-    Args:
-        loss: what the forward pass returned.
+    """Checks that a backward pass can start from what the forward pass returned.
 
     Raises:
         ProfileError: if it is not a tensor, is not a scalar, or does not require grad.
@@ -72,14 +60,7 @@ def check_loss(loss: object) -> torch.Tensor:
 def record_step(
     forward: Forward, model: torch.nn.Module, device: torch.device, store: OffloadStore | None = None
 ) -> StepRecord:
-    """Runs one step and records it.
-
-    Args:
-        forward: () -> loss tensor.
-        model: the model that is profiled.
-        device: the device whose memory is traced.
-        store: where saved tensors wait for the backward pass, or None to keep them in place.
-    """
+    """Runs one step and records it. Saved tensors wait for the backward pass in the store, if there is one."""
     recorder = ForwardRecorder(model)
     unpacks: list[Unpack] = []
 

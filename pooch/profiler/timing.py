@@ -15,13 +15,9 @@ from .step import Forward, check_loss
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Duration of one step's passes, in ms.
+    """Duration of one step's passes, in ms, until the device is done, and until the host has issued all of it.
 
-    Attributes:
-        forward_ms: forward pass, until the device is done.
-        backward_ms: backward pass, until the device is done.
-        forward_host_ms: forward pass, until the host has issued all of it; the same as `forward_ms` on a CPU.
-        backward_host_ms: backward pass, until the host has issued all of it; the same as `backward_ms` on a CPU.
+    On a CPU, both are the same.
     """
 
     forward_ms: float
@@ -41,13 +37,9 @@ def time_step(
     device: torch.device,
     between: Callable[[], None] = lambda: None,
 ) -> StepTimes:
-    """Times one step, forward and backward, without recording anything. Gradients are dropped first.
+    """Times one step, forward and backward, without recording anything.
 
-    Args:
-        forward: () -> loss tensor.
-        model: the model whose gradients are dropped.
-        device: synchronized before each reading of the clock.
-        between: called after the forward pass.
+    Gradients are dropped first. `between` is called after the forward pass.
     """
     model.zero_grad(set_to_none=True)
     synchronize(device)

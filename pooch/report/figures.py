@@ -1,19 +1,22 @@
-"""Figures (matplotlib, without a display) of what `curves` collects."""
+"""Figures (matplotlib, without a display) of profiles and plans."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..api.simulation import simulate, simulate_in_core
 from ..errors import UsageError
-from ..ir import Plan, Profile
+from ..ir import Plan, Profile, Timeline
 from ..ir.files import replace_file
 from ..units import format_bytes, format_ms
 from .colours import BUDGET, IN_CORE, KINDS, PLANNED
-from .curves import MemoryCurve, ProfilePicture, StepPicture, plan_picture, profile_picture
+from .curves import memory_curve, profile_title, stream_bars
+from .layers import layer_frame
 
 _STREAM_ROWS = {"compute": 2, "copy_out": 1, "copy_in": 0}
 _MIB = 2**20
@@ -23,40 +26,46 @@ FORMATS = (".png", ".pdf", ".svg")
 
 def draw_plan(profile: Profile, plan: Plan) -> Figure:
     """Top: live bytes over time, in-core and planned, with the budget. Bottom: what the three streams do."""
-    picture = plan_picture(profile, plan)
+    in_core, planned = simulate_in_core(profile), simulate(profile, plan)
     figure = Figure(figsize=(10, 6.2), layout="constrained")
     memory, streams = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.15))
-    divisor, unit = _time_unit(max(picture.step_ms, float(picture.in_core.time_ms[-1])))
-    scale = _byte_unit(picture.in_core)
-    _draw_curve(memory, picture.in_core, IN_CORE, divisor, scale)
-    _draw_curve(memory, picture.planned, PLANNED, divisor, scale)
-    if picture.budget_bytes:
-        label = f"budget {format_bytes(picture.budget_bytes)}"
-        memory.axhline(picture.budget_bytes / scale, color=BUDGET, linestyle="--", linewidth=1.4, label=label)
-    _finish_memory(memory, scale, picture.title)
-    _draw_streams(streams, picture, divisor)
+    divisor, unit = _time_unit(max(planned.step_ms, in_core.step_ms))
+    scale = _byte_unit(in_core)
+    _draw_curve(memory, "in-core", in_core, IN_CORE, divisor, scale)
+    _draw_curve(memory, f"planned ({plan.policy})", planned, PLANNED, divisor, scale)
+    if plan.budget_bytes:
+        label = f"budget {format_bytes(plan.budget_bytes)}"
+        memory.axhline(plan.budget_bytes / scale, color=BUDGET, linestyle="--", linewidth=1.4, label=label)
+    _finish_memory(memory, scale, profile_title(profile))
+    _draw_streams(streams, planned, divisor)
+    backward = float(planned.slot_start_ms[profile.forward_ops]) / divisor
     for axes in (memory, streams):
-        axes.axvline(picture.backward_ms / divisor, color="black", linestyle=":", linewidth=1)
-    _mark_passes(memory, picture.backward_ms / divisor)
+        axes.axvline(backward, color="black", linestyle=":", linewidth=1)
+    _mark_passes(memory, backward)
     streams.set_xlabel(f"time since the step began ({unit})")
     return figure
 
 
-def draw_profile(profile: Profile, *, depth: int | None = 2) -> Figure:
-    """Top: live bytes over time. Bottom: bytes of activations by layer."""
-    picture = profile_picture(profile, depth=depth)
-    figure = Figure(figsize=(10, 4.2 + 0.2 * len(picture.layers)), layout="constrained")
-    memory, layers = figure.subplots(2, 1, height_ratios=(3.2, 0.4 + 0.2 * len(picture.layers)))
-    divisor, unit = _time_unit(float(picture.in_core.time_ms[-1]))
-    scale = _byte_unit(picture.in_core)
-    _draw_curve(memory, picture.in_core, PLANNED, divisor, scale)
-    label = f"persistent {format_bytes(picture.persistent_bytes)}"
-    memory.axhline(picture.persistent_bytes / scale, color=IN_CORE, linestyle="--", linewidth=1.2, label=label)
-    memory.axvline(picture.backward_ms / divisor, color="black", linestyle=":", linewidth=1)
-    _finish_memory(memory, scale, picture.title)
-    _mark_passes(memory, picture.backward_ms / divisor)
+def draw_profile(profile: Profile, *, depth: int | None = 2, longest: int = 24) -> Figure:
+    """Top: live bytes over time. Bottom: bytes of activations by layer, of the `longest` largest layers."""
+    in_core = simulate_in_core(profile)
+    frame = layer_frame(profile, depth=depth)
+    sizes = frame.loc[frame["size_bytes"] > 0, "size_bytes"]
+    shown = sizes[sizes.index.isin(sizes.nlargest(longest).index)]
+    figure = Figure(figsize=(10, 4.2 + 0.2 * len(shown)), layout="constrained")
+    memory, layers = figure.subplots(2, 1, height_ratios=(3.2, 0.4 + 0.2 * len(shown)))
+    divisor, unit = _time_unit(in_core.step_ms)
+    scale = _byte_unit(in_core)
+    _draw_curve(memory, "in-core", in_core, PLANNED, divisor, scale)
+    label = f"persistent {format_bytes(profile.persistent_bytes)}"
+    memory.axhline(profile.persistent_bytes / scale, color=IN_CORE, linestyle="--", linewidth=1.2, label=label)
+    backward = float(in_core.slot_start_ms[profile.forward_ops]) / divisor
+    memory.axvline(backward, color="black", linestyle=":", linewidth=1)
+    _finish_memory(memory, scale, profile_title(profile))
+    _mark_passes(memory, backward)
     memory.set_xlabel(f"time since the step began ({unit})")
-    _draw_layers(layers, picture)
+    which = f"the {len(shown)} largest of {len(sizes)} layers" if len(shown) < len(sizes) else "layers"
+    _draw_layers(layers, {str(layer): int(size) for layer, size in shown.items()}, which)
     return figure
 
 
@@ -83,12 +92,11 @@ def check_figure_path(path: str | Path) -> None:
         raise UsageError(f"cannot draw {str(path)!r}: give a file that ends in {', '.join(FORMATS)}")
 
 
-def _draw_curve(axes: Axes, curve: MemoryCurve, colour: str, divisor: float, scale: int) -> None:
-    peak = format_bytes(int(curve.live_bytes.max()))
-    label = f"{curve.name}: peak {peak}, {format_ms(float(curve.time_ms[-1]))}"
-    times, live = curve.time_ms / divisor, curve.live_bytes / scale
-    axes.fill_between(times, live, step="post", color=colour, alpha=0.15, linewidth=0)
-    axes.step(times, live, where="post", color=colour, linewidth=1.2, label=label)
+def _draw_curve(axes: Axes, name: str, timeline: Timeline, colour: str, divisor: float, scale: int) -> None:
+    label = f"{name}: peak {format_bytes(timeline.peak_bytes)}, {format_ms(timeline.step_ms)}"
+    time_ms, live_bytes = memory_curve(timeline)
+    axes.fill_between(time_ms / divisor, live_bytes / scale, step="post", color=colour, alpha=0.15, linewidth=0)
+    axes.step(time_ms / divisor, live_bytes / scale, where="post", color=colour, linewidth=1.2, label=label)
 
 
 def _finish_memory(axes: Axes, scale: int, title: str) -> None:
@@ -107,29 +115,27 @@ def _mark_passes(axes: Axes, boundary: float) -> None:
     axes.text(boundary, 0.99, "  backward", ha="left", va="top", fontsize=9, transform=place)
 
 
-def _draw_streams(axes: Axes, picture: StepPicture, divisor: float) -> None:
+def _draw_streams(axes: Axes, timeline: Timeline, divisor: float) -> None:
     named: set[str] = set()
-    for bars in picture.bars:
-        spans = [(start / divisor, duration / divisor) for start, duration in bars.spans_ms]
-        label = bars.kind if bars.kind not in named else None
-        named.add(bars.kind)
-        row = _STREAM_ROWS[bars.stream]
-        axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=KINDS[bars.kind], linewidth=0, label=label)
+    for (stream, kind), spans_ms in stream_bars(timeline).items():
+        spans = [(start_ms / divisor, duration_ms / divisor) for start_ms, duration_ms in spans_ms]
+        label = kind if kind not in named else None
+        named.add(kind)
+        row = _STREAM_ROWS[stream]
+        axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=KINDS[kind], linewidth=0, label=label)
     axes.set_yticks(list(_STREAM_ROWS.values()), ["compute", "copy-out", "copy-in"])
     axes.set_ylim(-0.6, 2.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9, frameon=False)
 
 
-def _draw_layers(axes: Axes, picture: ProfilePicture) -> None:
-    names = [name for name, _ in picture.layers]
-    sizes = [size / _MIB for _, size in picture.layers]
-    axes.barh(range(len(names)), sizes, color=KINDS["copy"])
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+def _draw_layers(axes: Axes, sizes: Mapping[str, int], which: str) -> None:
+    axes.barh(range(len(sizes)), [size_bytes / _MIB for size_bytes in sizes.values()], color=KINDS["copy"])
+    axes.set_yticks(range(len(sizes)), list(sizes), fontsize=8)
     axes.invert_yaxis()
     axes.margins(y=0.01)
     axes.set_xlabel("activations (MiB)")
-    axes.set_title(picture.layers_title, loc="left", fontsize=10)
+    axes.set_title(f"activations by layer: {which}, in forward order", loc="left", fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -138,5 +144,5 @@ def _time_unit(longest_ms: float) -> tuple[float, str]:
     return (1000.0, "s") if longest_ms >= 2000 else (1.0, "ms")
 
 
-def _byte_unit(curve: MemoryCurve) -> int:
-    return _GIB if curve.live_bytes.max() >= 2 * _GIB else _MIB
+def _byte_unit(timeline: Timeline) -> int:
+    return _GIB if timeline.peak_bytes >= 2 * _GIB else _MIB

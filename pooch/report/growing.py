@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -35,18 +37,7 @@ def max_batch_record(result: MaxBatch) -> Record:
         "plans": result.plans,
         "curve": frame.to_dict(orient="records"),
         "measured": [
-            {
-                "size": each.size,
-                "planned": each.planned,
-                "peak_bytes": each.peak_bytes,
-                "predicted_peak_bytes": each.predicted_peak_bytes,
-                "reserved_bytes": each.reserved_bytes,
-                "rounding_bytes": each.rounding_bytes,
-                "within_budget": each.is_within(result.budget_bytes),
-                "step_ms": each.step_ms,
-                "predicted_step_ms": each.predicted_step_ms,
-                "items_per_s": each.items_per_s,
-            }
+            asdict(each) | {"within_budget": each.is_within(result.budget_bytes), "items_per_s": each.items_per_s}
             for each in result.measured
         ],
     }

@@ -22,15 +22,10 @@ def layer_of(module_path: str, depth: int | None = None) -> str:
 
 
 def layer_frame(profile: Profile, plan: Plan | None = None, *, depth: int | None = 2) -> pandas.DataFrame:
-    """One row per layer, in forward order, indexed by `layer`.
+    """One row per layer, in forward order, indexed by `layer`: the first `depth` names of the module path (None: all).
 
     Columns: `activations` (how many), `size_bytes` (of them), `forward_ms` (of all its forward ops), and with a plan
     `keep_bytes`, `swap_bytes`, `recompute_bytes`.
-
-    Args:
-        profile: the measured step.
-        plan: of that profile.
-        depth: how many names of the module path make up a layer; None: all of them.
     """
     import pandas
 

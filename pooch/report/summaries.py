@@ -60,20 +60,8 @@ def profile_record(profile: Profile) -> Record:
 
 def device_record(device: Device, link: Link) -> Record:
     """A device and the cost of moving bytes between it and its swap tier."""
-    return {
-        "kind": device.kind,
-        "name": device.name,
-        "memory_bytes": device.memory_bytes,
-        "tier": link.tier,
-        "out_latency_ms": link.out_latency_ms,
-        "in_latency_ms": link.in_latency_ms,
-        "out_bytes_per_ms": link.out_bytes_per_ms,
-        "in_bytes_per_ms": link.in_bytes_per_ms,
-        "full_duplex": link.full_duplex,
-        "out_compute_share": link.out_compute_share,
-        "in_compute_share": link.in_compute_share,
-        "software": dict(device.software),
-    }
+    figures = asdict(device) | asdict(link)
+    return {name: figure for name, figure in figures.items() if name not in ("modelled", "ranks")}
 
 
 def device_model_record(model: DeviceModel) -> Record:
@@ -113,21 +101,11 @@ def is_modelled(document: Profile | Plan) -> bool:
 
 def timeline_record(timeline: Timeline) -> Record:
     """A simulated step in figures."""
-    return {
-        "step_ms": timeline.step_ms,
-        "stall_ms": timeline.stall_ms,
-        "replay_ms": timeline.replay_ms,
-        "peak_bytes": timeline.peak_bytes,
-        "host_bytes": timeline.host_bytes,
-    }
+    return {name: getattr(timeline, name) for name in ("step_ms", "stall_ms", "replay_ms", "peak_bytes", "host_bytes")}
 
 
-def comparison_records(rows: Iterable[ComparisonRow]) -> list[Record]:
-    """One record per policy and budget; `feasible` says whether there is a plan."""
-    return [_comparison_record(row) for row in rows]
-
-
-def _comparison_record(row: ComparisonRow) -> Record:
+def comparison_record(row: ComparisonRow) -> Record:
+    """One policy under one budget; `feasible` says whether there is a plan."""
     record: Record = {"budget_bytes": row.budget_bytes, "policy": row.policy, "feasible": row.plan is not None}
     if row.plan is None:
         return record | {"minimum_bytes": row.minimum_bytes}
@@ -136,10 +114,8 @@ def _comparison_record(row: ComparisonRow) -> Record:
     record["slowdown"] = _ratio(row.plan.predicted_step_ms, row.plan.in_core_step_ms)
     record |= {f"{choice}_share": share for choice, share in byte_shares(row.plan).items()}
     if row.measured is not None:
-        record["measured_peak_bytes"] = row.measured.peak_bytes
-        record["measured_reserved_bytes"] = row.measured.reserved_bytes
-        record["measured_step_ms"] = row.measured.step_ms
-        record["measured_plain_step_ms"] = row.measured.plain_step_ms
+        names = ("peak_bytes", "reserved_bytes", "step_ms", "plain_step_ms")
+        record |= {f"measured_{name}": getattr(row.measured, name) for name in names}
         record["measured_slowdown"] = _ratio(row.measured.step_ms, row.measured.plain_step_ms)
     return record
 
@@ -155,7 +131,7 @@ def byte_shares(plan: Plan) -> dict[str, float]:
 
 def comparison_csv(rows: Iterable[ComparisonRow]) -> str:
     """One line per policy and budget, unformatted; cells without a plan stay empty."""
-    records = comparison_records(rows)
+    records = [comparison_record(row) for row in rows]
     columns = list(dict.fromkeys(name for record in records for name in record))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -90,10 +90,7 @@ def choices_table(plan: Plan) -> Table:
 def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE, reasons: bool = False) -> Table:
     """The largest activations with their decisions, and how other choices would change the step.
 
-    Args:
-        plan: what to show.
-        longest: show at most this many activations.
-        reasons: show the reasons in words instead of numbers; always so where other choices were not simulated.
+    `reasons` shows the reasons in words instead of numbers, as it is always where other choices were not simulated.
     """
     frame = plan.to_frame()
     shown = frame.nlargest(longest, "size_bytes").sort_index()
@@ -147,10 +144,9 @@ def comparison_table(rows: Iterable[ComparisonRow]) -> Table:
     rows = list(rows)
     modelled = "; times are modelled" if any(row.plan and is_modelled(row.plan) for row in rows) else ""
     told = "x: of the in-core step; k/s/r: % of bytes kept, swapped, recomputed"
-    table = titled_table(f"policies side by side ({told}{modelled})")
+    names = ("budget", "policy", "peak", "step", "x", "k/s/r", "tier", "planned", "status")
+    table = columns_table(f"policies side by side ({told}{modelled})", names, left=("policy", "status"))
     table.padding = (0, 1, 0, 0)  # many columns in 120 letters
-    for name in ("budget", "policy", "peak", "step", "x", "k/s/r", "tier", "planned", "status"):
-        table.add_column(name, justify="left" if name in ("policy", "status") else "right", no_wrap=True)
     for row in rows:
         table.add_row(format_bytes(row.budget_bytes), row.policy, *_comparison_cells(row))
     return table
@@ -174,10 +170,8 @@ def _comparison_cells(row: ComparisonRow) -> list[str]:
 
 def measured_table(rows: Iterable[ComparisonRow]) -> Table:
     """What was measured beside what was predicted."""
-    table = titled_table("measured (plain and planned steps took turns)")
     names = ("budget", "policy", "peak", "predicted", "reserved", "step", "plain step", "x plain", "predicted x")
-    for name in names:
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    table = columns_table("measured (plain and planned steps took turns)", names, left=("policy",))
     for row in rows:
         if row.plan is not None and row.measured is not None:
             table.add_row(format_bytes(row.budget_bytes), row.policy, *_measured_cells(row.plan, row.measured))
@@ -217,6 +211,14 @@ def frame_table(title: str, frame: pandas.DataFrame) -> Table:
 def titled_table(title: str) -> Table:
     """An empty table."""
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def columns_table(title: str, names: Sequence[str], *, left: Sequence[str] = ("",)) -> Table:
+    """An empty table with these columns, of figures but for those on the left."""
+    table = titled_table(title)
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    return table
 
 
 def _heading(name: str) -> str:

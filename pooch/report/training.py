@@ -10,7 +10,7 @@ from rich.table import Table
 from ..measure.training_report import TrainingReport
 from ..units import format_bytes, format_ms
 from .summaries import Record
-from .tables import facts_table, titled_table
+from .tables import columns_table, facts_table
 
 _UNKNOWN = "-"
 
@@ -49,10 +49,8 @@ def broken_promise(report: TrainingReport) -> str | None:
 
 
 def _measured_table(report: TrainingReport) -> Table:
-    table = titled_table(f"training {report.workload}, {report.steps} steps, plan by {report.policy}")
-    table.add_column("")
-    for heading in ("plain", "predicted", "measured", "budget", "measured / plain"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    names = ("", "plain", "predicted", "measured", "budget", "measured / plain")
+    table = columns_table(f"training {report.workload}, {report.steps} steps, plan by {report.policy}", names)
     plain_bytes = report.plain_peak_bytes
     table.add_row(
         "peak",

@@ -29,19 +29,6 @@ class TierStay:
     last_slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostLayout:
-    """The places of values in the tier.
-
-    Attributes:
-        offsets: (value, offset in bytes), ascending values.
-        host_bytes: size of the tier.
-    """
-
-    offsets: tuple[tuple[int, int], ...]
-    host_bytes: int
-
-
 def tier_stays(actions: Iterable[Action], swapped: Sequence[int]) -> list[TierStay]:
     """Return when each swapped value is in the tier, in order of their copies out."""
     first: dict[int, int] = {}
@@ -57,17 +44,17 @@ def tier_stays(actions: Iterable[Action], swapped: Sequence[int]) -> list[TierSt
     return sorted(stays, key=lambda stay: (stay.first_slot, stay.value))
 
 
-def lay_out(actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[int]) -> HostLayout:
-    """Give each swapped value room, at multiples of `TIER_ALIGNMENT_BYTES`.
+def lay_out(
+    actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[int]
+) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Give each swapped value room, at multiples of `TIER_ALIGNMENT_BYTES`; `sizes` are in bytes, by id.
 
     Room is reused by a copy out in a later slot than the wait that brought the previous value back. By then, compute
     has waited for the copy in, and copies out run after compute, so the two never overlap on any engine. The smallest
     free room that suffices is taken; the rest of it stays free.
 
-    Args:
-        actions: of the schedule.
-        swapped: ids of the swapped values, ascending.
-        sizes: bytes of each value, by id.
+    Returns:
+        (value, offset in bytes) in order of `swapped`, and the size of the tier.
     """
     stays = tier_stays(actions, swapped)
     ending = sorted(stays, key=lambda stay: stay.last_slot)
@@ -87,4 +74,4 @@ def lay_out(actions: Iterable[Action], swapped: Sequence[int], sizes: Sequence[i
         else:
             offset, top = top, top + size_bytes
         rooms[stay.value] = (size_bytes, offset)
-    return HostLayout(tuple((value, rooms[value][1]) for value in swapped), top)
+    return tuple((value, rooms[value][1]) for value in swapped), top

@@ -10,9 +10,8 @@ from ..analysis.occupancy import occupancy
 from ..errors import UsageError
 from ..ir import Action, Choice, Decisions, Schedule
 from ..ir.schedule import ActionKind
-from .actions import action
 from .host_layout import lay_out
-from .replays import Replays, ReplayTables, plan_replays
+from .replays import Replays, ReplayTables, action, plan_replays
 from .swaps import Absence, SwapTables, place_absences
 
 
@@ -62,22 +61,22 @@ class Lowering:
 
     def _place_absences(self, decided: dict[int, Choice], replays: Replays, budget_bytes: int) -> list[Absence]:
         tables = self._swap_tables
-        candidates = [candidate for value in replays.recomputed for candidate in tables.recomputed(value)]
+        windows = [window for value in replays.recomputed for window in tables.recomputed(value)]
         for value, choice in decided.items():
             if choice == "swap":
-                candidates += tables.swapped(value, replays.needs.get(value, -1))
-        if not candidates:
+                windows += tables.swapped(value, replays.needs.get(value, -1))
+        if not windows:
             return []
         replayed = (done for slot in replays.actions for done in replays.actions[slot])
         memory = occupancy(self.dataflow, replayed, replays.recomputed)
-        return place_absences(tables, candidates, memory, budget_bytes)
+        return place_absences(tables, windows, memory, budget_bytes)
 
     def _schedule(self, actions: tuple[Action, ...], absences: list[Absence], replays: Replays) -> Schedule:
-        swapped = tuple(sorted({a.candidate.value for a in absences if a.candidate.kind != "recompute"}))
-        away_in_backward = (a.candidate.value for a in absences if a.candidate.kind == "swap")
+        swapped = tuple(sorted({a.window.value for a in absences if a.window.kind != "recompute"}))
+        away_in_backward = (a.window.value for a in absences if a.window.kind == "swap")
         sources = replays.reads.difference(away_in_backward, replays.recomputed)
-        layout = lay_out(actions, swapped, self._swap_tables.size_bytes)
-        return Schedule(actions, tuple(sorted(sources)), replays.recomputed, swapped, layout.offsets, layout.host_bytes)
+        offsets, host_bytes = lay_out(actions, swapped, self._swap_tables.size_bytes)
+        return Schedule(actions, tuple(sorted(sources)), replays.recomputed, swapped, offsets, host_bytes)
 
 
 def _assemble(absences: list[Absence], replays: Replays) -> tuple[Action, ...]:
@@ -94,7 +93,7 @@ def _assemble(absences: list[Absence], replays: Replays) -> tuple[Action, ...]:
     for absence in absences:  # in order of need
         if absence.in_slot >= 0:
             staged += _way_in(absence, replays)
-    moved = {absence.candidate.value for absence in absences if absence.candidate.kind == "swap"}
+    moved = {absence.window.value for absence in absences if absence.window.kind == "swap"}
     for slot, actions in replays.actions.items():
         staged += [(slot * 6 + 3, a) for a in actions if a.kind != "wait" or a.target in moved]
     staged.sort(key=itemgetter(0))  # stable: keeps the order within a stage
@@ -102,27 +101,27 @@ def _assemble(absences: list[Absence], replays: Replays) -> tuple[Action, ...]:
 
 
 def _made_first(absence: Absence) -> int:
-    return absence.candidate.value
+    return absence.window.value
 
 
 def _way_out(absence: Absence, copied: set[int]) -> Iterator[tuple[int, Action]]:
     """Copy a value out once, however often it leaves; while the program holds it, it is emptied, and freed later."""
-    candidate, slot = absence.candidate, absence.out_slot
-    value = candidate.value
-    if candidate.kind != "recompute" and value not in copied:
+    window, slot = absence.window, absence.out_slot
+    value = window.value
+    if window.kind != "recompute" and value not in copied:
         copied.add(value)
-        yield candidate.copy_slot * 6, action(candidate.copy_slot, "copy_out", value)
-    if slot < candidate.let_go_slot:
+        yield window.copy_slot * 6, action(window.copy_slot, "copy_out", value)
+    if slot < window.let_go_slot:
         yield slot * 6 + 1, action(slot, "empty", value)
-    if candidate.kind == "swap":
-        free_slot = max(slot, candidate.let_go_slot)
+    if window.kind == "swap":
+        free_slot = max(slot, window.let_go_slot)
         yield free_slot * 6 + 1, action(free_slot, "free", value)
 
 
 def _way_in(absence: Absence, replays: Replays) -> Iterator[tuple[int, Action]]:
-    candidate, slot = absence.candidate, absence.in_slot
-    value, need_slot = candidate.value, candidate.need_slot
-    kind: ActionKind = "refill" if candidate.kind == "gap" else "copy_in"
+    window, slot = absence.window, absence.in_slot
+    value, need_slot = window.value, window.need_slot
+    kind: ActionKind = "refill" if window.kind == "gap" else "copy_in"
     yield slot * 6 + (2 if slot == need_slot else 4), action(slot, kind, value)
     if kind == "refill" or value not in replays.waited:
         yield need_slot * 6 + 5, action(need_slot, "wait", value)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..analysis.dataflow import Dataflow
 from ..ir import Action, Choice
-from .actions import action
+
+# A search lowers hundreds of schedules that differ in a few actions: equal actions are one object.
+action = lru_cache(maxsize=1 << 16)(Action)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ _RANKS = {"recompute": 0, "swap": 1, "gap": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class AwayWindow:
     """A value, and the slots between which it can be away.
 
     Attributes:
@@ -51,12 +51,12 @@ class Absence:
     """The way of a value out and back.
 
     Attributes:
-        candidate: what leaves.
+        window: what leaves.
         out_slot: where its bytes are freed.
         in_slot: where the copy in starts. -1: there is none.
     """
 
-    candidate: Candidate
+    window: AwayWindow
     out_slot: int
     in_slot: int
 
@@ -82,8 +82,8 @@ class SwapTables:
             v.id: self._next_action(max(self.copy_slot[v.id], v.release + 1)) for v in dataflow.activations
         }
         self.last_action = [bisect_right(self.action_slots, slot) - 1 for slot in range(dataflow.end)]
-        self._candidates: dict[tuple[int, int], tuple[Candidate, ...]] = {}
-        self._recomputed: dict[int, tuple[Candidate, ...]] = {}
+        self._windows: dict[tuple[int, int], tuple[AwayWindow, ...]] = {}
+        self._recomputed: dict[int, tuple[AwayWindow, ...]] = {}
 
     def _next_action(self, slot: int) -> int:
         """Return the first slot from `slot` on at which a schedule can act, or a slot past the end."""
@@ -95,89 +95,85 @@ class SwapTables:
         place = self.last_action[slot]
         return self.action_slots[place] if place >= 0 else -1
 
-    def swapped(self, value: int, need_slot: int) -> tuple[Candidate, ...]:
+    def swapped(self, value: int, need_slot: int) -> tuple[AwayWindow, ...]:
         """Return when a swapped value can be away: before its need, and in gaps of the forward pass."""
         key = (value, need_slot)
-        if key not in self._candidates:
+        if key not in self._windows:
             gaps = self._dataflow.gaps(self._values[value])
-            self._candidates[key] = (
+            self._windows[key] = (
                 *self._tail(value, need_slot),
-                *(self._candidate(value, "gap", gap.first_slot, gap.need_slot, 2 * gap.need_slot) for gap in gaps),
+                *(self._window(value, "gap", gap.first_slot, gap.need_slot, 2 * gap.need_slot) for gap in gaps),
             )
-        return self._candidates[key]
+        return self._windows[key]
 
-    def _tail(self, value: int, need_slot: int) -> tuple[Candidate, ...]:
+    def _tail(self, value: int, need_slot: int) -> tuple[AwayWindow, ...]:
         """Return nothing if the value cannot leave before it is needed, or dies earlier."""
         ready = self.ready_slot[value]
         latest = self.death[value] if need_slot < 0 else need_slot - 1
         if ready > latest or need_slot > self.death[value]:
             return ()
         back_point = self.life_ends[value] if need_slot < 0 else 2 * need_slot
-        return (self._candidate(value, "swap", ready, need_slot, back_point),)
+        return (self._window(value, "swap", ready, need_slot, back_point),)
 
-    def recomputed(self, value: int) -> tuple[Candidate, ...]:
+    def recomputed(self, value: int) -> tuple[AwayWindow, ...]:
         """Return when a recomputed value can be away before the program releases it."""
         if value not in self._recomputed:
             ready, release = self.ready_slot[value], self._values[value].release
             can_leave = ready <= release
-            absence = self._candidate(value, "recompute", ready, -1, 2 * release + 2)
+            absence = self._window(value, "recompute", ready, -1, 2 * release + 2)
             self._recomputed[value] = (absence,) if can_leave else ()
         return self._recomputed[value]
 
-    def _candidate(self, value: int, kind: AbsenceKind, ready: int, need: int, back_point: int) -> Candidate:
+    def _window(self, value: int, kind: AbsenceKind, ready: int, need: int, back_point: int) -> AwayWindow:
         copy_slot = -1 if kind == "recompute" else self.copy_slot[value]
         let_go = self.let_go_slot[value]
-        return Candidate(value, kind, copy_slot, ready, let_go, need, back_point, self.allocated[value])
+        return AwayWindow(value, kind, copy_slot, ready, let_go, need, back_point, self.allocated[value])
 
 
 def place_absences(
-    tables: SwapTables, candidates: Iterable[Candidate], memory: Occupancy, budget_bytes: int
+    tables: SwapTables, windows: Iterable[AwayWindow], memory: Occupancy, budget_bytes: int
 ) -> list[Absence]:
-    """Decide where each candidate leaves and where its copy in starts; candidates that can stay are left out.
+    """Decide where each value leaves and where its copy in starts; values that can stay are left out.
 
-    Args:
-        tables: of the dataflow.
-        candidates: values that can be away.
-        memory: of the step if all candidates stay; updated in place for the absences.
-        budget_bytes: bound on all device bytes.
+    `memory` is that of the step if all of them stay; it is updated in place for the absences.
 
     Returns:
         The absences in order of need.
     """
-    left = _place_leaving(tables, sorted(candidates, key=_first_leaving), memory.point_bytes, budget_bytes)
-    gaps = [(candidate, slot) for candidate, slot in left if candidate.kind == "gap"]
-    others = [(candidate, slot) for candidate, slot in left if candidate.kind != "gap"]
+    left = _place_leaving(tables, sorted(windows, key=_first_leaving), memory.point_bytes, budget_bytes)
+    gaps = [(window, slot) for window, slot in left if window.kind == "gap"]
+    others = [(window, slot) for window, slot in left if window.kind != "gap"]
     back_in_forward = _place_copies_in(tables.forward_slots, gaps, memory, budget_bytes)
     return back_in_forward + _place_copies_in(tables.anchor_slots, others, memory, budget_bytes)
 
 
-def _first_leaving(candidate: Candidate) -> tuple[int, int, int]:
+def _first_leaving(window: AwayWindow) -> tuple[int, int, int]:
     """Sort key. Of the swapped values, the one copied out first leaves first: its copy is most likely complete."""
-    latest_first = -candidate.back_point if candidate.kind == "gap" else 0
-    return _RANKS[candidate.kind], latest_first, candidate.value
+    latest_first = -window.back_point if window.kind == "gap" else 0
+    return _RANKS[window.kind], latest_first, window.value
 
 
 def _place_leaving(
-    tables: SwapTables, candidates: list[Candidate], live: numpy.ndarray, budget_bytes: int
-) -> list[tuple[Candidate, int]]:
-    """At every slot over the budget, let the first possible candidates leave until it fits."""
-    waiting = sorted(range(len(candidates)), key=lambda place: -candidates[place].ready_slot)
-    able: list[int] = []  # heap of places in `candidates`
-    left: list[tuple[Candidate, int]] = []
+    tables: SwapTables, windows: list[AwayWindow], live: numpy.ndarray, budget_bytes: int
+) -> list[tuple[AwayWindow, int]]:
+    """At every slot over the budget, let the first values leave that can, in the order of `windows`, until it fits."""
+    waiting = sorted(range(len(windows)), key=lambda place: -windows[place].ready_slot)
+    able: list[int] = []  # heap of places in `windows`
+    left: list[tuple[AwayWindow, int]] = []
     point = 0
     while waiting or able:
         point = _first_over(live, point, budget_bytes)
         if point < 0:
             break
         slot = tables.last_action_slot(point // 2)
-        while waiting and candidates[waiting[-1]].ready_slot <= slot:
+        while waiting and windows[waiting[-1]].ready_slot <= slot:
             heapq.heappush(able, waiting.pop())
-        while able and candidates[able[0]].back_point <= point:
+        while able and windows[able[0]].back_point <= point:
             heapq.heappop(able)
         if not able:
             point = 2 * (point // 2) + 2
             continue
-        leaving = candidates[heapq.heappop(able)]
+        leaving = windows[heapq.heappop(able)]
         live[2 * slot : leaving.back_point] -= leaving.bytes
         left.append((leaving, slot))
     return left
@@ -193,37 +189,35 @@ def _first_over(live: numpy.ndarray, start: int, budget_bytes: int) -> int:
 
 
 def _place_copies_in(
-    slots: Sequence[int], left: list[tuple[Candidate, int]], memory: Occupancy, budget_bytes: int
+    slots: Sequence[int], left: list[tuple[AwayWindow, int]], memory: Occupancy, budget_bytes: int
 ) -> list[Absence]:
     """In order of need, start each copy at the earliest of `slots` from which on there is room for it."""
     placed = []
     earliest = 0
-    for candidate, out_slot in sorted(left, key=lambda item: item[0].need_slot):
-        if candidate.need_slot < 0:
-            placed.append(Absence(candidate, out_slot, -1))
+    for window, out_slot in sorted(left, key=lambda item: item[0].need_slot):
+        if window.need_slot < 0:
+            placed.append(Absence(window, out_slot, -1))
             continue
         first = max(earliest, bisect_right(slots, out_slot))
-        earliest = _earliest_place(slots, candidate, first, memory, budget_bytes)
+        earliest = _earliest_place(slots, window, first, memory, budget_bytes)
         in_slot = slots[earliest]
-        _occupy(memory, in_slot, candidate)
-        placed.append(Absence(candidate, out_slot, in_slot))
+        _occupy(memory, in_slot, window)
+        placed.append(Absence(window, out_slot, in_slot))
     return placed
 
 
-def _earliest_place(
-    slots: Sequence[int], candidate: Candidate, first: int, memory: Occupancy, budget_bytes: int
-) -> int:
+def _earliest_place(slots: Sequence[int], window: AwayWindow, first: int, memory: Occupancy, budget_bytes: int) -> int:
     """Return the index in `slots` of the first slot from which on the value fits until its need."""
-    room = budget_bytes - candidate.bytes
-    need_place = bisect_left(slots, candidate.need_slot)
+    room = budget_bytes - window.bytes
+    need_place = bisect_left(slots, window.need_slot)
     if first >= need_place:
         return need_place
     live = memory.point_bytes
-    over = (live[2 * slots[first] : candidate.back_point] > room)[::-1]
+    over = (live[2 * slots[first] : window.back_point] > room)[::-1]
     distance = int(over.argmax())
     if not over[distance]:
         return first
-    last_over = candidate.back_point - 1 - distance
+    last_over = window.back_point - 1 - distance
     slot = last_over // 2
     place = bisect_right(slots, slot)
     # If only an entry is over the budget, and only while replays run in it, the copy starts after them.
@@ -233,12 +227,12 @@ def _earliest_place(
     return min(place, need_place)
 
 
-def _occupy(memory: Occupancy, in_slot: int, candidate: Candidate) -> None:
+def _occupy(memory: Occupancy, in_slot: int, window: AwayWindow) -> None:
     """Count the value from after the replays at `in_slot` until its need, where it already counts."""
-    if in_slot == candidate.need_slot:
+    if in_slot == window.need_slot:
         return
     live, excess = memory.point_bytes, memory.entry_excess_bytes.get(in_slot, 0)
-    live[2 * in_slot + 1 : candidate.back_point] += candidate.bytes
+    live[2 * in_slot + 1 : window.back_point] += window.bytes
     if excess:
-        memory.entry_excess_bytes[in_slot] = max(0, excess - candidate.bytes)
-    live[2 * in_slot] += max(0, candidate.bytes - excess)
+        memory.entry_excess_bytes[in_slot] = max(0, excess - window.bytes)
+    live[2 * in_slot] += max(0, window.bytes - excess)

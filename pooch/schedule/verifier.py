@@ -16,13 +16,7 @@ from .wellformed import check_form
 
 
 def verify(dataflow: Dataflow, schedule: Schedule, decisions: Decisions, budget_bytes: int | None) -> list[int]:
-    """Check that a schedule can be executed.
-
-    Args:
-        dataflow: of the step.
-        schedule: the schedule to check.
-        decisions: the decisions that it was lowered from; it may move nothing else.
-        budget_bytes: most live bytes allowed at any point. None: no budget is checked.
+    """Check that a schedule can be executed, moves nothing but what was decided on, and keeps the budget, if any.
 
     Returns:
         Live bytes at each point (two per slot), by the verifier's own count.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import NoReturn
 
 from ..analysis.dataflow import Dataflow
 from ..errors import InvalidSchedule
 from ..ir import Action, Decisions, Schedule
+from ..ir.executable import tier_overlaps
 
 FORWARD_KINDS = ("copy_out", "free", "empty", "refill", "wait")
 
@@ -80,30 +80,14 @@ def _check_host(dataflow: Dataflow, schedule: Schedule) -> None:
     """Check that every swapped value has its own room in the tier from its copy out until it is back for good."""
     if sorted(value for value, _ in schedule.host_offsets) != sorted(schedule.swapped):
         _refuse("host offsets and swapped values differ")
-    rooms = {v: (begin, begin + dataflow.profile.values[v].size_bytes) for v, begin in schedule.host_offsets}
-    moves = [action for action in schedule.actions if action.kind not in ("replay", "drop")]
-    last_move = {action.target: place for place, action in enumerate(moves)}
-    taken: list[tuple[int, int, int]] = []  # begin, end and value of rooms in use, ascending
-    back: list[tuple[int, int]] = []  # slot of the last wait, and value
-    for place, action in enumerate(moves):
-        if action.kind == "wait" and last_move[action.target] == place:
-            back.append((action.slot, action.target))
-        elif action.kind == "copy_out" and (*rooms[action.target], action.target) not in taken:
-            for done in [pair for pair in back if pair[0] < action.slot]:
-                back.remove(done)
-                taken.remove((*rooms[done[1]], done[1]))
-            _take_room(schedule, taken, rooms[action.target], action.target)
-
-
-def _take_room(schedule: Schedule, taken: list[tuple[int, int, int]], room: tuple[int, int], value: int) -> None:
-    begin, end = room
-    place = bisect_left(taken, (begin, end, value))
-    for neighbour in taken[max(0, place - 1) : place + 1]:
-        if neighbour[0] < end and begin < neighbour[1]:
-            _refuse(f"values {min(value, neighbour[2])} and {max(value, neighbour[2])} overlap in the tier")
-    if end > schedule.host_bytes:
-        _refuse(f"value {value} ends {end - schedule.host_bytes} bytes past the end of the tier")
-    taken.insert(place, (begin, end, value))
+    offsets = dict(schedule.host_offsets)
+    sizes = {value: dataflow.profile.values[value].size_bytes for value in offsets}
+    for fault in tier_overlaps(schedule.actions, offsets, sizes):
+        _refuse(fault)
+    for value, offset in offsets.items():
+        past_the_end = offset + sizes[value] - schedule.host_bytes
+        if past_the_end > 0:
+            _refuse(f"value {value} ends {past_the_end} bytes past the end of the tier")
 
 
 def _refuse(fault: str) -> NoReturn:

@@ -29,11 +29,7 @@ def has_streams(device: torch.device) -> bool:
 
 
 def granule_bytes(device_type: str) -> int:
-    """Returns the granularity of the device's allocator.
-
-    Args:
-        device_type: type of the device as in a profile, such as "cpu" or "cuda".
-    """
+    """Returns the granularity of the allocator of a type of device, such as "cpu" or "cuda"."""
     return 1 if device_type == "cpu" else GRANULE_BYTES
 
 
@@ -84,12 +80,7 @@ def new_stream(device: torch.device) -> torch.Stream:
 
 
 def new_event(device: torch.device, *, timed: bool = False) -> torch.Event:
-    """Returns a new event.
-
-    Args:
-        device: the device that will record it.
-        timed: whether the event records the time at which it is reached.
-    """
+    """Returns a new event; a timed one records when it is reached."""
     return torch.Event(device, enable_timing=timed)
 
 

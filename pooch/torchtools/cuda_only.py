@@ -30,25 +30,16 @@ def locks_in_place(device: torch.device) -> bool:
 
 def lock_pages(pointer: int, size_bytes: int, device: torch.device) -> int:
     """Page-locks existing memory; returns CUDA's error code, 0 on success."""
-    code = int(_runtime().cudaHostRegister(pointer, size_bytes, _PORTABLE))
-    if code != 0:
-        _forget_error(device)
+    code = int(torch.cuda.cudart().cudaHostRegister(pointer, size_bytes, _PORTABLE))
+    if code != 0:  # launching a kernel clears the error, which the next launch would report
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)
     return code
 
 
 def unlock_pages(pointer: int) -> None:
     """Undoes `lock_pages`, once the device has finished using the memory."""
-    _runtime().cudaHostUnregister(pointer)
-
-
-def _runtime() -> Any:
-    return torch.cuda.cudart()
-
-
-def _forget_error(device: torch.device) -> None:
-    """Clears the error of a failed call, which the next kernel launch would report, by launching a kernel."""
-    with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device=device)
+    torch.cuda.cudart().cudaHostUnregister(pointer)
 
 
 def limit_memory(device: torch.device, share: float) -> None:

@@ -47,21 +47,14 @@ _NEVER_OF_FLOATS = {"cumsum", "cumsum_"}
 
 
 def may_vary(name: str) -> bool:
-    """Returns whether an operator is listed, whatever its arguments.
-
-    Args:
-        name: name of the operator, such as "aten::scatter_add".
-    """
+    """Returns whether an operator, such as "aten::scatter_add", is listed, whatever its arguments."""
     namespace, _, base = name.partition("::")
     return namespace == "aten" and base in _ON_REQUEST | _NEVER | _NEVER_OF_FLOATS
 
 
 def varies_now(name: str, dtype: torch.dtype) -> str | None:
-    """Returns why an operator may return other bits when it runs again on an accelerator as configured now, or None.
-
-    Args:
-        name: name of the operator, such as "aten::scatter_add".
-        dtype: dtype of its result.
+    """Returns why an operator with a result of this dtype may return other bits when it runs again on an accelerator as
+    configured now, or None.
     """
     base = name.removeprefix("aten::")
     if base in _NEVER or (base in _NEVER_OF_FLOATS and (dtype.is_floating_point or dtype.is_complex)):

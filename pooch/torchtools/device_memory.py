@@ -31,11 +31,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def room_bytes(device: torch.device, live_bytes: int) -> int:
-    """Returns the total bytes that the process's tensors may take, less some slack for the measurement itself.
+    """Returns the total bytes that the process's tensors, which take `live_bytes` now, may take.
 
-    Args:
-        device: the device that holds them.
-        live_bytes: the bytes that they take now.
+    Some slack is left for the measurement itself.
     """
     return live_bytes + free_bytes(device) - _SLACK_BYTES
 

@@ -22,14 +22,7 @@ _CHUNK_BYTES = 2**22
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """The range of a storage that a tensor covers.
-
-    Attributes:
-        storage: the storage.
-        begin: first byte of the range.
-        end: the byte after the last one of the range.
-        small: a copy of the bytes, or None if the file has them.
-    """
+    """The range of a storage that a tensor covers, and a copy of its bytes unless the file has them."""
 
     storage: torch.UntypedStorage
     begin: int
@@ -46,8 +39,7 @@ class _Stretch:
 class KeptContents:
     """The current contents of tensors: small ones as bytes in host memory, large ones in an unnamed file.
 
-    Args:
-        tensors: may be on any device; those without memory, such as fake tensors, are skipped.
+    Tensors may be on any device; those without memory, such as fake tensors, are skipped.
 
     Raises:
         ProfileError: if the file cannot be written.

@@ -137,11 +137,7 @@ def earlier_objects_exempt() -> Iterator[None]:
 
 
 def read_trace(results: Any, device: torch.device) -> MemoryTrace:
-    """Reads the trace from the results of a profiler session.
-
-    Args:
-        results: the results of torch's profiler (`kineto_results`).
-        device: the device whose memory is traced.
+    """Reads the trace from the results of a profiler session (`kineto_results`).
 
     Raises:
         ProfileError: if the parts of the results do not agree.

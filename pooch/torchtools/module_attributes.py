@@ -66,15 +66,7 @@ def _plain_tensors(containers: _Containers) -> Iterator[torch.Tensor]:
 
 
 def put_back(container: Any, held: Any) -> bool:
-    """Restores the items of a dictionary, list, deque or set.
-
-    Args:
-        container: the container, modified in place.
-        held: a copy of its former items.
-
-    Returns:
-        Whether the items had changed.
-    """
+    """Restores the former items of a dictionary, list, deque or set; returns whether they had changed."""
     if isinstance(container, dict):
         if len(container) == len(held) and all(k in container and container[k] is v for k, v in held.items()):
             return False

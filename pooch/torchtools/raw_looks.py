@@ -32,11 +32,7 @@ _HANDING_OUT = frozenset(
 
 
 class RawLooks(TorchFunctionMode):
-    """Function mode that reports every such access before it happens.
-
-    Args:
-        looked: called with the arguments and whether the address is handed out.
-    """
+    """Function mode that reports every such access before it happens, and whether it hands out the address."""
 
     def __init__(self, looked: Callable[[Any, bool], None]) -> None:
         super().__init__()

@@ -23,12 +23,7 @@ class InitialisationWatch:
         self._position = 0
 
     def takes(self, name: str, made: tuple[torch.Tensor, ...]) -> bool:
-        """Returns whether an op that the plan does not expect may be the next one of an initialization.
-
-        Args:
-            name: name of the operator.
-            made: the tensors that it created.
-        """
+        """Returns whether an op that the plan does not expect may be the next one of an initialization."""
         is_next = name == _OPS[self._position] and (name == INITIALISER or _is_seed(made))
         self._position = (self._position + 1) % len(_OPS) if is_next else 0
         return is_next

@@ -47,9 +47,7 @@ class RequestedSizes:
 def as_requested(events: Iterable[MemoryEvent], requested: dict[int, list[int]]) -> tuple[MemoryEvent, ...]:
     """Replaces the sizes of blocks by those that were requested, rounded up to the allocator's granularity.
 
-    Args:
-        events: in order of time.
-        requested: the requests over the same period. Addresses at which they do not match the events keep their blocks.
+    Addresses at which the requests over the same period do not match the events keep their blocks.
     """
     events = tuple(events)
     at: dict[int, list[MemoryEvent]] = {}

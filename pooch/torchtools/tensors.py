@@ -79,11 +79,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], arguments: Any) -> Any:
 def tensors_with_memory(arguments: Any) -> tuple[list[torch.Tensor], bool]:
     """Returns the ordinary tensors in some arguments, including those inside wrapper subclasses.
 
-    Args:
-        arguments: nested arguments.
-
-    Returns:
-        The tensors, and whether there is other memory that cannot be determined (sparse, opaque, functorch wrappers).
+    It also returns whether there is other memory that cannot be determined (sparse, opaque, functorch wrappers).
     """
     found: list[torch.Tensor] = []
     hidden = False

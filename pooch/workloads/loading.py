@@ -54,11 +54,7 @@ def load_workload(
 class WorkloadFactory:
     """Builds the same workload at each call, with the same weights and data. It can be passed to another process.
 
-    Attributes:
-        name: as `load_workload` takes it.
-        batch_size: as `load_workload` takes it.
-        device: as `load_workload` takes it.
-        settings: as `load_workload` takes them.
+    The fields are as `load_workload` takes them.
     """
 
     name: str

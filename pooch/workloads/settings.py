@@ -52,12 +52,6 @@ def call_arguments(
 
     The device is optional; other arguments keep the defaults of the function unless they are given.
 
-    Args:
-        function: builds the workload.
-        name: of the workload in an error.
-        device: None: not given.
-        settings: all other arguments.
-
     Raises:
         UsageError: the function does not take an argument, or needs another one.
     """

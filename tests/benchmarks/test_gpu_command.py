@@ -18,8 +18,9 @@ import pooch.profiler.assembly
 from benchmarks.gpu import marked_tests, race, workload
 from benchmarks.gpu.__main__ import PARTS, child_environment, obstacle, run_part, unpack_wheels
 from benchmarks.gpu.account import RESERVE_S, Account, Part, Result, exit_code
+from benchmarks.gpu.job import Job, Verdict
 from benchmarks.gpu.marked_tests import judge
-from benchmarks.gpu.part import Job, Verdict, find
+from benchmarks.gpu.part import find
 from benchmarks.gpu.report import report_text
 from benchmarks.gpu.surroundings import look_around
 from benchmarks.gpu.wheels import PACKAGES, ROOT, download_command, pinned

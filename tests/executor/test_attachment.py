@@ -17,9 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pooch.api.planning import plan as make_plan
+import pooch
 from pooch.api.planning import plan_from_decisions, smallest_budget
-from pooch.api.profiling import profile as make_profile
 from pooch.errors import UsageError
 from pooch.executor import Run, apply_plan
 from pooch.ir import Plan, Region
@@ -261,7 +260,7 @@ def test_a_second_plan_on_a_model_is_refused_and_one_after_the_other_is_not(regi
 def test_a_model_under_a_plan_is_not_profiled() -> None:
     model = new_net()
     with apply_plan(plan_of(model), model), pytest.raises(UsageError, match="under a plan already"):
-        make_profile(lambda: model(rows()).sum(), model)
+        pooch.profile(lambda: model(rows()).sum(), model)
 
 
 def test_nothing_is_left_behind_by_an_interrupt_in_the_forward_pass() -> None:
@@ -318,7 +317,7 @@ def test_hooks_of_the_model_that_compute_are_within_the_region(mode: Any, choice
     plain = step(hooked_net())
     model = hooked_net()
     if mode == "fake":
-        profile = make_profile(lambda: model(rows()).sum(), model, mode="fake")
+        profile = pooch.profile(lambda: model(rows()).sum(), model, mode="fake")
     else:
         profile = quick_profile(lambda: model(rows()).sum(), model)
     assert profile.ops[profile.model_begin].name == "aten.sin.default"
@@ -362,7 +361,7 @@ WAYS_TO_COMPILE = [compiled, with_compiled_part, compiled_in_place, with_part_co
 def test_a_compiled_model_is_refused(way: Callable[[nn.Module], nn.Module]) -> None:
     plan = plan_of(new_net())
     model = way(new_net())
-    for refused in (lambda: apply_plan(plan, model), lambda: make_profile(lambda: model(rows()).sum(), model)):
+    for refused in (lambda: apply_plan(plan, model), lambda: pooch.profile(lambda: model(rows()).sum(), model)):
         with pytest.raises(UsageError, match=r"compiled by torch\.compile") as caught:
             refused()  # type: ignore[no-untyped-call]
         assert "\n" not in str(caught.value)
@@ -462,12 +461,12 @@ def test_a_step_that_never_calls_the_model_needs_the_region_of_the_step(mode: An
     plain_loss = model.training_step(rows())
     plain = torch.autograd.grad(plain_loss, list(model.parameters()))
     if mode == "fake":
-        profile = make_profile(lambda: model.training_step(rows()), model, mode="fake")
+        profile = pooch.profile(lambda: model.training_step(rows()), model, mode="fake")
     else:
         profile = quick_profile(lambda: model.training_step(rows()), model)
     assert profile.model_begin == profile.model_end
     for refused in (
-        lambda: make_plan(profile, "60%", region="model"),
+        lambda: pooch.plan(profile, "60%", region="model"),
         lambda: plan_from_decisions(profile, {}, region="model"),
         lambda: smallest_budget(profile, region="model"),
     ):

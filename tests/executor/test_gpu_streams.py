@@ -129,11 +129,12 @@ class Forked(nn.Module):
 
 def looked_at(model: Forked, rows: Tensor) -> Tensor:
     value = (model.weight * rows).exp()
+    before = model.weight.sin()  # at which a planned copy of the value begins
     model.look_aside(value)
     result = value * 2
     del value
     model.meet()
-    return result.sum()
+    return result.sum() + before.sum()
 
 
 def looked_at_while_away(model: Forked, rows: Tensor) -> Tensor:
@@ -195,6 +196,8 @@ def test_a_program_that_forks_a_stream_computes_what_it_does_without_a_plan(
     with apply_plan(plan, model) as run:
         planned = gradients(model, rows, torch.cuda.current_stream())
         assert run.stats.mismatches == (not is_tied)
+        moved = {"swap": run.stats.swapped_out_bytes, "recompute": run.stats.recomputed_ops}
+        assert moved[choice] > 0
     assert is_same(plain["weight"], planned["weight"])
     assert is_same(seen, model.seen)
 

@@ -47,7 +47,10 @@ def run_it(choice: Choice, region: Region, inside: bool, outside: bool) -> None:
             with torch.no_grad():
                 first.add_(1)
         assert run.stats.swapped_out_bytes > 0 or choice != "swap"
-        loss.backward()
+        try:
+            loss.backward()
+        finally:
+            assert run.stats.recomputed_ops > 0 or choice != "recompute"
 
 
 @pytest.mark.filterwarnings("ignore:the step left the planned path")
@@ -69,13 +72,17 @@ def test_a_parameter_changed_before_the_replay_raises() -> None:
     torch.manual_seed(0)
     model, rows = Saves(), torch.rand(8, 8)
     profile = quick_profile(lambda: model(rows)[0], model)
-    with apply_plan(tight_plan(profile, all_of(profile, "recompute", "model"), "model"), model):
+    plan = tight_plan(profile, all_of(profile, "recompute", "model"), "model")
+    assert plan.schedule.recomputed
+    with apply_plan(plan, model) as run:
         loss, first = model(rows)
         del first
         with torch.no_grad():
             model.weight.add_(1)
         with pytest.raises(RuntimeError, match=MESSAGE):
             loss.backward()
+        model(rows)[0].backward()
+        assert run.stats.recomputed_ops > 0  # unless a parameter changes in between
 
 
 class SavesTwice(nn.Module):

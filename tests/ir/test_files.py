@@ -16,7 +16,7 @@ import pooch
 from pooch.api.planning import plan_from_decisions
 from pooch.errors import FileFormatError
 from pooch.ir import Plan, Profile
-from pooch.ir.files import VERSIONS, load_any, replace_file
+from pooch.ir.files import FORMATS, load_document, replace_file
 from tests.toys import blocks, chain, profiles
 
 
@@ -53,7 +53,7 @@ def test_a_profile_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.mktemp("profiles") / "p.json"
     profile.save(path)
     assert Profile.load(path) == profile
-    assert load_any(path) == profile
+    assert load_document(path, Profile, Plan) == profile
 
 
 def test_a_plan_comes_back_as_it_was_also_with_costs_that_are_no_numbers(profile: Profile, tmp_path: Path) -> None:
@@ -175,7 +175,9 @@ def test_a_plan_where_a_profile_is_wanted_and_the_other_way_round(profile: Profi
 
 def test_newer_version(profile: Profile, tmp_path: Path) -> None:
     profile.save(tmp_path / "p.json")
-    path = changed(tmp_path / "p.json", lambda content: content.update(version=VERSIONS[Profile] + 1))
+    path = changed(
+        tmp_path / "p.json", lambda content: content.update(version=FORMATS["pooch-profile"].newest_version + 1)
+    )
     message = failure(Profile, path)
     assert "newer Pooch" in message
     assert "upgrade" in message
@@ -327,7 +329,9 @@ def test_the_layout_of_a_plan_may_change(plan: Plan, tmp_path: Path) -> None:
 
 def test_a_plan_of_an_older_version(plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
-    path = changed(tmp_path / "plan.json", lambda content: content.update(version=VERSIONS[Plan] - 1))
+    path = changed(
+        tmp_path / "plan.json", lambda content: content.update(version=FORMATS["pooch-plan"].newest_version - 1)
+    )
     message = failure(Plan, path)
     assert "older Pooch" in message
     assert "pooch plan" in message

@@ -14,7 +14,7 @@ from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.ir import Plan
 from pooch.measure import checking
-from pooch.measure.checking import DeterministicCheck, Verdict, judge
+from pooch.measure.checking import BitsVerdict, DeterministicCheck, judge
 from pooch.measure.measuring import measure_training
 from pooch.measure.training import StepResult, Trained
 from pooch.report.training import broken_promise, training_tables
@@ -136,7 +136,7 @@ def trained(loss: str) -> Trained:
 
 def verdict(
     monkeypatch: pytest.MonkeyPatch, planned: str, again: str, found: DeterministicCheck | None, device: str = "cuda"
-) -> tuple[Verdict, int]:
+) -> tuple[BitsVerdict, int]:
     """Plain training gave "a"; and how often the trainings were compared under deterministic algorithms."""
     asked: list[object] = []
 
@@ -161,11 +161,11 @@ EQUAL = DeterministicCheck(None, True, 0, ())
 
 
 def test_equal_numbers_need_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verdict(monkeypatch, "a", "b", None) == (Verdict(True, True), 0)
+    assert verdict(monkeypatch, "a", "b", None) == (BitsVerdict(True, True), 0)
 
 
 def test_on_a_cpu_a_repeatable_training_leaves_the_plan_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verdict(monkeypatch, "b", "a", EQUAL, "cpu") == (Verdict(False, True, "step 1: loss"), 0)
+    assert verdict(monkeypatch, "b", "a", EQUAL, "cpu") == (BitsVerdict(False, True, "step 1: loss"), 0)
 
 
 @pytest.mark.parametrize(
@@ -177,25 +177,25 @@ def test_on_a_gpu_another_algorithm_of_a_library_is_told_as_the_cause(
     """The numbers are not those of plain training all the same: cuDNN had no room for the workspace it had plainly."""
     told, asked = verdict(monkeypatch, "b", "a", found)
     assert (told.bitwise_equal, told.repeatable, told.first_difference, asked) == (False, True, "step 1: loss", 1)
-    assert told.cause == (checking.OTHER_ALGORITHM if is_told else None)
+    assert told.difference_cause == (checking.OTHER_ALGORITHM if is_told else None)
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (EQUAL, Verdict(True, False, "step 1: loss", checking.ALGORITHMS, is_deterministic=True)),
-        (replace(EQUAL, first_difference="step 2: loss"), Verdict(False, False, "step 2: loss", None, True)),
-        (replace(EQUAL, steps_off_plan=1), Verdict(None, False, "step 1: loss", checking.OTHER_OPS)),
+        (EQUAL, BitsVerdict(True, False, "step 1: loss", checking.ALGORITHMS, compared_deterministically=True)),
+        (replace(EQUAL, first_difference="step 2: loss"), BitsVerdict(False, False, "step 2: loss", None, True)),
+        (replace(EQUAL, steps_off_plan=1), BitsVerdict(None, False, "step 1: loss", checking.OTHER_OPS)),
         (
             DeterministicCheck("step 1: loss", False, 0, ("a", "b")),
-            Verdict(None, False, "step 1: loss", "no deterministic implementation: a, b"),
+            BitsVerdict(None, False, "step 1: loss", "no deterministic implementation: a, b"),
         ),
-        (DeterministicCheck("x", False, 0, ()), Verdict(None, False, "step 1: loss", checking.NOT_ALGORITHMS)),
-        (None, Verdict(None, False, "step 1: loss", checking.UNKNOWN)),
+        (DeterministicCheck("x", False, 0, ()), BitsVerdict(None, False, "step 1: loss", checking.NOT_ALGORITHMS)),
+        (None, BitsVerdict(None, False, "step 1: loss", checking.UNKNOWN)),
     ],
 )
 def test_of_a_training_that_is_not_repeatable_deterministic_algorithms_decide(
-    found: DeterministicCheck | None, expected: Verdict, monkeypatch: pytest.MonkeyPatch
+    found: DeterministicCheck | None, expected: BitsVerdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert verdict(monkeypatch, "b", "c", found) == (expected, 1)
 

@@ -14,7 +14,9 @@ from pooch.errors import ProfileError
 from pooch.ir import Profile
 from pooch.ir.consistency import check_profile
 from pooch.profiler import ProfileOptions
-from pooch.profiler.fake import FakeSetting, FakeWorld, MeasuredCosts, profile_fake_step
+from pooch.profiler.fake.measured import MeasuredCosts
+from pooch.profiler.fake.profiler import FakeSetting, profile_fake_step
+from pooch.profiler.fake.world import FakeWorld
 from pooch.profiler.hardware import describe_device
 from pooch.workloads import Workload, WorkloadFactory
 from tests.executor.nets import KINDS, Job, make_job

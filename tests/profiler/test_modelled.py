@@ -21,7 +21,7 @@ from pooch.measure.comparison import compare
 from pooch.profiler.fake.flops import moved_bytes, operations
 from pooch.profiler.fake.kernels import sized_workspaces
 from pooch.report.curves import profile_title
-from pooch.report.summaries import comparison_records, plan_record, profile_record
+from pooch.report.summaries import comparison_record, plan_record, profile_record
 from pooch.report.tables import comparison_table, plan_table, profile_table
 from pooch.workloads import Workload, WorkloadFactory
 
@@ -63,7 +63,7 @@ def test_it_is_marked_as_modelled_in_files_tables_and_pictures(tmp_path: Path) -
     assert "(modelled, not measured)" in shown(plan_table(plan))
     rows = compare(profile, ["80%"], policies=["swap_all"])
     assert "times are modelled" in shown(comparison_table(rows))
-    assert all(record["modelled"] is True for record in comparison_records(rows) if record["feasible"])
+    assert all(record["modelled"] is True for record in map(comparison_record, rows) if record["feasible"])
 
 
 def test_times_are_those_of_the_roofline() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pooch.api.options import PlanOptions
 from pooch.measure.comparison import ComparisonRow, Measured, compare
-from pooch.report.pareto import draw_pareto, pareto_picture
+from pooch.report.pareto import draw_pareto
 from pooch.report.summaries import byte_shares, comparison_csv
 from pooch.report.tables import comparison_table, measured_table
 from tests.toys import FAST_LINK, blocks
@@ -66,19 +66,24 @@ def test_measured_columns_stand_beside_the_promise(rows: tuple[ComparisonRow, ..
 
 
 def test_the_picture_has_a_line_per_policy_that_fits_and_names_the_others(rows: tuple[ComparisonRow, ...]) -> None:
-    picture = pareto_picture(rows, "toy")
-    names = {series.policy for series in picture.series}
-    assert names | set(picture.missing) == set(POLICIES)
-    assert "keep_all" in picture.missing
-    assert len(picture.budgets_bytes) == 2
-    assert all(bound >= 1 - 1e-9 for _, bound in picture.bounds)
-    (axes,) = draw_pareto(picture).axes
-    labels = {text.get_text() for text in axes.get_legend().get_texts()}
-    assert labels == names | {"lower bound"}
-    assert "keep_all" in axes.get_legend().get_title().get_text()
+    (axes,) = draw_pareto(rows, "toy").axes
+    fitting = {row.policy for row in rows if row.plan is not None}
+    assert 0 < len(fitting) < len(POLICIES)
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert {name for name in lines if not name.startswith("_")} == fitting | {"lower bound"}
+    assert len([name for name in lines if name.startswith("_")]) == 2  # budgets
+    assert all(lost >= -1e-7 for lost in lines["lower bound"].get_ydata())
+    for policy in fitting:
+        plans = [row.plan for row in rows if row.policy == policy and row.plan is not None]
+        peaks = sorted(plan.predicted_peak_bytes for plan in plans)
+        assert list(lines[policy].get_xdata()) == pytest.approx([peak_bytes / 2**20 for peak_bytes in peaks])
+        slowest = max(plan.predicted_step_ms / plan.in_core_step_ms for plan in plans)
+        assert max(lines[policy].get_ydata()) == pytest.approx((slowest - 1) * 100)
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == fitting | {"lower bound"}
+    missing = axes.get_legend().get_title().get_text()
+    assert all(policy in missing for policy in set(POLICIES) - fitting)
 
 
 def test_a_picture_of_nothing_is_drawn_too() -> None:
-    nothing = compare(blocks(2), ["1%"], policies=["keep_all"])
-    assert pareto_picture(nothing, "toy").series == ()
-    draw_pareto(pareto_picture(nothing, "toy"))
+    (axes,) = draw_pareto(compare(blocks(2), ["1%"], policies=["keep_all"]), "toy").axes
+    assert "keep_all" in axes.get_legend().get_title().get_text()

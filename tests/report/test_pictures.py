@@ -12,9 +12,10 @@ from pooch.api.planning import plan_from_decisions
 from pooch.api.simulation import simulate
 from pooch.errors import UsageError
 from pooch.ir import Plan, Profile
-from pooch.report.curves import plan_picture, profile_picture, stream_bars
+from pooch.report.curves import stream_bars
 from pooch.report.figures import draw_plan, draw_profile, save_figure
 from pooch.report.trace import trace_text
+from pooch.units import format_bytes
 from tests.toys import SLOW_LINK, blocks, some_decisions
 
 
@@ -30,40 +31,41 @@ def plan(profile: Profile) -> Plan:
     return plan_from_decisions(profile, decisions, lowest.predicted_peak_bytes)
 
 
-def test_the_picture_of_a_plan_has_both_curves_and_all_streams(profile: Profile, plan: Plan) -> None:
-    picture = plan_picture(profile, plan)
-    assert picture.in_core.live_bytes.max() == profile.peak_bytes
-    assert picture.planned.live_bytes.max() == plan.predicted_peak_bytes
-    assert picture.planned.time_ms[-1] == pytest.approx(plan.predicted_step_ms)
-    assert picture.budget_bytes == plan.budget_bytes
-    kinds = {(bars.stream, bars.kind) for bars in picture.bars}
-    assert {("compute", "op"), ("compute", "replay"), ("copy_out", "copy"), ("copy_in", "copy")} <= kinds
-
-
 def test_bars_cover_the_intervals_and_merge_only_neighbours(profile: Profile, plan: Plan) -> None:
     timeline = simulate(profile, plan)
-    for bars in stream_bars(timeline):
-        spans = [(i.start_ms, i.end_ms) for i in timeline.intervals if (i.stream, i.kind) == (bars.stream, bars.kind)]
-        drawn_ms = sum(duration for _, duration in bars.spans_ms)
+    found = stream_bars(timeline)
+    assert {("compute", "op"), ("compute", "replay"), ("copy_out", "copy"), ("copy_in", "copy")} <= found.keys()
+    for stream_and_kind, bars in found.items():
+        spans = [(i.start_ms, i.end_ms) for i in timeline.intervals if (i.stream, i.kind) == stream_and_kind]
+        drawn_ms = sum(duration for _, duration in bars)
         meant_ms = sum(end - start for start, end in spans)
-        assert len(bars.spans_ms) <= len(spans)
+        assert len(bars) <= len(spans)
         assert meant_ms - 1e-9 <= drawn_ms <= meant_ms + len(spans) * timeline.step_ms / 2000
 
 
-def test_the_picture_of_a_profile_names_its_largest_layers_in_forward_order(profile: Profile) -> None:
-    picture = profile_picture(profile, longest=3)
-    assert len(picture.layers) == 3
-    assert "3 largest of" in picture.layers_title
-    numbers = [int(layer.removeprefix("layer")) for layer, _ in picture.layers]
+def test_the_figure_of_a_profile_names_its_largest_layers_in_forward_order(profile: Profile) -> None:
+    _, layers = draw_profile(profile, longest=3).axes
+    assert "3 largest of" in layers.get_title(loc="left")
+    numbers = [int(label.get_text().removeprefix("layer")) for label in layers.get_yticklabels()]
+    assert len(numbers) == 3
     assert numbers == sorted(numbers)
 
 
 def test_a_figure_of_a_plan_has_budget_line_boundary_legend_and_units(profile: Profile, plan: Plan) -> None:
     memory, streams = draw_plan(profile, plan).axes
     labels = [text.get_text() for text in memory.get_legend().get_texts()]
-    assert any(label.startswith("in-core: peak") for label in labels)
-    assert any(label.startswith("planned (manual): peak") for label in labels)
-    assert any(label.startswith("budget") for label in labels)
+    for start, peak_bytes in (
+        ("in-core: peak", profile.peak_bytes),
+        ("planned (manual): peak", plan.predicted_peak_bytes),
+        ("budget", plan.budget_bytes),
+    ):
+        (label,) = [label for label in labels if label.startswith(start)]
+        assert format_bytes(peak_bytes) in label
+    in_core, planned, budget, _ = memory.get_lines()
+    assert in_core.get_ydata().max() * 2**20 == pytest.approx(profile.peak_bytes)
+    assert planned.get_ydata().max() * 2**20 == pytest.approx(plan.predicted_peak_bytes)
+    assert planned.get_xdata()[-1] == pytest.approx(plan.predicted_step_ms)
+    assert budget.get_ydata()[0] * 2**20 == pytest.approx(plan.budget_bytes)
     assert {"forward  ", "  backward"} <= {text.get_text() for text in memory.texts}
     assert "MiB" in memory.get_ylabel()
     assert "(ms)" in streams.get_xlabel()

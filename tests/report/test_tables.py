@@ -125,7 +125,7 @@ def test_a_comparison_says_what_does_not_fit(profile: Profile) -> None:
     rows = compare(profile, ["60%"], policies=["keep_all", "recompute_all"])
     text = text_of(tables.comparison_table(rows))
     assert "needs" in text
-    records = summaries.comparison_records(rows)
+    records = [summaries.comparison_record(row) for row in rows]
     assert [record["feasible"] for record in records] == [row.plan is not None for row in rows]
     json.dumps(records, allow_nan=False)
 

@@ -183,7 +183,7 @@ def test_a_build_draws_the_same_random_numbers_each_time_and_none_of_the_callers
     import numpy
     import torch
 
-    from pooch.profiler.fake import FakeWorld
+    from pooch.profiler.fake.world import FakeWorld
 
     (tmp_path / "drawing.py").write_text(DRAWING)
     factory = WorkloadFactory(f"{tmp_path / 'drawing.py'}:make")

@@ -6,10 +6,20 @@ from functools import partial
 
 from ...errors import UsageError
 from ...plugins import provided
-from ..contract import Policy
+from ..contract import PlanningRequest, Policy, PolicyOutcome
+from ..search.fixed import fixed_outcome
 from ..search.search import restricted, search
-from .keep_all import keep_all
 from .online import online
+
+
+def keep_all(request: PlanningRequest) -> PolicyOutcome:
+    """Plain training: everything stays on the device.
+
+    Raises:
+        InfeasibleBudget: the in-core peak is over the budget.
+    """
+    return fixed_outcome(request, {}, "keep_all")
+
 
 OWN: dict[str, Policy] = {
     "ilp": search,

@@ -28,15 +28,6 @@ class RateClass:
 
     Variables, cumulative until the end of interval t: copied_out_c_t and copied_in_c_t in `out_unit_ms` and
     `in_unit_ms`; freed_c_t and taken_c_t in units of memory (in the forward pass, freed falls again where a gap ends).
-
-    Args:
-        problem: to add to.
-        name: of the class.
-        members: classes of activations.
-        swap: the choice variables.
-        residency: tells which swapped values a replay reads early.
-        forward_marks: marks in the forward pass.
-        unit_bytes: the program's unit of memory.
     """
 
     def __init__(
@@ -136,15 +127,7 @@ class RateClass:
 
 
 class CopyStreams:
-    """Copies out and back of all rate classes: their room, and what they do to the duration of intervals.
-
-    Args:
-        problem: to add to.
-        candidates: all activations.
-        swap: the choice variables.
-        residency: tells which swapped values a replay reads early.
-        unit_bytes: the program's unit of memory.
-    """
+    """Copies out and back of all rate classes: their room, and what they do to the duration of intervals."""
 
     def __init__(
         self,

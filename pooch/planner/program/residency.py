@@ -18,13 +18,6 @@ class Residency:
     Both exist in the window in which they are not known: from the first interval in which a replay could read the value
     to the interval of its first unpack. More than `WINDOW` intervals before that they are left out, and their rows with
     them, which can only lower the optimum.
-
-    Args:
-        problem: to add to.
-        classes: of the activations in the program.
-        marks: the intervals.
-        swap: the choice variables, by class.
-        recompute: the same.
     """
 
     def __init__(

@@ -56,14 +56,12 @@ class Solution:
     Attributes:
         values: by the name of the variable; empty where no solution was found.
         objective: of the solution (inf without one).
-        bound: no solution is below this (-inf if not even that is known).
-        infeasible: it was proven that there is no solution.
+        bound: no solution is below this (-inf if not even that is known; inf if it was proven that there is none).
     """
 
     values: Mapping[str, float]
     objective: float
     bound: float
-    infeasible: bool = False
 
 
 class Problem(pulp.LpProblem):  # type: ignore[misc]
@@ -92,10 +90,7 @@ def weighted(terms: Mapping[Variable, float]) -> Expression:
 def solve(problem: Problem, limits: Limits, start: Mapping[Variable, float] | None = None) -> Solution:
     """Hand the problem to HiGHS, step by step: PuLP's single call fails at the node limit, and takes no start.
 
-    Args:
-        problem: what to minimise.
-        limits: when to stop.
-        start: values of some variables of a known solution.
+    `start` has values of some variables of a known solution.
 
     Raises:
         SolverUnavailable: HiGHS is not installed, or it crashed.
@@ -122,7 +117,7 @@ def solve(problem: Problem, limits: Limits, start: Mapping[Variable, float] | No
     model = problem.solverModel
     status, info = str(model.getModelStatus()).rpartition(".")[2], model.getInfo()
     if status in ("kInfeasible", "kUnboundedOrInfeasible"):
-        return Solution({}, math.inf, math.inf, infeasible=True)
+        return Solution({}, math.inf, math.inf)
     if status in ("kNotset", "kMemoryLimit") or status.endswith("Error"):
         raise SolverUnavailable(f"HiGHS stopped with {status}")
     objective = float(info.objective_function_value)

@@ -21,9 +21,7 @@ class OutOfTime(Exception):
 class Remembering:
     """Evaluates the same decisions under the same budget once: parts of a search share many of their plans.
 
-    Args:
-        evaluator: that is asked.
-        ops: number of ops in the step; the longer it is, the fewer evaluations are remembered.
+    The more ops the step has, the fewer evaluations are remembered.
     """
 
     def __init__(self, evaluator: Evaluator, ops: int) -> None:
@@ -52,12 +50,7 @@ class Remembering:
 
 
 class Timed:
-    """Raises `OutOfTime` from a moment on.
-
-    Args:
-        evaluator: that is asked.
-        until_s: the moment, on the monotonic clock.
-    """
+    """Raises `OutOfTime` from a moment on the monotonic clock on."""
 
     def __init__(self, evaluator: Evaluator, until_s: float) -> None:
         self._evaluator = evaluator

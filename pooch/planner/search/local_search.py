@@ -38,11 +38,8 @@ class Effort:
 def improve(trials: Trials, effort: Effort, target_ms: float, starts: Sequence[Trial] | None = None) -> None:
     """Change good plans bit by bit as long as that makes them faster: the best first, then others to leave its valley.
 
-    Args:
-        trials: holds the plans, before and after.
-        effort: when to stop.
-        target_ms: a lower bound; a plan this fast needs no improvement.
-        starts: plans to start from; None: the best so far.
+    `target_ms` is a lower bound: a plan this fast needs no improvement. Without `starts`, it begins from the best plans
+    so far.
     """
     most = effort.trials
     if trials.many:  # fewer evaluations where each takes longer

@@ -15,7 +15,7 @@ from ..contract import PlanningRequest, gap_between
 from ..program.marks import Marks, choose_marks, make_marks
 from ..program.solver import Limits, Solution, SolverUnavailable, solve
 from ..program.step_program import StepProgram
-from .repair import repair
+from .rules import repair
 from .shares import SHARES
 from .trials import Trial, Trials
 
@@ -30,11 +30,7 @@ NO_TIME = "the time limit left no time for the integer program: the plan comes f
 
 
 class Programs:
-    """Builds, solves and corrects the programs of one request, and keeps the bound that they prove.
-
-    Args:
-        trials: the plans so far, and the request that they are for.
-    """
+    """Builds, solves and corrects the programs of one request, and keeps the bound that they prove."""
 
     def __init__(self, trials: Trials) -> None:
         self.trials = trials

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ...ir.plan import Choice
+from ...ir.plan import Choice, Decisions
 from ..candidates import NEVER, Candidate, Candidates
 from .shares import SHARES
 from .trials import Trials
@@ -30,6 +30,7 @@ class Rule:
 
 
 FEW_RULES = 3
+HALVINGS = 6  # of the number of activations that leave in addition to decisions that nearly fit
 STEPS = 64  # a rule for many activations is fitted to this fraction of them
 
 
@@ -60,6 +61,26 @@ def fit_rule(trials: Trials, rule: Rule, width: int = 0) -> None:
 def _fits(trials: Trials, rule: Rule, count: int) -> bool:
     decisions = rule.decisions(count)
     return trials.might_fit(decisions) and trials.run(decisions).fits
+
+
+def repair(trials: Trials, decisions: Decisions) -> None:
+    """Let as few more of the activations that are kept leave as are needed, the cheapest per byte first.
+
+    It makes decisions that nearly fit do so, for profiles with many activations. What fits is remembered in `trials`.
+    """
+    kept = [item for item in trials.candidates.items if decisions[item.value] == "keep" and item.can_leave]
+    order = sorted(kept, key=lambda item: (item.cost_per_byte, item.value))
+    low, high = 1, len(order)
+    for _ in range(HALVINGS):
+        if low > high or trials.request.remaining_s() <= 0:
+            return
+        count = (low + high) // 8 if high == len(order) else (low + high) // 2  # few are the likely answer
+        count = min(max(count, low), high)
+        changed = {**decisions, **{item.value: item.leaving() for item in order[:count]}}
+        if trials.might_fit(changed) and trials.run(changed).fits:
+            high = count - 1
+        else:
+            low = count + 1
 
 
 def rules(candidates: Candidates) -> Iterator[Rule]:

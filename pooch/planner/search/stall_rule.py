@@ -56,11 +56,7 @@ def unhidden(evaluator: Evaluator, schedule: Schedule, kinds: tuple[str, ...] = 
 def keep_from_the_last(trials: Trials, start: Trial, values: Iterable[int], *, stop_at_first: bool = False) -> Trial:
     """Step 2: walk the values last first; keep each that the budget then still holds.
 
-    Args:
-        trials: evaluates plans.
-        start: the plan to start from.
-        values: the activations that may be kept.
-        stop_at_first: end the walk at the first that does not fit.
+    With `stop_at_first`, the walk ends at the first that does not fit.
     """
     decisions = {value: choice for value, choice in start.decisions.items() if choice == "swap"}
     current = start

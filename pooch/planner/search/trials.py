@@ -41,12 +41,7 @@ class Trial:
 
 
 class Trials:
-    """Evaluates plans and keeps the best that fits.
-
-    Args:
-        request: budgets and evaluator.
-        candidates: the activations.
-    """
+    """Evaluates plans and keeps the best that fits."""
 
     def __init__(self, request: PlanningRequest, candidates: Candidates) -> None:
         self.request = request
@@ -57,11 +52,9 @@ class Trials:
         self._seen: set[tuple[Choice, ...]] = set()
 
     def run(self, decisions: Decisions, lowering_bytes: int | None = None) -> Trial:
-        """Evaluate decisions and remember them if they are the best so far.
+        """Evaluate decisions and remember them if they are the best so far; activations that are not named are kept.
 
-        Args:
-            decisions: activations that are not named are kept.
-            lowering_bytes: lower for this smaller budget instead of the request's.
+        `lowering_bytes` is a smaller budget to lower for instead of the request's.
         """
         chosen = self.complete(decisions)
         evaluation = self.request.evaluator.evaluate(chosen, lowering_bytes or self.request.budget_bytes)

@@ -10,12 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Cost of one operator.
-
-    Attributes:
-        time_ms: its duration.
-        workspace_bytes: memory that it allocates at its peak beyond its results.
-    """
+    """Duration of one operator, and the memory that it allocates at its peak beyond its results."""
 
     time_ms: float
     workspace_bytes: int

@@ -42,11 +42,7 @@ class _Measured:
 
 
 class MeasuredCosts:
-    """Runs each distinct operator on the device when it is first needed; this takes the memory of that operator alone.
-
-    Args:
-        device: the device to run on.
-    """
+    """Runs each distinct operator on the device when it is first needed, in the memory of that operator alone."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -15,11 +15,7 @@ _MOST_WORKSPACE_BYTES = 64 * 2**20
 
 
 class ModelledCosts:
-    """Costs from the roofline of one device.
-
-    Args:
-        model: the device.
-    """
+    """Costs from the roofline of one device."""
 
     def __init__(self, model: DeviceModel) -> None:
         self._model = model

@@ -24,12 +24,7 @@ from .world import FakeWorld
 
 @dataclass(frozen=True, slots=True)
 class FakeStep:
-    """A recorded step.
-
-    Attributes:
-        record: the step.
-        backward_times_ms: {start time: cost in ms} of each backward operator.
-    """
+    """A recorded step, and the cost in ms of each backward operator by its start time."""
 
     record: StepRecord
     backward_times_ms: dict[int, float]
@@ -98,14 +93,8 @@ def record_fake_step(
     costs: OpCosts,
     granularity_bytes: int = 1,
 ) -> FakeStep:
-    """As `record_step`, in a fake world.
-
-    Args:
-        forward: () -> loss tensor.
-        model: the model that is profiled.
-        world: the fake world.
-        costs: costs of operators.
-        granularity_bytes: the allocator of the device rounds each allocation up to a multiple of this.
+    """As `record_step`, in a fake world, on a device whose allocator rounds each allocation up to a multiple of
+    `granularity_bytes`.
     """
     trace = FakeTrace(granularity_bytes)
     recorder = FakeForwardRecorder(model, world, trace, costs)

@@ -21,13 +21,7 @@ from ...units import round_up
 
 @dataclass
 class _Block:
-    """A block of memory.
-
-    Attributes:
-        address: a unique number.
-        size_bytes: its size.
-        holders: number of storages that stand for it; several if one took it over in place.
-    """
+    """A block of memory with a unique address; several storages stand for it if one took it over in place."""
 
     address: int
     size_bytes: int
@@ -35,10 +29,7 @@ class _Block:
 
 
 class FakeTrace:
-    """Records allocations, frees and what happens between them.
-
-    Args:
-        granularity_bytes: the allocator rounds each allocation up to a multiple of this.
+    """Records allocations, each rounded up to a multiple of the granularity, frees, and what happens between them.
 
     Attributes:
         times_ms: {start time: cost in ms} of each operator of the backward pass.
@@ -98,12 +89,7 @@ class FakeTrace:
 
     @contextmanager
     def marked(self, name: str, within: str = "") -> Iterator[None]:
-        """Context manager that records a named range.
-
-        Args:
-            name: name of the range.
-            within: the operator that called this one, for a range around the kernel of an operator.
-        """
+        """Context manager that records a named range; `within` is the operator that called the one inside."""
         start = self.now()
         try:
             yield
@@ -111,14 +97,7 @@ class FakeTrace:
             self._markers.append(Span(name, start, self.now(), within=within))
 
     def operator(self, name: str, start: int, time_ms: float, node: str) -> None:
-        """Records an operator of the backward pass that ends now.
-
-        Args:
-            name: name of the operator.
-            start: time at which it started.
-            time_ms: its cost.
-            node: the autograd node that runs it.
-        """
+        """Records an operator of the backward pass that ends now, and the autograd node that runs it."""
         self._operators.append(Span(name, start, self.now(), node))
         self.times_ms[start] = time_ms
 

@@ -17,8 +17,7 @@ _ENTRY = re.compile(r":([0-9]+):([0-9]+)")
 def configured_bytes(otherwise: int) -> int:
     """Returns the size of one workspace, as PyTorch reads `CUBLAS_WORKSPACE_CONFIG` (":KiB:count", one or more).
 
-    Args:
-        otherwise: the size to return if the variable is not set or contains no entry.
+    It is `otherwise` if the variable is not set or contains no entry.
     """
     entries = _ENTRY.findall(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     return sum(int(kib) * 1024 * int(count) for kib, count in entries) if entries else otherwise

@@ -58,15 +58,7 @@ def plan_budgets(
     time_limit_s: float,
     progress: PlanningProgress | None,
 ) -> BudgetPlans:
-    """Plan the step under other budgets, with the policy and the region of the given plan.
-
-    Args:
-        profile: what the plan was made for.
-        given: the plan that the page is about.
-        budgets: how many, evenly spaced from the smallest feasible budget to the in-core peak; or which.
-        host_budget: for all of them, as `plan` takes it.
-        time_limit_s: most seconds to plan for, for each of them.
-        progress: called with what is being done and the share that is done.
+    """Plan the step under other budgets, by `write_report`'s arguments, with the policy and region of the given plan.
 
     Raises:
         UsageError: a budget, the host budget or the time limit cannot be understood, or there are too many budgets.

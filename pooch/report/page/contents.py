@@ -11,7 +11,7 @@ from ...api.simulation import simulate, simulate_in_core
 from ...ir import Interval, Plan, Profile, Timeline
 from ...units import format_bytes, format_ms
 from .. import colours
-from ..curves import MemoryCurve, memory_curve, profile_title
+from ..curves import memory_curve, profile_title
 from ..layers import CHOICES, OUTSIDE
 from ..summaries import Record, is_modelled
 from .budgets import BudgetPlans
@@ -44,7 +44,7 @@ def page_contents(profile: Profile, budget_plans: BudgetPlans) -> Record:
         "in_core": {
             "peak_bytes": in_core.peak_bytes,
             "step_ms": in_core.step_ms,
-            "curve": _sampled_curve(memory_curve("in-core", in_core)),
+            "curve": _sampled_curve(in_core),
         },
         "plans": plans,
         "given": budget_plans.given,
@@ -110,7 +110,7 @@ def _plan_contents(profile: Profile, plan: Plan, in_core: Timeline, listed: Sequ
         "notes": list(plan.notes),
         "choices": sums,
         "backward_ms": float(timeline.slot_start_ms[profile.forward_ops]),
-        "curve": _sampled_curve(memory_curve("planned", timeline)),
+        "curve": _sampled_curve(timeline),
         "bars": _bars(timeline),
         "rows": [
             [
@@ -139,17 +139,18 @@ def _summary(plan: Plan, timeline: Timeline, in_core: Timeline, counts: dict[str
     )
 
 
-def _sampled_curve(curve: MemoryCurve) -> Record:
-    """The points of a curve: all of them, or of many the lowest and the highest of each stretch."""
-    kept = numpy.arange(len(curve.time_ms))
+def _sampled_curve(timeline: Timeline) -> Record:
+    """The points of the memory curve: all of them, or of many the lowest and the highest of each stretch."""
+    time_ms, live_bytes = memory_curve(timeline)
+    kept = numpy.arange(len(time_ms))
     if len(kept) > MOST_POINTS:
         stretches = numpy.array_split(kept, MOST_POINTS // 2)
-        extremes = (s[[curve.live_bytes[s].argmin(), curve.live_bytes[s].argmax()]] for s in stretches)
+        extremes = (s[[live_bytes[s].argmin(), live_bytes[s].argmax()]] for s in stretches)
         kept = numpy.unique(numpy.concatenate([[0, len(kept) - 1], *extremes]))
-    slots = numpy.minimum(kept // 2, len(curve.time_ms) // 2 - 1)  # a slot has two points; the last one ends the step
+    slots = numpy.minimum(kept // 2, len(time_ms) // 2 - 1)  # a slot has two points; the last one ends the step
     return {
-        "time_ms": [_number(each) for each in curve.time_ms[kept].tolist()],
-        "live_bytes": curve.live_bytes[kept].tolist(),
+        "time_ms": [_number(each) for each in time_ms[kept].tolist()],
+        "live_bytes": live_bytes[kept].tolist(),
         "slot": slots.tolist(),
     }
 

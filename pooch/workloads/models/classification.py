@@ -25,17 +25,7 @@ def classification(
     seed: int,
     loss: Loss = _cross_entropy,
 ) -> Workload:
-    """The training step of a classifier on random inputs.
-
-    Args:
-        name: of the workload.
-        model: on the device.
-        input_shape: (N, channels, extents...).
-        classes: number of classes.
-        device: of the inputs.
-        seed: of the inputs and labels.
-        loss: (model, inputs, labels) -> scalar.
-    """
+    """The training step of a classifier on random inputs of shape (N, channels, extents...), drawn from the seed."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(*input_shape, generator=generator).to(device)
@@ -57,13 +47,7 @@ def initialize_convolutions(model: nn.Module) -> None:
 class ConvNormRelu(nn.Module):
     """A convolution without bias, batch norm, ReLU: the building block of Inception networks.
 
-    Args:
-        channels_in: channels of the input.
-        channels_out: channels of the output.
-        kernel: height and width of the filter.
-        stride: of the convolution.
-        padded: whether to pad so that the image keeps its size at stride 1.
-        eps: of the batch norm.
+    If padded, the image keeps its size at stride 1.
     """
 
     def __init__(

@@ -12,12 +12,7 @@ from .recurrent import UnrolledLstm
 class LstmLanguageModel(nn.Module):
     """Predicts the next token at every position.
 
-    Args:
-        vocabulary: number of tokens.
-        width: of embedding and hidden states.
-        layers: number of recurrent layers.
-        dropout: between layers.
-        unrolled: one op per arithmetic step instead of one per layer.
+    If unrolled, it runs one op per arithmetic step instead of one per layer.
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int, dropout: float, unrolled: bool) -> None:

@@ -32,10 +32,7 @@ def _convolutions(channels_in: int, between: int, channels_out: int) -> nn.Seque
 class OriginalUNet3d(nn.Module):
     """Four levels of two convolutions; channels double on the way down, skips are concatenated on the way up.
 
-    Args:
-        channels_in: channels of the volumes.
-        channels_out: channels of the logits.
-        first_channels: channels of the first convolution; 32 as published.
+    As published, the first convolution has 32 channels.
     """
 
     def __init__(self, channels_in: int, channels_out: int, first_channels: int) -> None:
@@ -79,20 +76,10 @@ def build(
     network: str = "residual",
     seed: int = 0,
 ) -> Workload:
-    """A 3D U-Net with random weights on random volumes; Adam.
+    """A 3D U-Net with random weights on cubic random volumes; Adam.
 
-    Args:
-        batch_size: number of volumes.
-        device: of model and data.
-        volume_size: extent of the cubic volumes.
-        input_channels: channels of the volumes.
-        classes: number of classes.
-        first_channels: channels of the first convolution.
-        residual_units: of each level of the residual network.
-        dropout: of the residual network.
-        network: "residual" (MONAI's, with exclusive classes: softmax, Dice and cross entropy) or "original" (with
-            classes that may overlap, as in brain tumors: sigmoid, Dice).
-        seed: of weights and data.
+    The network is "residual" (MONAI's, with exclusive classes: softmax, Dice and cross entropy) or "original" (with
+    classes that may overlap, as in brain tumors: sigmoid, Dice), which has neither residual units nor dropout.
 
     Raises:
         UsageError: there is no such network.

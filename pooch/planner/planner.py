@@ -71,7 +71,7 @@ def make_plan(
     return replace(planned, rows=rows, planning_ms=(time.monotonic() - request.started_s) * 1000)
 
 
-def smallest_budget(
+def smallest_plan_bytes(
     dataflow: Dataflow,
     evaluator: Evaluator,
     *,
