@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from pooch.analysis.interpolation import KnownStep
+from pooch.devices import find_device
 from pooch.ir import Profile
 from pooch.profiler import ProfileOptions
 from pooch.profiler.fake import FakeSetting, profile_fake_step
 from pooch.profiler.fake.costs import OpCost
 from pooch.profiler.hardware import describe_device
-from pooch.torchtools.tensors import storage_bytes
+from pooch.torchtools.tensors import find_tensors, storage_bytes
 from pooch.workloads import Workload
 from tests.executor.nets import ConvNet
 from tests.executor.support import LINK
@@ -28,8 +29,6 @@ class BytesCost:
     """An operator takes as long as its results are large, and no memory besides them: no noise, nothing is run."""
 
     def cost(self, func: object, args: object, kwargs: object, result: object) -> OpCost:
-        from pooch.torchtools.tensors import find_tensors
-
         return OpCost(1e-3 + storage_bytes(find_tensors(result)) / 1e6, 0)
 
     def corrected(self, func: object, args: object, kwargs: object, result: object) -> object:
@@ -76,11 +75,11 @@ def branching_model(shapes: Shapes) -> Workload:
 
 
 @cache
-def fake_profile(build: Callable[[Shapes], Workload], shapes: Shapes) -> Profile:
-    """What a profile in mode "fake" says."""
+def fake_profile(build: Callable[[Shapes], Workload], shapes: Shapes, device_model: str = "") -> Profile:
+    """What a profile in mode "fake" says, of this CPU or of a modelled device."""
     job = build(shapes)
-    device = torch.device("cpu")
-    setting = FakeSetting(describe_device(device), LINK, BytesCost())
+    device = find_device(device_model).as_device({}) if device_model else describe_device(torch.device("cpu"))
+    setting = FakeSetting(device, LINK, BytesCost())
     options = ProfileOptions(batch_size=job.batch_size)
     return profile_fake_step(job.forward, job.model, job.optimizer, setting, options)
 

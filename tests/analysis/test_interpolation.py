@@ -22,6 +22,8 @@ from tests.analysis.steps import (
     without_times,
 )
 
+pytestmark = pytest.mark.cpu  # the models are small, and profiled without running them
+
 CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], tuple[int, ...]]] = {
     "length": (language_model, [(2, 64), (2, 128), (2, 256)], (2, 192)),
     "a longer one": (language_model, [(2, 64), (2, 128), (2, 256)], (2, 384)),
@@ -91,6 +93,20 @@ def test_too_few_shapes_give_bytes_on_the_high_side() -> None:
     assert min(excesses) >= 0
     assert 0 < max(excesses) <= made.uncertain_bytes
     assert made.profile.values == true.values  # sizes are exact even so
+
+
+def test_where_the_allocator_rounds_no_point_is_too_low() -> None:
+    # GIVEN a GPU, whose allocator rounds sizes up, so that they are not sums of anything
+    known = [KnownStep(s, fake_profile(language_model, s, "V100-PCIe")) for s in ((2, 64), (4, 64))]
+    made = interpolated_profile(known, (3, 64)).profile
+    true = fake_profile(language_model, (3, 64), "V100-PCIe")
+    assert made is not None
+    assert made.sizes == "rounded"
+    assert made.values == true.values
+    assert any(value.allocated_bytes > value.size_bytes for value in true.values if value.shape[:1] == (3,))
+    excesses = [mine - theirs for mine, theirs in zip(points(made), points(true), strict=True)]
+    assert min(excesses) >= 0
+    assert max(excesses) <= 8 * 512 + 1024
 
 
 def test_a_known_shape_is_answered_with_its_own_profile() -> None:
