@@ -29,11 +29,4 @@ def carried_over(
     found = difference(from_profile, to_profile)
     if found:
         raise PlanMismatch(f"the plan is for a step that takes another path ({found}): plan this step on its own")
-    dataflow = Dataflow(to_profile, region)
-    carried: dict[int, Choice] = {}
-    for value in dataflow.activations:
-        choice = decisions.get(value.id, "keep")
-        # What many replays share depends on sizes, and with it what can be replayed.
-        is_lost = choice == "recompute" and dataflow.refusal(value.id) is not None
-        carried[value.id] = "swap" if is_lost else choice
-    return carried
+    return {value.id: decisions.get(value.id, "keep") for value in Dataflow(to_profile, region).activations}
