@@ -1,1 +1,1 @@
-"""What follows from a profile without running anything: dataflow, occupancy of memory, sharing of storages."""
+"""What follows from a profile without running anything: dataflow, memory occupancy, shared storages, other shapes."""
