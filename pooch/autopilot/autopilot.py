@@ -28,6 +28,7 @@ from ..torchtools.training_state import model_device
 from ..units import format_bytes, parse_bytes
 from .backward import BackwardWatch
 from .library import Decision, Known, Library
+from .optimizers import OptimizerWatch
 from .signature import StepKey, step_key
 from .stacks import can_outlast_the_call, is_ordinary_call
 from .steps import FollowingStep, InCoreStep, RecordedStep, Step, UnplannedStep
@@ -120,8 +121,11 @@ class Auto:
         self._calls = [weakref.ref(each) for each in self._place(models)]
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
+        self._state: OptimizerWatch | None = None
         if self._share is None:
             self._evictor.set_budget(self.budget_bytes or 0)
+        else:
+            self._state = OptimizerWatch(self._state_appeared)
         self._closed = weakref.finalize(self, _close, self._backward, self._library, self._evictor)
         self._closed.atexit = False
         _ACTIVE[self._device.type] = self
@@ -177,7 +181,14 @@ class Auto:
             self._begin(number, args, kwargs)
         assert self._running is not None
         self._running.calls += 1
+        self._look_at_calls(self._running)
         return True
+
+    def _look_at_calls(self, running: _Running) -> None:
+        """Hold the budget from here on if a step that fits turns out to call more than the recorded one."""
+        if running.decision == "in-core" and 0 < running.known.calls < running.calls:
+            running.decision = "online"
+            running.step = UnplannedStep(self._evictor)
 
     def _begin(self, number: int, args: Any, kwargs: Any) -> None:
         models = [model for model in (each() for each in self._models) if model is not None]
@@ -252,7 +263,7 @@ class Auto:
         peak_bytes = self._live.peak()
         profile = running.step.end(is_complete)
         if profile is not None:
-            self._library.recorded(running.known, profile)
+            self._library.recorded(running.key, running.known, profile, running.calls)
             if self.budget_bytes is None and self._share is not None:
                 self._budget_is(int(self._share * profile.peak_bytes))
         elif running.decision == "record":
@@ -260,11 +271,19 @@ class Auto:
         self._count(running, step_ms, peak_bytes)
         self._live.reset_peak()
 
+    def _state_appeared(self, size_bytes: int) -> None:
+        """Count the state that an optimizer has created: it is part of every later step's in-core peak."""
+        if self._share is not None and self.budget_bytes is not None and size_bytes > 0:
+            self._budget_is(self.budget_bytes + int(self._share * size_bytes))
+
     def _budget_is(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self._evictor.grow_with(None)
         self._evictor.set_budget(budget_bytes)
-        self._tell(f"the budget is {format_bytes(budget_bytes)}, {self._share:.0%} of the first step's in-core peak")
+        self._tell(
+            f"the budget is {format_bytes(budget_bytes)}, {self._share:.0%} of the first step's in-core peak, with the "
+            "optimizer's state as far as it exists"
+        )
 
     def _count(self, running: _Running, step_ms: float, peak_bytes: int) -> None:
         counts, stats = self._counts, running.stats
@@ -272,7 +291,7 @@ class Auto:
         counts["online" if left else running.decision] += 1
         counts["left plan"] += left
         if running.decision == "plan":
-            (self._library.left_plan if left else self._library.kept_to_plan)(running.known)
+            running.known.left_plan = running.known.left_plan + 1 if left else 0
         self._peak_bytes = max(self._peak_bytes, peak_bytes)
         self._swapped_bytes += stats.swapped_out_bytes
         self._recomputed_ops += stats.recomputed_ops
@@ -341,6 +360,8 @@ class Auto:
         if self._running is not None:
             self._end(is_complete=False)
         self._look_between()
+        if self._state is not None:
+            self._state.stop()
         for reference in self._calls:
             placed = reference()
             if placed is not None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
 from ..ir import Link, Plan, Profile
 from ..units import format_bytes
+from .jobs import Anchor, Answer, Job
 from .signature import StepKey
 from .summary import PlannedShape
-from .worker import Planned, PlanningWorker
+from .worker import PlanningWorker
 
 Decision = Literal["in-core", "plan", "online", "record"]
 
-MOST_RECORDED = 3  # steps of one family that are recorded
-MOST_FAILURES = 3  # steps in a row that left a plan, after which the step is recorded again
-PLANNED_SHARE = 0.985  # of the budget, as a recorded step is not repeated exactly
-_NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
+MOST_RECORDED = 3  # shapes of one family that are recorded without further reason
+MOST_FAILURES = 3  # steps in a row that left their plan, after which the step is recorded again
+OFTEN = 3  # steps of a shape that cannot be derived, after which it is recorded
+PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where values decide what it computes
+# A new plan for other persistent bytes is made if they grew by more than this share of the budget beyond the old one's.
+_NEVER = 2**62
+NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 
 
 @dataclass
@@ -29,25 +33,27 @@ class Known:
 
     Attributes:
         profile: Its profile, or None.
-        origin: Where that comes from.
+        origin: "recorded", "derived" from other shapes, or "unknown".
+        calls: Number of calls of governed modules in the recorded step; 0 if it was derived.
         plan: Its plan, or None.
         table: The plan, indexed.
-        target_bytes: The budget that the plan was made for, or is being made for.
-        minimum_bytes: The smallest budget for which there is a plan, if the last one was refused.
-        is_pending: Whether a plan is being made.
+        minimum_bytes: The smallest budget for which there is a plan, if one was refused.
+        is_pending: Whether an answer is on its way.
+        cannot_derive: Whether its profile cannot be derived from other shapes.
         steps: Number of steps.
         left_plan: Number of steps in a row that left the plan.
-        reason: For the reader of the summary.
+        reason: Why it is not planned, for the reader of the summary.
         decision: How the last step was run.
     """
 
     profile: Profile | None = None
     origin: str = "unknown"
+    calls: int = 0
     plan: Plan | None = None
     table: ActionTable | None = None
-    target_bytes: int = 0
     minimum_bytes: int = 0
     is_pending: bool = False
+    cannot_derive: bool = False
     steps: int = 0
     left_plan: int = 0
     reason: str = ""
@@ -56,9 +62,15 @@ class Known:
 
 @dataclass
 class _Family:
-    recorded: int = 0
-    failures: int = 0
-    keys: list[StepKey] = field(default_factory=list)
+    """Steps that differ in sizes alone.
+
+    Attributes:
+        recording: Number of shapes that were or are being recorded.
+        recorded: The recorded ones.
+    """
+
+    recording: int = 0
+    recorded: dict[tuple[int, ...], Profile] = field(default_factory=dict)
 
 
 class Library:
@@ -67,16 +79,25 @@ class Library:
     Args:
         options: How to plan.
         tell: Called with one line for each new plan.
+        measure: Completes a profile with the costs of the device, or None if a child process does so.
     """
 
-    def __init__(self, options: PlanOptions, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: PlanOptions,
+        tell: Callable[[str], None],
+        measure: Callable[[Profile], Profile] | None = None,
+    ) -> None:
         self._options, self._tell = options, tell
         self._known: dict[StepKey, Known] = {}
         self._families: dict[tuple[object, ...], _Family] = {}
-        self._worker = PlanningWorker()
-        self._answers: list[tuple[Known, StepKey, Planned]] = []
+        self._worker = PlanningWorker(measure)
+        self._answers: list[tuple[StepKey, Known, Answer]] = []
         self._lock = threading.Lock()
+        self._fresh: list[StepKey] = []  # recorded, and not looked at since
         self.events: list[str] = []
+
+    # When a step begins -----------------------------------------------------------------------------------------------
 
     def choose(self, key: StepKey, start_bytes: int, budget_bytes: int | None) -> tuple[Decision, Known]:
         """Decide how to run a step.
@@ -87,92 +108,130 @@ class Library:
             budget_bytes: The budget, or None if it is not known yet.
         """
         self._take_answers()
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = Known()
-            self._families.setdefault(key.family, _Family()).keys.append(key)
+        if budget_bytes is not None:
+            self._plan_ahead(start_bytes, int(PLANNED_SHARE * budget_bytes))
+        known = self._known.setdefault(key, Known())
         known.steps += 1
         known.decision = self._decision(key, known, start_bytes, budget_bytes)
         return known.decision, known
 
     def _decision(self, key: StepKey, known: Known, start_bytes: int, budget_bytes: int | None) -> Decision:
-        family = self._families[key.family]
-        profile = known.profile
-        if profile is None or budget_bytes is None or known.left_plan >= MOST_FAILURES:
-            if family.recorded >= MOST_RECORDED:
-                return "online"
-            family.recorded += 1
+        family = self._families.setdefault(key.family, _Family())
+        target_bytes = 0 if budget_bytes is None else int(PLANNED_SHARE * budget_bytes)
+        if known.left_plan >= MOST_FAILURES:
+            family.recording += 1
             known.left_plan = 0
             return "record"
-        more_bytes = start_bytes - profile.persistent_bytes
-        if profile.peak_bytes + more_bytes <= PLANNED_SHARE * budget_bytes:
+        if known.profile is None or budget_bytes is None:
+            return self._unknown(key, known, family, start_bytes, target_bytes)
+        more_bytes = start_bytes - known.profile.persistent_bytes
+        if known.profile.peak_bytes + more_bytes <= target_bytes:
             known.reason = ""
             return "in-core"
-        target_bytes = int(PLANNED_SHARE * budget_bytes) - more_bytes
-        if known.plan is not None and known.plan.predicted_peak_bytes <= target_bytes:
+        if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= target_bytes:
             return "plan"
-        if not known.is_pending and known.minimum_bytes <= target_bytes:
-            self._request(key, known, target_bytes)
+        self._request(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
         return "online"
 
-    def _request(self, key: StepKey, known: Known, target_bytes: int) -> None:
-        assert known.profile is not None
-        known.is_pending, known.target_bytes = True, target_bytes
+    def _plan_ahead(self, start_bytes: int, target_bytes: int) -> None:
+        """Have plans made for steps that were recorded, before they come again. The optimizer's state is there now."""
+        fresh, self._fresh = self._fresh, []
+        for key in fresh:
+            known = self._known[key]
+            profile = known.profile
+            if profile is not None and profile.peak_bytes + start_bytes - profile.persistent_bytes > target_bytes:
+                self._request(key, known, [Anchor(key.sizes, profile)], start_bytes, target_bytes)
 
-        def done(planned: Planned) -> None:
+    def _unknown(self, key: StepKey, known: Known, family: _Family, start_bytes: int, target_bytes: int) -> Decision:
+        """Decide how to run a step without a profile."""
+        if family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN):
+            family.recording += 1
+            return "record"
+        if self._fits_as_larger(key, family, start_bytes, target_bytes):
+            return "in-core"
+        if family.recorded and not known.cannot_derive:
+            anchors = [Anchor(sizes, profile) for sizes, profile in family.recorded.items()]
+            self._request(key, known, anchors, start_bytes, target_bytes)
+        return "online"
+
+    def _fits_as_larger(self, key: StepKey, family: _Family, start_bytes: int, target_bytes: int) -> bool:
+        """Whether a recorded step that is larger in every size would fit."""
+        return any(
+            profile.peak_bytes - profile.persistent_bytes + start_bytes <= target_bytes
+            for sizes, profile in family.recorded.items()
+            if all(mine <= other for mine, other in zip(key.sizes, sizes, strict=True))
+        )
+
+    def _request(self, key: StepKey, known: Known, anchors: list[Anchor], start_bytes: int, target_bytes: int) -> None:
+        if known.is_pending or known.minimum_bytes > target_bytes:
+            return
+        known.is_pending = True
+
+        def done(answer: Answer) -> None:
             with self._lock:
-                self._answers.append((known, key, planned))
+                self._answers.append((key, known, answer))
 
-        self._worker.plan(known.profile, target_bytes, self._options, done)
+        self._worker.plan(Job(key.sizes, tuple(anchors), start_bytes, target_bytes, self._options), done)
+
+    # Answers ----------------------------------------------------------------------------------------------------------
 
     def _take_answers(self) -> None:
         if not self._answers:
             return
         with self._lock:
             answers, self._answers = self._answers, []
-        for known, key, planned in answers:
+        for key, known, answer in answers:
             known.is_pending = False
-            known.profile = planned.profile
-            if planned.plan is None:
-                known.minimum_bytes = planned.minimum_bytes or 2**62
-                known.reason = planned.refusal
-                self._say(f"no plan for steps of {key.text}, so they run online: {planned.refusal}")
-                continue
-            plan = planned.plan
-            why = "planned" if known.plan is None else "planned again"
-            known.plan, known.table = plan, ActionTable.of(plan)
-            slowdown = plan.predicted_step_ms / plan.in_core_step_ms
-            self._say(
-                f"{why} for steps of {key.text}: {format_bytes(plan.predicted_peak_bytes)} instead of "
-                f"{format_bytes(plan.in_core_peak_bytes)}, {slowdown:.2f} of the plain time"
-            )
+            self._take(key, known, answer)
+
+    def _take(self, key: StepKey, known: Known, answer: Answer) -> None:
+        known.reason = answer.refusal
+        if answer.profile is None:
+            known.cannot_derive, known.minimum_bytes = known.profile is None, _NEVER if known.profile else 0
+            self._say(f"steps of {key.text} run online: {answer.refusal}")
+            return
+        if known.profile is None:
+            known.profile, known.origin = answer.profile, "derived"
+        if answer.plan is not None:
+            again = "" if known.plan is None else " again"
+            known.profile, known.plan, known.table = answer.profile, answer.plan, ActionTable.of(answer.plan)
+            known.minimum_bytes = 0
+            self._say(f"planned{again} for steps of {key.text}: {_described(answer.plan)}")
+        elif answer.refusal:
+            known.minimum_bytes = answer.minimum_bytes or _NEVER
+            self._say(f"no plan for steps of {key.text}, so they run online: {answer.refusal}")
 
     def _say(self, text: str) -> None:
         self.events.append(text)
         self._tell(text)
 
-    def recorded(self, known: Known, profile: Profile) -> None:
-        """Take the profile of a step that was recorded."""
-        known.profile, known.origin = profile, "recorded"
+    # After a step -----------------------------------------------------------------------------------------------------
+
+    def recorded(self, key: StepKey, known: Known, profile: Profile, calls: int) -> None:
+        """Take the profile of a step that was recorded.
+
+        Args:
+            key: Its key.
+            known: What was known of it.
+            profile: The profile.
+            calls: Number of calls of governed modules in it.
+        """
+        known.profile, known.origin, known.calls = profile, "recorded", calls
         known.plan = known.table = None
-        known.minimum_bytes = 0
+        known.minimum_bytes, known.cannot_derive = 0, False
+        self._families[key.family].recorded[key.sizes] = profile
+        self._fresh.append(key)
 
     def not_recorded(self, key: StepKey) -> None:
         """Note that a step could not be recorded after all."""
-        self._families[key.family].recorded -= 1
+        self._families[key.family].recording -= 1
 
-    def left_plan(self, known: Known) -> None:
-        """Note that a step left its plan."""
-        known.left_plan += 1
-
-    def kept_to_plan(self, known: Known) -> None:
-        """Note that a step followed its plan."""
-        known.left_plan = 0
+    # For the summary --------------------------------------------------------------------------------------------------
 
     @property
     def is_planning(self) -> bool:
         """Whether any plan is being made."""
-        return any(known.is_pending for known in self._known.values()) and not self._answers
+        return any(known.is_pending for known in list(self._known.values())) and not self._answers
 
     @property
     def plans(self) -> dict[StepKey, Plan]:
@@ -191,7 +250,7 @@ class Library:
                 known.steps,
                 known.profile.peak_bytes if known.profile else None,
                 known.plan.predicted_peak_bytes if known.plan else None,
-                known.plan.predicted_step_ms / known.plan.in_core_step_ms if known.plan else None,
+                _slowdown(known.plan) if known.plan else None,
                 known.reason,
             )
             for key, known in rows
@@ -202,9 +261,12 @@ class Library:
         self._worker.stop()
 
 
-def without_link(profile: Profile) -> Profile:
-    """Return a profile whose link is measured when it is planned."""
-    return replace(profile, link=_NOT_MEASURED)
+def _described(plan: Plan) -> str:
+    return (
+        f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(plan.in_core_peak_bytes)}, "
+        f"{_slowdown(plan):.2f} of the plain time"
+    )
 
 
-NOT_MEASURED = _NOT_MEASURED
+def _slowdown(plan: Plan) -> float:
+    return plan.predicted_step_ms / plan.in_core_step_ms

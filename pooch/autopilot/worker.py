@@ -2,78 +2,136 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from ..api.children import run_child
-from ..api.options import PlanOptions
-from ..errors import InfeasibleBudget, PoochError
-from ..ir import Plan, Profile
+from ..api.children import child_environment
+from ..errors import PoochError
+from ..ir import HookCosts, Link, Profile
+from .jobs import Anchor, Answer, Job, answer_loaded, saved
+
+IDLE_S = 60.0  # after which the planning process ends; the next job starts another
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """The answer to a job.
+class _Costs:
+    """What copies and hooks cost on this machine."""
 
-    Attributes:
-        profile: The profile, with the link and the hook costs of this machine.
-        plan: Its plan, or None.
-        minimum_bytes: The smallest budget, if there is no plan for that reason.
-        refusal: Why there is no plan, in one line, or "".
-    """
-
-    profile: Profile
-    plan: Plan | None
-    minimum_bytes: int = 0
-    refusal: str = ""
+    link: Link
+    hooks: HookCosts
 
 
 class PlanningWorker:
-    """Makes plans in a child process, one after the other. Its thread ends with the process."""
+    """Makes plans in a child process, one after the other; urgent jobs first. Its thread ends with the process.
 
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Planned], Callable[[Planned], None]] | None] = (
-            queue.SimpleQueue()
-        )
+    Args:
+        measure: Completes a profile with the costs of this machine's device, in this process. None: a child process
+            does so.
+    """
+
+    def __init__(self, measure: Callable[[Profile], Profile] | None = None) -> None:
+        self._jobs: queue.PriorityQueue[tuple[int, int, Job | None, Callable[[Answer], None]]] = queue.PriorityQueue()
+        self._count = 0
+        self._measure = measure
+        self._costs: _Costs | None = None
         self._thread: threading.Thread | None = None
-        self._link: Profile | None = None  # the first answer, whose link and hook costs serve for all
 
-    def plan(self, profile: Profile, budget_bytes: int, options: PlanOptions, done: Callable[[Planned], None]) -> None:
-        """Plan a profile, and call `done` with the answer, in the worker's thread."""
-        self._jobs.put((lambda: self._planned(profile, budget_bytes, options), done))
+    def plan(self, job: Job, done: Callable[[Answer], None], *, urgency: int = 0) -> None:
+        """Have a job done, and call `done` with the answer in the worker's thread. A low urgency goes first."""
+        self._count += 1
+        self._jobs.put((urgency, self._count, job, done))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="pooch-planning", daemon=True)
+            self._thread = threading.Thread(target=_serve, args=(self._jobs, weakref.ref(self)), daemon=True)
+            self._thread.name = "pooch-planning"
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the job that it is doing."""
-        self._jobs.put(None)
+        """End the thread and the process after the job that is being done."""
+        self._jobs.put((-1, 0, None, lambda _: None))
 
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            work, done = job
-            done(work())
+    def completed(self, job: Job, folder: Path) -> Job:
+        """Return the job with the costs of copies and hooks in its profiles; measured once."""
+        if self._costs is None:
+            first = self._measured(job.anchors[0].profile, folder / "measured.json")
+            self._costs = _Costs(first.link, first.hooks)
+        costs = self._costs
+        anchors = (
+            Anchor(anchor.sizes, replace(anchor.profile, link=costs.link, hooks=costs.hooks)) for anchor in job.anchors
+        )
+        return replace(job, anchors=tuple(anchors))
 
-    def _planned(self, profile: Profile, budget_bytes: int, options: PlanOptions) -> Planned:
-        with TemporaryDirectory(prefix="pooch-") as name:
-            folder = Path(name)
-            profile.save(folder / "profile.json")
-            job: dict[str, Any] = {"folder": name, "budget_bytes": budget_bytes, "options": asdict(options)}
-            if self._link is not None:
-                self._link.save(folder / "link.json")
+    def _measured(self, profile: Profile, path: Path) -> Profile:
+        if self._measure is not None:
+            return self._measure(profile)
+        profile.save(path)
+        command = [sys.executable, "-m", f"{__package__}.measuring_process", str(path)]
+        ended = subprocess.run(command, env=child_environment(), stdin=subprocess.DEVNULL, capture_output=True)
+        if ended.returncode != 0:
+            last = (ended.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+            raise PoochError(f"copies to the swap tier could not be measured: {last}")
+        return Profile.load(path)
+
+
+def _serve(
+    jobs: queue.PriorityQueue[tuple[int, int, Job | None, Callable[[Answer], None]]],
+    worker: weakref.ref[PlanningWorker],
+) -> None:
+    """Do jobs until the worker stops or is gone."""
+    process: subprocess.Popen[str] | None = None
+    try:
+        while True:
             try:
-                done = run_child(f"{__package__}.planning_child", job, lambda *_: None)
-            except InfeasibleBudget as error:
-                return Planned(profile, None, error.minimum_bytes, str(error))
-            except PoochError as error:
-                return Planned(profile, None, refusal=str(error))
-            if done is None:
-                return Planned(profile, None, refusal="the planning process ended without a plan")
-            made = Planned(Profile.load(folder / "profile.json"), Plan.load(folder / "plan.json"))
-            self._link = self._link or made.profile
-            return made
+                _, _, job, done = jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                _end(process)
+                process = None
+                if worker() is None:
+                    return
+                continue
+            owner = worker()
+            if job is None or owner is None:
+                return
+            with TemporaryDirectory(prefix="pooch-") as name:
+                try:
+                    job = owner.completed(job, Path(name))
+                    process = process or _started()
+                    answer = _asked(process, job, Path(name))
+                except (PoochError, OSError, ValueError) as error:
+                    _end(process)
+                    process = None
+                    answer = Answer(None, refusal=str(error))
+            del owner
+            done(answer)
+    finally:
+        _end(process)
+
+
+def _started() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", f"{__package__}.planning_process"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=child_environment())
+
+
+def _asked(process: subprocess.Popen[str], job: Job, folder: Path) -> Answer:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(saved(job, folder)) + "\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    if not line:
+        raise PoochError("the planning process ended without a plan")
+    return answer_loaded(json.loads(line), folder)
+
+
+def _end(process: subprocess.Popen[str] | None) -> None:
+    if process is not None:
+        with process:  # closes its pipes, at which it ends, and waits for that
+            pass

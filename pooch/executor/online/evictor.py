@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...analysis.eviction import distance, online_score
 from ...errors import TierError
 from ...torchtools.tensors import new_storage
 from ..engines.protocol import CopyEngine
@@ -182,13 +183,9 @@ class Evictor:
                 yield record
 
     def _cost(self, record: OnlineRecord) -> float:
-        """Milliseconds to have the value back, per byte and per distance to its next use.
-
-        This is the line of DTR (Kirisame et al., 2021, section 3): cost over size and staleness. A backward pass reads
-        in the reverse order of saving, so the distance to the next use is known better than by staleness.
-        """
-        distance = max(1.0, self._position - record.saved_at)
-        return min(self._copy_ms(record), self._replay_ms(record)) / (record.size_bytes * distance)
+        """Return the score by which values leave, the lowest first. See `analysis/eviction.py`."""
+        cost_ms = min(self._copy_ms(record), self._replay_ms(record))
+        return online_score(cost_ms, record.size_bytes, distance(self._position, record.saved_at))
 
     def _copy_ms(self, record: OnlineRecord) -> float:
         back_ms = self.speed.copy_ms(record.size_bytes)

@@ -1,0 +1,142 @@
+"""What the planning process is asked, and what it answers. Everything large goes through files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..analysis.interpolation import KnownStep, interpolated_profile
+from ..api.options import PlanOptions
+from ..api.planning import plan_here
+from ..errors import InfeasibleBudget, PoochError
+from ..ir import Plan, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A recorded step, to derive others from.
+
+    Attributes:
+        sizes: All sizes of its key.
+        profile: Its profile.
+    """
+
+    sizes: tuple[int, ...]
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A step to plan.
+
+    Attributes:
+        sizes: All sizes of its key.
+        anchors: Its own record alone, or records of other shapes that its profile is derived from.
+        persistent_bytes: Bytes that are live before it.
+        budget_bytes: The budget.
+        options: How to plan.
+    """
+
+    sizes: tuple[int, ...]
+    anchors: tuple[Anchor, ...]
+    persistent_bytes: int
+    budget_bytes: int
+    options: PlanOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a job.
+
+    Attributes:
+        profile: The profile that was planned, or None if it could not be derived.
+        plan: The plan, or None if the step fits in-core, or if there is none.
+        minimum_bytes: The smallest budget, if there is no plan for that reason.
+        refusal: Why there is no profile or no plan, in one line, or "".
+    """
+
+    profile: Profile | None
+    plan: Plan | None = None
+    minimum_bytes: int = 0
+    refusal: str = ""
+
+
+def done(job: Job) -> Answer:
+    """Do a job, in this process."""
+    profile, uncertain_bytes, refusal = _profile_of(job)
+    if profile is None:
+        return Answer(None, refusal=refusal)
+    target_bytes = job.budget_bytes - uncertain_bytes
+    if profile.peak_bytes <= target_bytes:
+        return Answer(profile)
+    try:
+        plan = plan_here(profile, target_bytes, job.options, known=(), progress=None)
+    except InfeasibleBudget as error:
+        return Answer(profile, None, error.minimum_bytes + uncertain_bytes, str(error))
+    except PoochError as error:
+        return Answer(profile, refusal=str(error))
+    return Answer(profile, plan)
+
+
+def _profile_of(job: Job) -> tuple[Profile | None, int, str]:
+    known = [replace(each, profile=with_persistent(each.profile, job.persistent_bytes)) for each in job.anchors]
+    for anchor in known:
+        if anchor.sizes == job.sizes:
+            return anchor.profile, 0, ""
+    found = interpolated_profile([KnownStep(anchor.sizes, anchor.profile) for anchor in known], job.sizes)
+    return found.profile, found.uncertain_bytes, found.reason
+
+
+def with_persistent(profile: Profile, persistent_bytes: int) -> Profile:
+    """Return the profile of the same step with other bytes alive before it, such as a state that appeared since."""
+    more = persistent_bytes - profile.persistent_bytes
+    ops = tuple(replace(op, entry_bytes=op.entry_bytes + more, peak_bytes=op.peak_bytes + more) for op in profile.ops)
+    return replace(profile, ops=ops, persistent_bytes=persistent_bytes, peak_bytes=profile.peak_bytes + more)
+
+
+def saved(job: Job, folder: Path) -> dict[str, Any]:
+    """Write a job's profiles into a folder, and return the rest of it as plain data."""
+    from dataclasses import asdict
+
+    for number, anchor in enumerate(job.anchors):
+        anchor.profile.save(folder / f"anchor-{number}.json")
+    return {
+        "folder": str(folder),
+        "sizes": job.sizes,
+        "anchors": [anchor.sizes for anchor in job.anchors],
+        "persistent_bytes": job.persistent_bytes,
+        "budget_bytes": job.budget_bytes,
+        "options": asdict(job.options),
+    }
+
+
+def loaded(data: dict[str, Any]) -> Job:
+    """Read a job that `saved` wrote."""
+    folder = Path(data["folder"])
+    anchors = tuple(
+        Anchor(tuple(sizes), Profile.load(folder / f"anchor-{number}.json"))
+        for number, sizes in enumerate(data["anchors"])
+    )
+    options = PlanOptions(**data["options"])
+    return Job(tuple(data["sizes"]), anchors, data["persistent_bytes"], data["budget_bytes"], options)
+
+
+def answer_saved(answer: Answer, folder: Path) -> dict[str, Any]:
+    """Write an answer's profile and plan into a folder, and return the rest of it as plain data."""
+    if answer.profile is not None:
+        answer.profile.save(folder / "profile.json")
+    if answer.plan is not None:
+        answer.plan.save(folder / "plan.json")
+    return {"minimum_bytes": answer.minimum_bytes, "refusal": answer.refusal}
+
+
+def answer_loaded(data: dict[str, Any], folder: Path) -> Answer:
+    """Read an answer that `answer_saved` wrote."""
+    profile, plan = folder / "profile.json", folder / "plan.json"
+    return Answer(
+        Profile.load(profile) if profile.exists() else None,
+        Plan.load(plan) if plan.exists() else None,
+        data["minimum_bytes"],
+        data["refusal"],
+    )

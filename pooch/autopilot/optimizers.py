@@ -1,0 +1,52 @@
+"""Finds out how many bytes of state optimizers create in their first step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ..torchtools.tensors import find_tensors, storage_bytes
+
+
+class OptimizerWatch:
+    """Tells of the state that each optimizer of the process creates in its first step after this was made.
+
+    Args:
+        appeared: A method that is called with the bytes, after the step. Its object is not kept alive.
+    """
+
+    def __init__(self, appeared: Callable[[int], None]) -> None:
+        self._appeared = weakref.WeakMethod(appeared)
+        self._before_bytes: weakref.WeakKeyDictionary[torch.optim.Optimizer, int | None] = weakref.WeakKeyDictionary()
+        me = weakref.ref(self)
+
+        def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            watch = me()
+            if watch is not None:
+                watch._before_bytes.setdefault(optimizer, _state_bytes(optimizer))
+
+        def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            watch = me()
+            if watch is not None:
+                watch._look(optimizer)
+
+        self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def _look(self, optimizer: torch.optim.Optimizer) -> None:
+        before_bytes, appeared = self._before_bytes.get(optimizer), self._appeared()
+        if before_bytes is not None and appeared is not None:
+            self._before_bytes[optimizer] = None  # only its first step
+            appeared(_state_bytes(optimizer) - before_bytes)
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return storage_bytes(tensor for state in optimizer.state.values() for tensor in find_tensors(state))
