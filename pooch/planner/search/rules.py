@@ -96,6 +96,12 @@ def rules(candidates: Candidates) -> Iterator[Rule]:
     yield _rule(by_cost, math.inf)
 
 
+def rule_by_cost(candidates: Candidates, patience: float) -> Rule:
+    """Those leave first that cost the least time per byte."""
+    leaving = (item for item in candidates.items if item.can_leave)
+    return _rule(sorted(leaving, key=lambda item: (item.cost_per_byte, item.value)), patience)
+
+
 def idle_first(candidates: Candidates) -> Rule:
     """First swap what lies idle for longer than its copies take, the most idle first; the others by cost per byte.
 
