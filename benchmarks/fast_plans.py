@@ -2,13 +2,13 @@
 
     python -m benchmarks.fast_plans [--budget 0.8 ...] [--time-limit 30] [--turns 3] [--only NAME ...]
 
-Each profile is planned with effort "fast" through `pooch.plan`, verifier included, and with the ordinary search under its
-usual time limit. The best plan is the faster of the two. Profiles are the recorded ones, and deeper models of about 500
-activations: three modelled on a device of the catalogue, one synthetic. Budgets that no plan keeps are raised to just
-above the smallest that can be kept; the last row of each profile is that smallest budget itself. Ends with exit code 1
-where a plan of at most 530 activations, at one of the given budgets, takes more than a second of the processor or is
-more than a tenth slower than the best. Seconds of the processor are those of
-all threads; libraries are imported before.
+Each profile is planned with effort "fast" through `pooch.plan`, verifier included, and with the ordinary search under
+its usual time limit. The best plan is the faster of the two. Profiles are the recorded ones, and deeper models of about
+500 activations: three modelled on a device of the catalogue, one synthetic. Budgets that no plan keeps are raised to
+just above the smallest that can be kept; the last row of each profile is that smallest budget itself. Ends with exit
+code 1 where a plan of at most 530 activations, at one of the given budgets, takes more than a second of the processor
+or is more than a tenth slower than the best. Seconds of the processor are those of all threads; libraries are imported
+before.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def plan_here(
     options: PlanOptions,
     *,
     known: Sequence[Plan],
-    start: Decisions | None,
     progress: PlanningProgress | None,
+    start: Decisions | None = None,
 ) -> Plan:
     """`plan_with` in this process, with arguments that were checked."""
     make = partial(

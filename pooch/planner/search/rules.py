@@ -45,9 +45,9 @@ def try_rules(trials: Trials) -> None:
         fit_rule(trials, rule, len(rule.leaving) // STEPS if many else 0)
 
 
-def fit_rule(trials: Trials, rule: Rule, width: int = 0) -> None:
-    """Find the smallest number of leaving values that fits, by bisection down to `width`."""
-    low, high = 0, len(rule.leaving)
+def fit_rule(trials: Trials, rule: Rule, width: int = 0, fewest: int = 0) -> None:
+    """Find the smallest number of leaving values that fits, from `fewest` on, by bisection down to `width`."""
+    low, high = fewest, len(rule.leaving)
     if not _fits(trials, rule, high):
         return
     while high - low > width:

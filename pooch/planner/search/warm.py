@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from ...ir.plan import Choice, Decisions
 from ..candidates import Candidate
-from .repair import repair
-from .trials import Trial, Trials
+from .rules import Rule, fit_rule, rule_by_cost
+from .trials import Trials
+
+STEPS = 64  # where choices do not fit, as many more leave as are needed, to this fraction of the activations
 
 
-def warm_start(trials: Trials, start: Decisions) -> Trial:
+def warm_start(trials: Trials, start: Decisions) -> None:
     """Try the choices as the request allows them; where they do not fit, let a few more activations leave.
 
     What fits is remembered in `trials`, so that the search gives nothing slower.
     """
-    decisions = {item.value: _allowed(item, start.get(item.value, "keep")) for item in trials.candidates.items}
-    trial = trials.run(decisions)
-    if not trial.fits:
-        repair(trials, trial.decisions)
-    return trial
+    chosen = {item.value: _allowed(item, start.get(item.value, "keep")) for item in trials.candidates.items}
+    if trials.run(chosen).fits:
+        return
+    leaving = [(value, choice) for value, choice in chosen.items() if choice != "keep"]
+    others = [leave for leave in rule_by_cost(trials.candidates, 1.0).leaving if chosen[leave[0]] == "keep"]
+    fit_rule(trials, Rule((*leaving, *others)), len(others) // STEPS, fewest=len(leaving))
 
 
 def _allowed(item: Candidate, choice: Choice) -> Choice:
