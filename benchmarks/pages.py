@@ -92,6 +92,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     },
     "docs/planner.md": {
         "planner growth": paragraph(sentences.growth),
+        "fast plans": paragraph(sentences.fast_plans),
         "time limits": paragraph(sentences.time_limits),
     },
     "docs/runtime.md": {

@@ -174,6 +174,31 @@ def time_limits(stored: Stored) -> str:
     )
 
 
+def fast_plans(stored: Stored) -> str:
+    """Time and quality of fast plans, at the budgets asked for and at the smallest ones."""
+    results, rows = stored("fast-plans")["results"], stored("fast-plans")["rows"]
+    asked = [row for row, result in zip(rows, results, strict=True) if result["share"] is not None]
+    smallest = [row for row, result in zip(rows, results, strict=True) if result["share"] is None]
+
+    def told(cells: Sequence[Mapping[str, str]]) -> str:
+        seconds = [first_number(row["fast, CPU s"]) for row in cells]
+        ratios = [first_number(row["fast / best"]) for row in cells]
+        return (
+            f"{min(seconds):.2f} to {max(seconds):.2f} s of the processor, and steps at most {max(ratios) - 1:.1%} "
+            "longer than the best one known"
+        )
+
+    full = [first_number(row["ordinary, CPU s"]) for row in asked]
+    faster = sum(row["fast / in-core"] < row["ordinary / in-core"] for row in rows)
+    missed = sum(bool(row["misses"]) for row in rows)
+    return (
+        f"{len(asked)} plans at 80, 60 and 45% of the in-core peak: {told(asked)} (the ordinary search takes "
+        f"{min(full):.1f} to {max(full):.1f} s). At the smallest budget of each profile: {told(smallest)}. {faster} of "
+        f"the {len(rows)} fast plans have a shorter step than the ordinary one, {missed} take more than a second or "
+        "are more than a tenth slower than the best."
+    )
+
+
 def long_skips(stored: Stored) -> str:
     """What leaves while the program holds it, in memory."""
     curves = {curve["name"]: curve for curve in stored("long-skips")["curves"]}

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..ir import Profile, Region
+from ..planner import Effort
 from .budgets import parse_budget
 
 
@@ -24,9 +25,10 @@ class PlanOptions:
         time_limit_s: limit on the planning time.
         region: what the plan covers.
         explain: whether to simulate the other choices of each activation.
+        effort: how long to search: "full", or "fast" for a good plan after few simulations.
 
     Raises:
-        UsageError: there is no such region, or the time limit is not positive.
+        UsageError: there is no such region or effort, or the time limit is not positive.
     """
 
     policy: str = "ilp"
@@ -35,9 +37,12 @@ class PlanOptions:
     time_limit_s: float = 30.0
     region: Region = "model"
     explain: bool = True
+    effort: Effort = "full"
 
     def __post_init__(self) -> None:
         checked_region(self.region)
+        if self.effort not in ("full", "fast"):
+            raise UsageError(f"there is no effort {self.effort!r}: choose full or fast")
         if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
             raise UsageError(f"the time limit {self.time_limit_s} is not positive: give seconds, such as 30")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..analysis.dataflow import Dataflow
 from ..errors import InfeasibleBudget, UsageError
 from ..ir import Choice, Decision, Decisions, Plan, Profile, Region
-from ..planner import Evaluation, PolicyOutcome, described, make_plan, smallest_plan_bytes, write_program
+from ..planner import Effort, Evaluation, PolicyOutcome, described, make_plan, smallest_plan_bytes, write_program
 from ..process_limits import is_limited
 from ..progress import PlanningProgress
 from ..simulator import simulate as simulate_schedule
@@ -33,8 +33,10 @@ def plan(
     time_limit_s: float = 30.0,
     region: Region = "model",
     known: Sequence[Plan] = (),
+    start: Decisions | None = None,
     policy_options: Mapping[str, object] | None = None,
     explain: bool = True,
+    effort: Effort = "full",
     progress: PlanningProgress | None = None,
 ) -> Plan:
     """Choose keep, swap or recompute for every activation so that the step fits into the budget and loses little time.
@@ -49,18 +51,25 @@ def plan(
         time_limit_s: most seconds to plan for; what was found until then carries its gap.
         region: "model": the plan will be applied to calls of the model; "step": to `with run.step()`.
         known: plans made before for the same profile and region: where they fit, "ilp" gives nothing slower.
+        start: choices to start from, {activation: choice}, such as those of a plan for another shape in the ids of this
+            profile. Activations that are not named are kept. Where the choices fit, "ilp" gives nothing slower; where
+            they do not, it lets a few more activations leave.
         policy_options: parameters of the policy, such as {"n_tensors": 3} of "tflms".
-        explain: also say what other choices would have cost, which takes some hundred simulations.
+        explain: also say what other choices would have cost, which takes some hundred simulations. With effort "fast"
+            that is left out.
+        effort: "full", or "fast" for a good plan after few simulations (about a second of the processor for 500
+            activations), which a full search with `known` can refine.
         progress: called with what is being done and the share that is done.
 
     Raises:
-        UsageError: the budget, the policy or its parameters cannot be understood, or the step never calls the model
-            that a plan of region "model" is for.
+        UsageError: the budget, the policy or its parameters cannot be understood, the policy has neither effort nor
+            start, the start names no activation, or the step never calls the model that a plan of region "model" is
+            for.
         PlanMismatch: a known plan was made for another profile.
         InfeasibleBudget: no plan fits; names the smallest budget that does.
     """
-    options = PlanOptions(policy, policy_options or {}, host_budget, time_limit_s, region, explain)
-    return plan_with(profile, budget, options, known=known, progress=progress)
+    options = PlanOptions(policy, policy_options or {}, host_budget, time_limit_s, region, explain, effort)
+    return plan_with(profile, budget, options, known=known, start=start, progress=progress)
 
 
 def plan_with(
@@ -69,17 +78,20 @@ def plan_with(
     options: PlanOptions,
     *,
     known: Sequence[Plan] = (),
+    start: Decisions | None = None,
     progress: PlanningProgress | None = None,
 ) -> Plan:
     """`plan` with its options in one object."""
     budget_bytes = budget_in_bytes(profile, budget, options)
     options.host_bytes(profile)  # an error here is clearer than one of a child process
     _check_region_of(profile, options.region)
+    if start is not None:
+        _check_start(profile, start)
     if is_limited():  # what the solver takes and what it leaves behind would be missing where tensors need it
-        made = plan_in_child(profile, budget_bytes, options, known, progress)
+        made = plan_in_child(profile, budget_bytes, options, known, start, progress)
         if made is not None:
             return made
-    return plan_here(profile, budget_bytes, options, known=known, progress=progress)
+    return plan_here(profile, budget_bytes, options, known=known, start=start, progress=progress)
 
 
 def plan_here(
@@ -89,6 +101,7 @@ def plan_here(
     *,
     known: Sequence[Plan],
     progress: PlanningProgress | None,
+    start: Decisions | None = None,
 ) -> Plan:
     """`plan_with` in this process, with arguments that were checked."""
     make = partial(
@@ -97,6 +110,8 @@ def plan_here(
         known=[_known_outcome(profile, plan) for plan in known if plan.region == options.region],
         policy_options=options.policy_options,
         explain=options.explain,
+        effort=options.effort,
+        start=start,
         policy=options.policy,
         host_budget_bytes=options.host_bytes(profile),
         time_limit_s=options.time_limit_s,
@@ -251,6 +266,17 @@ def _check_region_of(profile: Profile, region: Region) -> None:
             "training_step does), so a plan of its calls would do nothing: plan for region 'step' and put the forward "
             "pass into `with run.step():`"
         )
+
+
+def _check_start(profile: Profile, start: Decisions) -> None:
+    """Refuse choices to start from that are not for this profile.
+
+    Raises:
+        UsageError: a choice does not exist, or is for a value that is no activation.
+    """
+    _check_choices(start)
+    for value in start.keys() - {activation.id for activation in profile.activations}:
+        raise UsageError(f"the start has a choice for value {value}, which is not an activation of this profile")
 
 
 def _check_choices(decisions: Decisions) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..ir import Plan, Profile
+from ..ir import Decisions, Plan, Profile
 from ..progress import PlanningProgress, silent
 from .children import run_child
 from .options import PlanOptions
@@ -18,6 +18,7 @@ def plan_in_child(
     budget_bytes: int,
     options: PlanOptions,
     known: Sequence[Plan],
+    start: Decisions | None,
     progress: PlanningProgress | None,
 ) -> Plan | None:
     """Plan in a child process; the arguments are those of `plan_here`. None where the process ended without a plan."""
@@ -26,6 +27,12 @@ def plan_in_child(
         profile.save(folder / "profile.json")
         for number, each in enumerate(known):
             each.save(folder / f"known-{number}.json")
-        job = {"folder": name, "budget_bytes": budget_bytes, "known": len(known), "options": asdict(options)}
+        job = {
+            "folder": name,
+            "budget_bytes": budget_bytes,
+            "known": len(known),
+            "start": None if start is None else list(start.items()),
+            "options": asdict(options),
+        }
         done = run_child(f"{__package__}.planning_child", job, progress or silent)
         return None if done is None else Plan.load(folder / "plan.json")

@@ -23,6 +23,7 @@ def main() -> None:
             job["budget_bytes"],
             PlanOptions(**job["options"]),
             known=known,
+            start=None if job["start"] is None else dict(job["start"]),
             progress=lambda text, share: send({"progress": [text, share]}),
         )
         made.save(folder / "plan.json")

@@ -58,25 +58,32 @@ time_limit_option = click.option(
     metavar="SECONDS",
     help="Limit on the planning time.",
 )
+effort_option = click.option(
+    "--effort",
+    type=click.Choice(["full", "fast"]),
+    default="full",
+    show_default=True,
+    help="How long to search: fast is content with a good plan after few simulations.",
+)
 host_budget_option = click.option(
     "--host-budget", metavar="BYTES", help="Limit on the bytes in the swap tier (default: none)."
 )
 
 
 def planning_options(region: str) -> Decorator:
-    """--policy, --policy-option, --time-limit, --host-budget and --region, which the command gets as `options`."""
+    """The options of planning, --policy to --effort, which the command gets as `options`."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(policy: str, policy_options: tuple[str, ...], **others: Any) -> Any:
             from ..api.options import PlanOptions
 
-            names = ("host_budget", "time_limit_s", "region")
+            names = ("host_budget", "time_limit_s", "region", "effort")
             shared = {name: others.pop(name) for name in names}
             return function(options=PlanOptions(policy, options_of_policy(policy_options, policy), **shared), **others)
 
         policy_option = click.option("--policy", default="ilp", show_default=True, help="Policy that decides.")
-        return _together(policy_option, shared_planning_options(region))(command)
+        return _together(policy_option, shared_planning_options(region), effort_option)(command)
 
     return decorate
 

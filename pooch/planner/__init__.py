@@ -1,11 +1,12 @@
 """The planner: decides per activation between keep, swap and recompute. Needs neither torch nor a GPU."""
 
-from .contract import Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome
+from .contract import Effort, Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome
 from .options import described, option_names
 from .planner import make_plan, smallest_plan_bytes, write_program
 from .policies import find_policy, policy_names
 
 __all__ = [
+    "Effort",
     "Evaluation",
     "Evaluator",
     "PlanningRequest",

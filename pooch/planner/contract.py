@@ -14,6 +14,7 @@ from ..ir.schedule import Schedule
 from ..ir.timeline import Timeline
 from ..progress import PlanningProgress
 
+Effort = Literal["full", "fast"]
 Status = Literal["optimal", "feasible", "heuristic"]
 
 INTERRUPTED = "interrupted: this is the best plan found so far"
@@ -60,6 +61,8 @@ class PlanningRequest:
         progress: called with a text and the share that is done.
         started_s: when planning began, on the monotonic clock.
         known: plans made before, such as those for smaller budgets; "ilp" is never slower than those that fit.
+        effort: how long to look: "fast" is content with a good plan.
+        start: choices to start from, such as those of a plan for another shape; None: none are known.
         ends_s: when all of planning has to end, for a request that is part of another one.
     """
 
@@ -72,6 +75,8 @@ class PlanningRequest:
     started_s: float = field(default_factory=time.monotonic)
     known: tuple[PolicyOutcome, ...] = ()
     ends_s: float = math.inf
+    effort: Effort = "full"
+    start: Decisions | None = None
 
     @property
     def deadline_s(self) -> float:

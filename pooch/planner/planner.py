@@ -9,12 +9,13 @@ from pathlib import Path
 
 from ..analysis.dataflow import Dataflow
 from ..errors import InfeasibleBudget
+from ..ir.plan import Decisions
 from ..progress import PlanningProgress
 from .alternatives import weigh_alternatives
 from .candidates import Candidates
-from .contract import Evaluator, PlanningRequest, PolicyOutcome
+from .contract import Effort, Evaluator, PlanningRequest, PolicyOutcome
 from .options import with_options
-from .policies import find_policy
+from .policies import check_searches, find_policy
 from .reasons import decision_rows
 from .search.evaluators import Remembering
 from .search.leanest import leanest_plan
@@ -34,6 +35,8 @@ def make_plan(
     known: Sequence[PolicyOutcome] = (),
     policy_options: Mapping[str, object] | None = None,
     explain: bool = True,
+    effort: Effort = "full",
+    start: Decisions | None = None,
 ) -> PolicyOutcome:
     """Decide on every activation so that the step fits the budget and is short.
 
@@ -47,10 +50,13 @@ def make_plan(
         progress: called with a text and the share that is done.
         known: plans made before for the same dataflow; where they fit, "ilp" gives nothing slower.
         policy_options: parameters of the policy, such as {"n_tensors": 3} of "tflms".
-        explain: also say what other choices would have cost, which takes some hundred simulations.
+        explain: also say what other choices would have cost, which takes some hundred simulations; with effort "fast"
+            that is left out.
+        effort: "fast" is content with a good plan, of the policies that are ours.
+        start: choices to start from, of the same policies; where they fit, the plan is not slower.
 
     Raises:
-        UsageError: there is no such policy, or no such parameter.
+        UsageError: there is no such policy, or no such parameter, or the policy has neither effort nor start.
         InfeasibleBudget: nothing fits; it carries the smallest budget for which a plan is known.
     """
     request = PlanningRequest(
@@ -61,10 +67,13 @@ def make_plan(
         time_limit_s,
         progress,
         known=tuple(known),
+        effort=effort,
+        start=start,
     )
+    check_searches(policy, effort, start)
     planned = with_options(find_policy(policy), policy, policy_options or {})(request)
     candidates = Candidates(dataflow)
-    weighs = explain and not planned.interrupted
+    weighs = explain and effort == "full" and not planned.interrupted
     alternatives = weigh_alternatives(request, candidates, planned) if weighs else {}
     rows = decision_rows(candidates, planned.decisions, alternatives)
     request.report("planned", 1.0)

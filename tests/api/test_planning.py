@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import pooch
-from pooch.api import planning
+from pooch.api import planning, planning_aside
+from pooch.api.children import run_child
 from pooch.api.evaluation import StageEvaluator
 from pooch.api.planning import plan_from_decisions
 from pooch.api.simulation import simulate_in_core
 from pooch.errors import InfeasibleBudget, InvalidSchedule, PlanMismatch, UsageError
-from pooch.ir import Link
+from pooch.ir import Choice, Link
 from pooch.measure.comparison import compare, policy_names
 from tests.planner.support import leave_no_time
 from tests.toys import FAST_LINK, blocks, chain, ladder
@@ -207,3 +208,24 @@ def test_the_in_core_step_is_simulated_as_it_was_measured() -> None:
     timeline = simulate_in_core(profile)
     assert timeline.peak_bytes == profile.peak_bytes
     assert timeline.step_ms == pytest.approx(profile.step_ms)
+
+
+def test_a_start_and_an_effort_reach_the_process_that_plans_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a process whose memory is limited, which therefore plans in another one
+    profile = blocks(4, link=FAST_LINK)
+    start: dict[int, Choice] = {value.id: "swap" for value in profile.activations[:3]}
+    here = pooch.plan(profile, "70%", start=start, effort="fast")
+    jobs = []
+
+    def run(module: str, job: dict[str, Any], progress: Any) -> Any:
+        jobs.append(job)
+        return run_child(module, job, progress)
+
+    monkeypatch.setattr(planning, "is_limited", lambda: True)
+    monkeypatch.setattr(planning_aside, "run_child", run)
+    # WHEN it plans fast, from a start
+    aside = pooch.plan(profile, "70%", start=start, effort="fast")
+    # THEN the other process was asked for that, and made the same plan
+    (job,) = jobs
+    assert (dict(job["start"]), job["options"]["effort"]) == (start, "fast")
+    assert (aside.decisions, aside.schedule, aside.notes) == (here.decisions, here.schedule, here.notes)

@@ -6,7 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fake_against_run, long_skips, oracle_sweep, planner_growth, soak, time_limits, workloads
+from benchmarks import (
+    fake_against_run,
+    fast_plans,
+    long_skips,
+    oracle_sweep,
+    planner_growth,
+    soak,
+    time_limits,
+    workloads,
+)
 from benchmarks.tables import LAYOUT, earlier_results, surroundings, write_results
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -92,3 +101,14 @@ def test_results_of_other_workloads_stay_and_those_of_another_layout_or_machine_
         (tmp_path / "job.json").write_text(json.dumps(document | changed))
         assert earlier_results("job", tmp_path, ["two"]) == []
     assert "\n## Steps\n\n| turns |\n| --- |\n| 3 |\n" in (tmp_path / "job.md").read_text()
+
+
+def test_a_fast_plan_misses_where_its_median_is_over_a_second_or_its_step_over_a_tenth() -> None:
+    result = {
+        "profile": "net", "activations": 500, "share": 0.6, "budget_share": 0.6, "fast_cpu_s": [0.4, 0.5, 2.0],
+        "full_cpu_s": 9.0, "in_core_ms": 100.0, "fast_ms": 121.1, "fast_gap": 0.1, "full_ms": 110.0, "full_gap": 0.01,
+    }  # fmt: skip
+    (row,) = fast_plans.rows_of([result])
+    assert (row["fast / in-core"], row["fast / best"], row["misses"]) == ("1.2110", "1.1009", "step")
+    (row,) = fast_plans.rows_of([result | {"fast_cpu_s": [1.1, 0.5, 2.0], "fast_ms": 109.0, "share": None}])
+    assert (row["fast / best"], row["misses"], row["budget"]) == ("1.0000", "time", "60.0% (smallest)")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from ...errors import UsageError
+from ...ir.plan import Decisions
 from ...plugins import provided
-from ..contract import PlanningRequest, Policy, PolicyOutcome
+from ..contract import Effort, PlanningRequest, Policy, PolicyOutcome
 from ..search.fixed import fixed_outcome
 from ..search.search import restricted, search
 from .online import online
@@ -34,6 +35,7 @@ OWN: dict[str, Policy] = {
     "ilp_swap": partial(restricted, only="swap"),
     "online": online,
 }
+SEARCHES = ("ilp", "ilp_recompute", "ilp_swap")  # the policies that have an effort and take a start
 ALIASES = {"in_core": "keep_all"}  # as PoocH (Ito et al. 2019) calls it
 
 
@@ -57,3 +59,14 @@ def find_policy(name: str) -> Policy:
         known = ", ".join(sorted({*policy_names(), *ALIASES}))
         raise UsageError(f"there is no policy {name!r}: choose one of {known}") from None
     return found
+
+
+def check_searches(name: str, effort: Effort, start: Decisions | None) -> None:
+    """Refuse an effort or a start for a policy that decides in one way only.
+
+    Raises:
+        UsageError: the policy is none of those that search.
+    """
+    given = "effort" if effort != "full" else "start" if start is not None else None
+    if given is not None and ALIASES.get(name, name) not in SEARCHES:
+        raise UsageError(f"policy {name!r} has no {given}: leave it out, or choose one of {', '.join(SEARCHES)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...errors import InfeasibleBudget
 from ...ir.plan import Choice, Decisions
 from ..candidates import Candidate, Candidates
 from .trials import Trials
@@ -30,6 +31,19 @@ def leanest_plan(trials: Trials) -> Leanest:
     starts = [_swap_within_host(trials, "keep"), _swap_within_host(trials, "recompute")]
     found = [Leanest(decisions, trials.least_budget(decisions)) for decisions in starts]
     return _improve(trials, min(found, key=lambda leanest: leanest.budget_bytes))
+
+
+def try_leanest(trials: Trials) -> None:
+    """The last resort: the plan that needs the fewest bytes.
+
+    Raises:
+        InfeasibleBudget: even that one does not fit.
+    """
+    leanest, only = leanest_plan(trials), trials.candidates.only
+    if leanest.budget_bytes > trials.request.budget_bytes:
+        policy = f"ilp_{only}" if only is not None else "ilp"
+        raise InfeasibleBudget(trials.request.budget_bytes, leanest.budget_bytes, policy)
+    trials.run(leanest.decisions, leanest.budget_bytes)
 
 
 def _swap_within_host(trials: Trials, otherwise: Choice) -> dict[int, Choice]:

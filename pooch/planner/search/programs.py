@@ -8,6 +8,7 @@ fit better and their bounds mean nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ...ir.plan import Choice
 from ..candidates import Candidates
@@ -19,27 +20,52 @@ from .rules import repair
 from .shares import SHARES
 from .trials import Trial, Trials
 
-PIECES = 48  # per phase, that the marks cut it into
-PIECES_OF_MANY = 24  # the same for many activations, so that several blocks lie in a piece and become classes
 SMALL_SHARE = 0.0005  # activations below this share of the budget are left out of the program (of many: none is)
 SOLVER_GAP = 0.004
-SOLVER_NODES = 50
+SOLVER_NODES = 50  # of branch and bound
 TOLERANCE = 1e-5  # what a solver's sums may be off by, taken from its bounds
 CLOSE_ENOUGH = 0.001  # a plan this near the bound is not worth another solve
 NO_TIME = "the time limit left no time for the integer program: the plan comes from simple rules"
 
 
-class Programs:
-    """Builds, solves and corrects the programs of one request, and keeps the bound that they prove."""
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How finely programs describe the step, and how far they are solved.
 
-    def __init__(self, trials: Trials) -> None:
+    Attributes:
+        pieces: per phase, that the marks cut it into.
+        merge: repeated blocks within a piece become classes, and no activation is too small to be in the program.
+        gap: relative distance between solution and bound at which the solver is done.
+        nodes: branch-and-bound nodes of the solver at most.
+    """
+
+    pieces: int
+    merge: bool
+    gap: float = SOLVER_GAP
+    nodes: int = SOLVER_NODES
+
+
+FINE = Detail(pieces=48, merge=False)
+OF_MANY = Detail(pieces=24, merge=True)  # few enough that several blocks lie in a piece
+
+
+class Programs:
+    """Builds, solves and corrects the programs of one request, and keeps the bound that they prove.
+
+    Args:
+        trials: the plans so far, and the request that they are for.
+        detail: of the programs; None: as suits the number of activations.
+    """
+
+    def __init__(self, trials: Trials, detail: Detail | None = None) -> None:
         self.trials = trials
+        self.detail = detail or (OF_MANY if trials.many else FINE)
         self.request: PlanningRequest = trials.request
         self.candidates: Candidates = trials.candidates
         self.bound_ms = self.candidates.compute_ms
         self.is_proven = False
         self.notes: list[str] = []
-        self.marks: Marks = choose_marks(self.candidates, PIECES_OF_MANY if trials.many else PIECES)
+        self.marks: Marks = choose_marks(self.candidates, self.detail.pieces)
         self.reserve_bytes: dict[int, int] = {}
         self.host_reserve_bytes = 0
 
@@ -90,7 +116,7 @@ class Programs:
 
     def correct(self, trial: Trial) -> None:
         """Reserve what the simulator takes beyond the program's count where it is over the budget."""
-        if self.trials.many:
+        if self.detail.merge:  # classes are rounded as one
             repair(self.trials, trial.decisions)
         points = trial.evaluation.timeline.point_bytes
         counted = self.candidates.least_points(trial.decisions)
@@ -109,22 +135,22 @@ class Programs:
         return self._program({}, 0)
 
     def _program(self, reserve_bytes: dict[int, int], host_reserve_bytes: int) -> StepProgram:
-        host_bytes, many = self.request.host_budget_bytes, self.trials.many
+        host_bytes, merge = self.request.host_budget_bytes, self.detail.merge
         return StepProgram(
             self.candidates,
             self.marks,
             self.request.budget_bytes,
             host_budget_bytes=None if host_bytes is None else max(0, host_bytes - host_reserve_bytes),
             reserve_bytes=reserve_bytes,
-            least_bytes=0 if many else int(SMALL_SHARE * self.request.budget_bytes),
-            merge=many,
+            least_bytes=0 if merge else int(SMALL_SHARE * self.request.budget_bytes),
+            merge=merge,
         )
 
     def _solved(self, program: StepProgram, share: float) -> Solution:
         """Solve a program from the best plan so far, within counts and a share of the time that is left."""
         best, left_s = self.trials.best, self.request.remaining_s()
         start = program.values_of(best.decisions) if best is not None else None
-        limits = Limits(SOLVER_GAP, SOLVER_NODES, max(0.1, share * left_s), max(0.1, SHARES.solver * left_s))
+        limits = Limits(self.detail.gap, self.detail.nodes, max(0.1, share * left_s), max(0.1, SHARES.solver * left_s))
         return solve(program.problem, limits, start)
 
     def _take_bound(self, solution: Solution) -> None:

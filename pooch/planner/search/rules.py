@@ -45,9 +45,9 @@ def try_rules(trials: Trials) -> None:
         fit_rule(trials, rule, len(rule.leaving) // STEPS if many else 0)
 
 
-def fit_rule(trials: Trials, rule: Rule, width: int = 0) -> None:
-    """Find the smallest number of leaving values that fits, by bisection down to `width`."""
-    low, high = 0, len(rule.leaving)
+def fit_rule(trials: Trials, rule: Rule, width: int = 0, fewest: int = 0) -> None:
+    """Find the smallest number of leaving values that fits, from `fewest` on, by bisection down to `width`."""
+    low, high = fewest, len(rule.leaving)
     if not _fits(trials, rule, high):
         return
     while high - low > width:
@@ -94,6 +94,12 @@ def rules(candidates: Candidates) -> Iterator[Rule]:
     cheap_first = [item for item in by_cost if item.leaving(0.5) == "recompute"]
     yield _rule([*cheap_first, *(item for item in by_birth if item not in cheap_first)], 0.5)
     yield _rule(by_cost, math.inf)
+
+
+def rule_by_cost(candidates: Candidates, patience: float) -> Rule:
+    """Those leave first that cost the least time per byte."""
+    leaving = (item for item in candidates.items if item.can_leave)
+    return _rule(sorted(leaving, key=lambda item: (item.cost_per_byte, item.value)), patience)
 
 
 def idle_first(candidates: Candidates) -> Rule:

@@ -12,13 +12,15 @@ from ..candidates import LEAVING, Candidates, Leaving
 from ..contract import OPTIMAL_GAP, PlanningRequest, PolicyOutcome
 from ..program.solver import SolverUnavailable
 from .evaluators import OutOfTime, Timed, part_of
-from .leanest import leanest_plan
+from .fast import fast_search
+from .leanest import try_leanest
 from .local_search import Effort, improve
 from .programs import SOLVER_GAP, Programs
 from .rules import fit_rule, idle_first, try_rules
 from .shares import SHARES
 from .stall_rule import classify_by_stalls
 from .trials import Trials
+from .warm import warm_start
 
 ROUNDS = 4  # programs solved for a plan at most
 FIRST_EFFORT = Effort(trials=80, passes=1, starts=1, leave_share=SHARES.programs)
@@ -46,15 +48,16 @@ def search(request: PlanningRequest, only: Leaving | None = None, *, smaller: bo
     kept = trials.run({})
     if kept.fits:
         return PolicyOutcome(kept.decisions, kept.evaluation, kept.step_ms, True, ("everything fits",))
-    for known in request.known:
-        trials.offer(trials.complete(known.decisions), known.evaluation)
+    _take_given(trials)
+    if request.effort == "fast":
+        return fast_search(trials)
     programs = Programs(trials)
     try:
         # 2. Simple rules; where none fits, the leanest plan there is.
         request.report("trying simple rules", 0.05)
         try_rules(trials)
         if trials.best is None:
-            _try_leanest(trials)
+            try_leanest(trials)
 
         # 3. A short local search: a good start makes the solver quick.
         if not trials.many:
@@ -112,25 +115,20 @@ def rungs_below(peak_bytes: int, budget_bytes: int) -> list[int]:
     return [rung_bytes for rung_bytes in rungs if 0 < rung_bytes < budget_bytes]
 
 
+def _take_given(trials: Trials) -> None:
+    """What the caller knows already: plans for smaller budgets, and choices to start from."""
+    for known in trials.request.known:
+        trials.offer(trials.complete(known.decisions), known.evaluation)
+    if trials.request.start is not None:
+        warm_start(trials, trials.request.start)
+
+
 def _outcome(trials: Trials, programs: Programs) -> PolicyOutcome:
     """The best plan so far."""
     best = trials.best
     assert best is not None, "planning starts from a plan that fits"
     notes = tuple(dict.fromkeys(programs.notes))
     return PolicyOutcome(best.decisions, best.evaluation, programs.bound_ms, programs.is_proven, notes)
-
-
-def _try_leanest(trials: Trials) -> None:
-    """The last resort: the plan that needs the fewest bytes.
-
-    Raises:
-        InfeasibleBudget: even that one does not fit.
-    """
-    leanest, only = leanest_plan(trials), trials.candidates.only
-    if leanest.budget_bytes > trials.request.budget_bytes:
-        policy = f"ilp_{only}" if only is not None else "ilp"
-        raise InfeasibleBudget(trials.request.budget_bytes, leanest.budget_bytes, policy)
-    trials.run(leanest.decisions, leanest.budget_bytes)
 
 
 def _polish(trials: Trials, programs: Programs) -> None:
@@ -168,7 +166,7 @@ def _try_restricted(trials: Trials, programs: Programs) -> None:
     for only in LEAVING:
         if not _may_improve(trials, programs, NO_TIME_FOR_RESTRICTED):
             return
-        part = replace(part_of(trials.request), known=())
+        part = replace(part_of(trials.request), known=(), start=None)
         try:
             if _bound_ms(part, only) < trials.best_ms:
                 _take(trials, search(part, only, smaller=False))
@@ -195,7 +193,7 @@ def _try_smaller(trials: Trials, programs: Programs) -> None:
         if not _may_improve(trials, programs, NO_TIME_FOR_SMALLER):
             return
         request.report("looking at smaller budgets", 0.95)
-        below = replace(part_of(request), budget_bytes=rung_bytes, known=())
+        below = replace(part_of(request), budget_bytes=rung_bytes, known=(), start=None)
         try:
             if _bound_ms(below, None) >= trials.best_ms:
                 return
