@@ -109,6 +109,7 @@ class Auto:
         self._library = Library(
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
             self._tell,
+            self._evictor.speed.link,
         )
         self._running: _Running | None = None
         self._depth = threading.local()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Job:
         persistent_bytes: Bytes that are live before it.
         budget_bytes: The budget.
         options: How to plan.
+        known: A plan of the same job, to be improved, or None.
     """
 
     sizes: tuple[int, ...]
@@ -43,6 +44,7 @@ class Job:
     persistent_bytes: int
     budget_bytes: int
     options: PlanOptions
+    known: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ def done(job: Job) -> Answer:
     if profile.peak_bytes <= target_bytes:
         return Answer(profile)
     try:
-        plan = plan_here(profile, target_bytes, job.options, known=(), progress=None)
+        known = () if job.known is None else (job.known,)
+        plan = plan_here(profile, target_bytes, job.options, known=known, progress=None)
     except InfeasibleBudget as error:
         return Answer(profile, None, error.minimum_bytes + uncertain_bytes, str(error))
     except PoochError as error:
@@ -97,10 +100,10 @@ def with_persistent(profile: Profile, persistent_bytes: int) -> Profile:
 
 def saved(job: Job, folder: Path) -> dict[str, Any]:
     """Write a job's profiles into a folder, and return the rest of it as plain data."""
-    from dataclasses import asdict
-
     for number, anchor in enumerate(job.anchors):
         anchor.profile.save(folder / f"anchor-{number}.json")
+    if job.known is not None:
+        job.known.save(folder / "known.json")
     return {
         "folder": str(folder),
         "sizes": job.sizes,
@@ -118,8 +121,15 @@ def loaded(data: dict[str, Any]) -> Job:
         Anchor(tuple(sizes), Profile.load(folder / f"anchor-{number}.json"))
         for number, sizes in enumerate(data["anchors"])
     )
-    options = PlanOptions(**data["options"])
-    return Job(tuple(data["sizes"]), anchors, data["persistent_bytes"], data["budget_bytes"], options)
+    known = folder / "known.json"
+    return Job(
+        tuple(data["sizes"]),
+        anchors,
+        data["persistent_bytes"],
+        data["budget_bytes"],
+        PlanOptions(**data["options"]),
+        Plan.load(known) if known.exists() else None,
+    )
 
 
 def answer_saved(answer: Answer, folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..api.options import PlanOptions
@@ -22,7 +22,6 @@ MOST_RECORDED = 3  # shapes of one family that are recorded without further reas
 MOST_FAILURES = 3  # steps in a row that left their plan, after which the step is recorded again
 OFTEN = 3  # steps of a shape that cannot be derived, after which it is recorded
 PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where values decide what it computes
-# A new plan for other persistent bytes is made if they grew by more than this share of the budget beyond the old one's.
 _NEVER = 2**62
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 
@@ -39,6 +38,7 @@ class Known:
         table: The plan, indexed.
         minimum_bytes: The smallest budget for which there is a plan, if one was refused.
         is_pending: Whether an answer is on its way.
+        is_improved: Whether its plan was or is being searched for longer.
         cannot_derive: Whether its profile cannot be derived from other shapes.
         steps: Number of steps.
         left_plan: Number of steps in a row that left the plan.
@@ -53,6 +53,7 @@ class Known:
     table: ActionTable | None = None
     minimum_bytes: int = 0
     is_pending: bool = False
+    is_improved: bool = False
     cannot_derive: bool = False
     steps: int = 0
     left_plan: int = 0
@@ -79,6 +80,7 @@ class Library:
     Args:
         options: How to plan.
         tell: Called with one line for each new plan.
+        estimate: Returns the cost of copies as seen so far.
         measure: Completes a profile with the costs of the device, or None if a child process does so.
     """
 
@@ -86,12 +88,13 @@ class Library:
         self,
         options: PlanOptions,
         tell: Callable[[str], None],
+        estimate: Callable[[], Link],
         measure: Callable[[Profile], Profile] | None = None,
     ) -> None:
         self._options, self._tell = options, tell
         self._known: dict[StepKey, Known] = {}
         self._families: dict[tuple[object, ...], _Family] = {}
-        self._worker = PlanningWorker(measure)
+        self._worker = PlanningWorker(estimate, measure)
         self._answers: list[tuple[StepKey, Known, Answer]] = []
         self._lock = threading.Lock()
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
@@ -113,6 +116,8 @@ class Library:
         known = self._known.setdefault(key, Known())
         known.steps += 1
         known.decision = self._decision(key, known, start_bytes, budget_bytes)
+        if known.decision == "record":
+            self._worker.warm_up()
         return known.decision, known
 
     def _decision(self, key: StepKey, known: Known, start_bytes: int, budget_bytes: int | None) -> Decision:
@@ -129,6 +134,8 @@ class Library:
             known.reason = ""
             return "in-core"
         if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= target_bytes:
+            if known.steps >= OFTEN and not known.is_improved:
+                self._improve(key, known)
             return "plan"
         self._request(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
         return "online"
@@ -171,7 +178,24 @@ class Library:
             with self._lock:
                 self._answers.append((key, known, answer))
 
-        self._worker.plan(Job(key.sizes, tuple(anchors), start_bytes, target_bytes, self._options), done)
+        quick = replace(self._options, effort="fast")
+        self._worker.plan(Job(key.sizes, tuple(anchors), start_bytes, target_bytes, quick), done)
+
+    def _improve(self, key: StepKey, known: Known) -> None:
+        """Have the plan of a step that comes often searched for longer, once nothing else is to be planned."""
+        known.is_improved = True
+        assert known.profile is not None
+        assert known.plan is not None
+        profile, plan = known.profile, known.plan
+
+        def done(answer: Answer) -> None:
+            if answer.plan is not None and answer.plan.predicted_step_ms < plan.predicted_step_ms:
+                with self._lock:
+                    self._answers.append((key, known, answer))
+
+        anchor = Anchor(key.sizes, profile)
+        job = Job(key.sizes, (anchor,), profile.persistent_bytes, plan.budget_bytes, self._options, plan)
+        self._worker.plan(job, done, urgency=1)
 
     # Answers ----------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from ..api.children import send
+from ..errors import FileFormatError
 from .jobs import answer_saved, done, loaded
 
 NICENESS = 10
@@ -21,7 +22,13 @@ def main() -> None:
     os.nice(NICENESS)
     for line in sys.stdin:
         data = json.loads(line)
-        send(answer_saved(done(loaded(data)), Path(data["folder"])))
+        folder = Path(data["folder"])
+        try:
+            send(answer_saved(done(loaded(data)), folder))
+        except (FileFormatError, OSError):
+            if folder.exists():
+                raise
+            return  # training has ended, and took the folder away
 
 
 if __name__ == "__main__":
