@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,6 +26,7 @@ from ..torchtools.calls import CallRegion, refuse_taken
 from ..torchtools.training_state import model_device
 from ..units import format_bytes, parse_bytes
 from .backward import BackwardWatch
+from .cache import PlanCache
 from .library import Decision, Known, Library
 from .optimizers import OptimizerWatch
 from .signature import StepKey, step_key
@@ -84,6 +84,7 @@ class Auto:
         budget: int | str,
         *,
         host_budget: int | str | None = None,
+        cache: str | Path | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         for model in models:
@@ -110,6 +111,7 @@ class Auto:
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
             self._tell,
             self._evictor.speed.link,
+            cache=None if cache is None else PlanCache(cache, list(models), self._device, budget),
         )
         self._running: _Running | None = None
         self._depth = threading.local()
@@ -307,12 +309,11 @@ class Auto:
         if not self._warned:
             self._warned = True
             assert self.budget_bytes is not None
-            warnings.warn(
+            self._tell(
                 f"a step took {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - self.budget_bytes)} over the "
                 f"budget of {format_bytes(self.budget_bytes)}: everything that can leave had left, and the rest is "
                 "parameters, gradients, the optimizer's state and what single ops need; raise the budget or lower the "
-                "batch size",
-                stacklevel=6,
+                "batch size"
             )
 
     def _look_between(self) -> None:
@@ -444,4 +445,4 @@ def auto(
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     if not models:
         raise UsageError("auto() needs at least one model")
-    return Auto(models, budget, host_budget=host_budget, tell=tell)
+    return Auto(models, budget, host_budget=host_budget, cache=cache, tell=tell)

@@ -11,6 +11,7 @@ from ..api.options import PlanOptions
 from ..executor.table import ActionTable
 from ..ir import Link, Plan, Profile
 from ..units import format_bytes
+from .cache import Cached, PlanCache
 from .jobs import Anchor, Answer, Job
 from .signature import StepKey
 from .summary import PlannedShape
@@ -32,7 +33,7 @@ class Known:
 
     Attributes:
         profile: Its profile, or None.
-        origin: "recorded", "derived" from other shapes, or "unknown".
+        origin: "recorded", "derived" from other shapes, "cached", or "unknown".
         calls: Number of calls of governed modules in the recorded step; 0 if it was derived.
         plan: Its plan, or None.
         table: The plan, indexed.
@@ -82,6 +83,7 @@ class Library:
         tell: Called with one line for each new plan.
         estimate: Returns the cost of copies as seen so far.
         measure: Completes a profile with the costs of the device, or None if a child process does so.
+        cache: Keeps profiles and plans for the next run, or None.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class Library:
         tell: Callable[[str], None],
         estimate: Callable[[], Link],
         measure: Callable[[Profile], Profile] | None = None,
+        cache: PlanCache | None = None,
     ) -> None:
         self._options, self._tell = options, tell
+        self._cache = cache
         self._known: dict[StepKey, Known] = {}
         self._families: dict[tuple[object, ...], _Family] = {}
         self._worker = PlanningWorker(estimate, measure)
@@ -113,7 +117,9 @@ class Library:
         self._take_answers()
         if budget_bytes is not None:
             self._plan_ahead(start_bytes, int(PLANNED_SHARE * budget_bytes))
-        known = self._known.setdefault(key, Known())
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._found(key)
         known.steps += 1
         known.decision = self._decision(key, known, start_bytes, budget_bytes)
         if known.decision == "record":
@@ -139,6 +145,23 @@ class Library:
             return "plan"
         self._request(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
         return "online"
+
+    def _found(self, key: StepKey) -> Known:
+        """Return what the cache has of a new kind of step."""
+        cached = None if self._cache is None else self._cache.find(key)
+        if cached is None:
+            return Known()
+        if cached.is_recorded:
+            family = self._families.setdefault(key.family, _Family())
+            family.recorded[key.sizes] = cached.profile
+            family.recording += 1
+        table = None if cached.plan is None else ActionTable.of(cached.plan)
+        origin = "cached" if cached.is_recorded else "cached, derived"
+        return Known(cached.profile, origin, plan=cached.plan, table=table, is_improved=True)
+
+    def _keep(self, key: StepKey, known: Known) -> None:
+        if self._cache is not None and known.profile is not None:
+            self._cache.keep(key, Cached(known.profile, known.plan, known.origin == "recorded"))
 
     def _plan_ahead(self, start_bytes: int, target_bytes: int) -> None:
         """Have plans made for steps that were recorded, before they come again. The optimizer's state is there now."""
@@ -221,6 +244,7 @@ class Library:
             known.profile, known.plan, known.table = answer.profile, answer.plan, ActionTable.of(answer.plan)
             known.minimum_bytes = 0
             self._say(f"planned{again} for steps of {key.text}: {_described(answer.plan)}")
+            self._keep(key, known)
         elif answer.refusal:
             known.minimum_bytes = answer.minimum_bytes or _NEVER
             self._say(f"no plan for steps of {key.text}, so they run online: {answer.refusal}")

@@ -91,6 +91,7 @@ class PlannedStep:
             self.actions.protect(self.values.get(key))
         if self.online is not None:
             if self.on_path:
+                self.online.evictor.look(0)
                 for key in written:
                     self.online.overwritten(self.values.get(key))
             else:

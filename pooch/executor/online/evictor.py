@@ -69,6 +69,7 @@ class Evictor:
         self._ahead: deque[OnlineRecord] = deque()
         self._start_bytes = 0
         self._largest_bytes = 0
+        self._most_higher_bytes = 0
         self._share: float | None = None
         self.on_move: Callable[[str, int, int], None] | None = None
         self._asking = threading.local()
@@ -162,6 +163,22 @@ class Evictor:
         elapsed_ms = (time.perf_counter() - start) * 1000
         self.stall_ms += elapsed_ms
         self.stats.host_stall_ms += elapsed_ms
+
+    def look(self, needed_bytes: int) -> None:
+        """Make room before an op or a read where allocations do not ask for it.
+
+        Args:
+            needed_bytes: What the op is thought to need. The most that ever came between two looks is added to what
+                is live if that is more.
+        """
+        found = None if self.live.asks else self.live.look()
+        if found is None:
+            return
+        now, higher_bytes = found
+        self._most_higher_bytes = max(self._most_higher_bytes, higher_bytes)
+        missing_bytes = now + max(needed_bytes, self._most_higher_bytes) - self.budget_bytes
+        if missing_bytes > 0:
+            self.make_room(missing_bytes)
 
     def _evict_cheapest(self, missing_bytes: int) -> int:
         """Evict in the order of cost. A cost that has grown since it was computed is computed again."""

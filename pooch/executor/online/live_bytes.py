@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import Protocol
@@ -14,6 +15,7 @@ from ...torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ...torchtools.memory_trace import live_bytes
 
 MakeRoom = Callable[[int], None]
+_TIMES_A_WALK = 5  # the time between two walks over all tensors
 
 
 class LiveBytes(Protocol):
@@ -24,6 +26,9 @@ class LiveBytes(Protocol):
     """
 
     asks: bool
+
+    def look(self) -> tuple[int, int] | None:
+        """Live bytes now, and by how much they were higher since the last look. None if looking costs too much now."""
 
     def now(self) -> int:
         """Live bytes."""
@@ -76,6 +81,10 @@ class CountedBytes:
         """Begin to look for the highest live bytes from now on."""
         self._allocator.reset_peak()
 
+    def look(self) -> tuple[int, int] | None:
+        """Return None, since allocations ask for room by themselves."""
+        return None
+
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
         """Ask for room before live bytes pass the budget, in threads that `ask`."""
         self._allocator.set_limit(budget_bytes - self._earlier_bytes, make_room)
@@ -99,6 +108,15 @@ class DeviceBytes:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._peak_bytes = 0
+
+    def look(self) -> tuple[int, int] | None:
+        """Live bytes now, and by how much they were higher since the last look."""
+        now = accelerators.allocated_bytes(self._device)
+        since = accelerators.peak_allocated_bytes(self._device)
+        self._peak_bytes = max(self._peak_bytes, since)
+        accelerators.reset_peaks(self._device)
+        return now, since - now
 
     def recount(self) -> None:
         """Do nothing: the allocator has counted everything from the beginning."""
@@ -109,10 +127,11 @@ class DeviceBytes:
 
     def peak(self) -> int:
         """Highest live bytes since `reset_peak`."""
-        return accelerators.peak_allocated_bytes(self._device)
+        return max(self._peak_bytes, accelerators.peak_allocated_bytes(self._device))
 
     def reset_peak(self) -> None:
         """Begin to look for the highest live bytes from now on."""
+        self._peak_bytes = 0
         accelerators.reset_peaks(self._device)
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
@@ -136,6 +155,17 @@ class WalkedBytes:
     def __init__(self) -> None:
         self._device = torch.device("cpu")
         self._peak_bytes = 0
+        self._again_s = 0.0
+
+    def look(self) -> tuple[int, int] | None:
+        """Live bytes now, unless the last walk took a large share of the time since."""
+        begin_s = time.perf_counter()
+        if begin_s < self._again_s:
+            return None
+        now = self.now()
+        end_s = time.perf_counter()
+        self._again_s = end_s + _TIMES_A_WALK * (end_s - begin_s)
+        return now, 0
 
     def recount(self) -> None:
         """Do nothing: every figure is a walk."""

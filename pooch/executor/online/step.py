@@ -13,7 +13,7 @@ import torch
 from ...errors import PlanMismatch
 from ...torchtools.effects import StorageMap, find_plain_keys, written_tensors
 from ...torchtools.operators import call_refusal
-from ...torchtools.tensors import copied_storage, has_plain_storage
+from ...torchtools.tensors import copied_storage, find_tensors, has_plain_storage
 from ..records import changed_in_place, pack_kept
 from ..replay import RecordedCall, find_made, record_call, replay_call
 from .evictor import Evictor
@@ -70,6 +70,8 @@ class OnlineStep:
         """Record the call, and prepare for what it writes over."""
         for key in written:
             self.overwritten(self.values.get(key))
+        if not self.evictor.live.asks:
+            self.evictor.look(sum(_bytes_of(tensor) for tensor in find_tensors((args, kwargs))))
         self._recorded = None
         refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
         if refusal is None and self.op.locked():
@@ -163,6 +165,7 @@ class OnlineStep:
         evictor.hold()
         with evictor.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
             evictor.reading(record)
+            evictor.look(2 * record.size_bytes)
             storage = evictor.ensure(record)
             tensor = packed.geometry.on(storage)
             self.values.bind(storage, record.value)
@@ -263,3 +266,7 @@ class OnlineStep:
                 if record is None or (record.storage is None and not record.is_copied):
                     ahead.append(read)
         return [found[first] for first in sorted(found)]
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes() if has_plain_storage(tensor) else 0

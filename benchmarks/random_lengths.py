@@ -1,0 +1,250 @@
+"""A thousand training steps of random lengths under `pooch.auto`, beside the same steps without it.
+
+    python -m benchmarks.random_lengths [--steps 1000] [--share 0.7]
+
+The plain run comes first; its peak, as the counting allocator sees it, gives the budget. The second run trains the same
+model on the same data under that budget. The last step is of a smaller batch. Times are the process's CPU time (the
+planning process is not in it) and the wall clock's. Both runs are split into parts, so that warming up can be told from
+what comes after. At the end, the most frequent lengths that have a plan are trained under plans made for them alone, by
+the full search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pooch
+from benchmarks.tables import Row, markdown_table, tell, write_results
+from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
+from pooch.torchtools.memory_trace import live_bytes
+from pooch.units import format_bytes
+
+NAME, TITLE = "random-lengths", "Random lengths under one budget"
+PARTS = 10
+TURNS = 7
+COMPARED_LENGTHS = 4
+_WIDTH, _HEADS, _LAYERS, _WORDS, _BATCH = 192, 4, 4, 1000, 4
+_SHORTEST, _LONGEST = 32, 256
+_CPU = torch.device("cpu")
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
+        self.mixed, self.joined = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        self.wide, self.narrow = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = self.mixed(self.before(x)).view(batch, length, 3, _HEADS, width // _HEADS)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        scores = (query @ key.transpose(-1, -2)) * (width // _HEADS) ** -0.5
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        mixed = scores.masked_fill(later, -1e9).softmax(-1) @ value
+        x = x + self.joined(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.narrow(functional.gelu(self.wide(self.between(x))))
+
+
+class _Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(_WORDS, _WIDTH), nn.LayerNorm(_WIDTH)
+        self.blocks = nn.Sequential(*[_Block() for _ in range(_LAYERS)])
+        self.head = nn.Linear(_WIDTH, _WORDS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.words(tokens))))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step as it was trained."""
+
+    length: int
+    wall_ms: float
+    cpu_ms: float
+    loss: float
+
+
+class _Training:
+    """The model, its optimizer and its steps."""
+
+    def __init__(self, steps: int) -> None:
+        torch.manual_seed(0)
+        self.model = _Language()
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        draw = random.Random(0)
+        self.sizes = [(_BATCH, draw.randint(_SHORTEST, _LONGEST)) for _ in range(steps - 1)] + [(_BATCH // 2, 100)]
+
+    def run(self) -> list[_Step]:
+        """Train all steps."""
+        return [self.step(batch, length) for batch, length in self.sizes]
+
+    def step(self, batch: int, length: int) -> _Step:
+        """Train one step on new data."""
+        tokens = torch.randint(0, _WORDS, (batch, length))
+        wall, cpu = time.perf_counter(), time.process_time()
+        loss = functional.cross_entropy(self.model(tokens)[:, :-1].reshape(-1, _WORDS), tokens[:, 1:].reshape(-1))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        ms = ((time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000)
+        return _Step(length, *ms, loss.item())
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Copies of the parameters."""
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+
+@contextmanager
+def _counting() -> Iterator[CountingAllocator]:
+    allocator = counting_allocator()
+    if isinstance(allocator, str) or not allocator.install():
+        raise SystemExit(f"the counting allocator is needed here: {allocator}")
+    try:
+        yield allocator
+    finally:
+        allocator.remove()
+
+
+def measure(steps: int, share: float) -> dict[str, Any]:
+    """Train plainly, then under `share` of the peak, and compare."""
+    with _counting() as allocator:
+        before_bytes = live_bytes(_CPU) - allocator.live_bytes()
+        allocator.reset_peak()
+        training = _Training(steps)
+        plain = training.run()
+        peak_bytes = before_bytes + allocator.peak_bytes()
+        plain_parameters = training.parameters()
+        del training
+        tell(f"plain: {sum(step.wall_ms for step in plain) / 1000:.0f} s, peak {peak_bytes} bytes")
+        budget_bytes = int(share * peak_bytes) + sum(tensor.nbytes for tensor in plain_parameters)
+        training = _Training(steps)
+        with pooch.auto(training.model, budget_bytes, tell=lambda _: None) as auto:
+            held = training.run()
+            summary = auto.summary()
+            same = all(map(torch.equal, plain_parameters, training.parameters()))
+            lengths = _frequent(summary)
+            under_auto = {length: [training.step(_BATCH, length) for _ in range(TURNS)] for length in lengths}
+        alone = {length: _alone(training, length, budget_bytes) for length in lengths}
+    return {
+        "steps": steps,
+        "budget_bytes": budget_bytes,
+        "plain_peak_bytes": peak_bytes,
+        "peak_bytes": summary.peak_bytes,
+        "steps_over_budget": summary.steps_over_budget,
+        "steps_recorded": summary.steps_recorded,
+        "steps_on_plan": summary.steps_on_plan,
+        "steps_online": summary.steps_online,
+        "steps_in_core": summary.steps_in_core,
+        "same_losses": [step.loss for step in plain] == [step.loss for step in held],
+        "same_parameters": same,
+        "plain": [[step.length, step.wall_ms, step.cpu_ms] for step in plain],
+        "held": [[step.length, step.wall_ms, step.cpu_ms] for step in held],
+        "under_auto_cpu_ms": {length: [step.cpu_ms for step in taken] for length, taken in under_auto.items()},
+        "alone_cpu_ms": {length: [step.cpu_ms for step in taken] for length, taken in alone.items()},
+    }
+
+
+def _frequent(summary: pooch.AutoSummary) -> list[int]:
+    planned = Counter(
+        {int(each.shapes.split("x")[1]): each.steps for each in summary.shapes if each.decision == "plan"}
+    )
+    return [length for length, _ in planned.most_common(COMPARED_LENGTHS)]
+
+
+def _alone(training: _Training, length: int, budget_bytes: int) -> list[_Step]:
+    """Train steps of one length under a plan made for it by the full search."""
+    tokens = torch.randint(0, _WORDS, (_BATCH, length))
+
+    def forward() -> torch.Tensor:
+        return functional.cross_entropy(training.model(tokens)[:, :-1].reshape(-1, _WORDS), tokens[:, 1:].reshape(-1))
+
+    profile = pooch.profile(forward, training.model, training.optimizer)
+    with pooch.apply(pooch.plan(profile, budget_bytes, time_limit_s=20), training.model, measure_every=None):
+        return [training.step(_BATCH, length) for _ in range(TURNS)]
+
+
+def rows(found: dict[str, Any]) -> list[Row]:
+    """One row for each part of the run."""
+    plain, held = found["plain"], found["held"]
+    size = max(1, len(plain) // PARTS)
+    return [
+        {
+            "steps": f"{begin + 1}-{min(begin + size, len(plain))}",
+            "CPU time over plain": f"{_ratio(plain, held, begin, size, 2):.3f}",
+            "wall time over plain": f"{_ratio(plain, held, begin, size, 1):.3f}",
+        }
+        for begin in range(0, len(plain), size)
+    ]
+
+
+def _ratio(plain: list[list[float]], held: list[list[float]], begin: int, size: int, column: int) -> float:
+    part = slice(begin, begin + size)
+    return sum(step[column] for step in held[part]) / sum(step[column] for step in plain[part])
+
+
+def whole(found: dict[str, Any]) -> list[Row]:
+    """One row for the whole run."""
+    return [
+        {
+            "steps": found["steps"],
+            "recorded": found["steps_recorded"],
+            "on plan": found["steps_on_plan"],
+            "online": found["steps_online"],
+            "in-core": found["steps_in_core"],
+            "plain peak": format_bytes(found["plain_peak_bytes"]),
+            "budget": format_bytes(found["budget_bytes"]),
+            "highest peak": format_bytes(found["peak_bytes"]),
+            "steps over it": found["steps_over_budget"],
+            "same bits": "yes" if found["same_losses"] and found["same_parameters"] else "no",
+        }
+    ]
+
+
+def compared(found: dict[str, Any]) -> list[Row]:
+    """One row for each length that was trained under a plan of its own."""
+    return [
+        {
+            "length": length,
+            "under auto": f"{statistics.median(taken):.1f} ms",
+            "own plan": f"{statistics.median(found['alone_cpu_ms'][length]):.1f} ms",
+            "ratio": f"{statistics.median(taken) / statistics.median(found['alone_cpu_ms'][length]):.3f}",
+        }
+        for length, taken in found["under_auto_cpu_ms"].items()
+    ]
+
+
+def main() -> None:
+    """Measure, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--share", type=float, default=0.7)
+    parser.add_argument("-o", "--folder", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    found = measure(arguments.steps, arguments.share)
+    more = {
+        "Parts of the run": rows(found),
+        "CPU time of a step beside that under a plan made for its length alone (medians)": compared(found),
+    }
+    write_results(NAME, TITLE, whole(found), found, arguments.folder, {k: v for k, v in more.items() if v})
+
+
+if __name__ == "__main__":
+    main()
