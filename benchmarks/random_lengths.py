@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional
 
 import pooch
-from benchmarks.tables import Row, markdown_table, tell, write_results
+from benchmarks.tables import Row, tell, write_results
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.units import format_bytes

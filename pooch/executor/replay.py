@@ -89,11 +89,16 @@ def record_call(
 
 def find_made(call: RecordedCall) -> list[MadeArgument]:
     """Return the arguments of a call that the step itself produced."""
-    found: list[MadeArgument] = []
+    return [argument for argument in tensor_arguments(call) if isinstance(argument, MadeArgument)]
+
+
+def tensor_arguments(call: RecordedCall) -> list[MadeArgument | OuterArgument]:
+    """Return the tensor arguments of a call, apart from scratch copies."""
+    found: list[MadeArgument | OuterArgument] = []
     stack: list[Any] = [call.args, call.kwargs]
     while stack:
         item = stack.pop()
-        if isinstance(item, MadeArgument):
+        if isinstance(item, (MadeArgument, OuterArgument)):
             found.append(item)
         elif isinstance(item, (list, tuple)):
             stack.extend(item)

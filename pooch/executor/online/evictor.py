@@ -350,6 +350,7 @@ class Evictor:
         self.stats.host_stall_ms += waited_ms
         error, record.ticket = record.ticket.error, None
         if error is not None:
+            record.storage = None  # what it holds is not the value
             raise TierError(
                 f"a swapped activation cannot be read back ({error}): repeat the step, and use another tier "
                 "(POOCH_SPILL_DIRECTORY) if it happens again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -12,7 +13,8 @@ import torch
 from ...errors import UsageError
 from ...torchtools import accelerators
 from ...torchtools.cpu_allocator import CountingAllocator, counting_allocator
-from ...torchtools.memory_trace import live_bytes
+from ...torchtools.memory_trace import live_bytes, live_tensors
+from ...torchtools.tensors import has_plain_storage, storage_key
 
 MakeRoom = Callable[[int], None]
 _TIMES_A_WALK = 5  # the time between two walks over all tensors
@@ -52,22 +54,25 @@ class LiveBytes(Protocol):
 class CountedBytes:
     """Live bytes of the CPU, from the counting allocator.
 
-    What was alive before the allocator was installed is counted once. If it is freed later, the count is too high by
-    that until `recount`.
+    What was alive before the allocator was installed, and what something else has allocated, is counted once. If it is
+    freed later, the count is too high by that until `recount`.
     """
 
     asks = True
 
     def __init__(self, allocator: CountingAllocator) -> None:
         self._allocator = allocator
-        self._device = torch.device("cpu")
         self._is_open = True
         self._earlier_bytes = 0
         self.recount()
 
     def recount(self) -> None:
         """Count again what is alive from before the installation. It walks all Python objects."""
-        self._earlier_bytes = max(0, live_bytes(self._device) - self._allocator.live_bytes())
+        found = {
+            storage_key(tensor): tensor.untyped_storage() for tensor in live_tensors() if has_plain_storage(tensor)
+        }
+        unknown = (storage for storage in found.values() if not self._allocator.knows(storage.data_ptr()))
+        self._earlier_bytes = sum(storage.nbytes() for storage in unknown)
 
     def now(self) -> int:
         """Live bytes."""
@@ -211,8 +216,13 @@ def live_bytes_of(device: torch.device) -> CountedBytes | DeviceBytes | WalkedBy
         return CountedBytes(allocator)
     else:
         why = "another CPU allocator is in place"
+    _warn(why)
+    return WalkedBytes()
+
+
+@cache
+def _warn(why: str) -> None:
     warnings.warn(
         f"no counting allocator ({why}): bytes are counted between ops only, so peaks within ops may pass the budget",
-        stacklevel=3,
+        stacklevel=4,
     )
-    return WalkedBytes()

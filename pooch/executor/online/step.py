@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -12,10 +13,10 @@ import torch
 
 from ...errors import PlanMismatch
 from ...torchtools.effects import StorageMap, find_plain_keys, written_tensors
-from ...torchtools.operators import call_refusal
-from ...torchtools.tensors import copied_storage, find_tensors, has_plain_storage
+from ...torchtools.operators import call_refusal, reads_statistics
+from ...torchtools.tensors import copied_storage, find_tensors, has_plain_storage, storage_key
 from ..records import changed_in_place, pack_kept
-from ..replay import RecordedCall, find_made, record_call, replay_call
+from ..replay import MadeArgument, OuterArgument, RecordedCall, record_call, replay_call, tensor_arguments
 from .evictor import Evictor
 from .record import OnlineHandle, OnlineRecord
 from .tier import OnlineTier
@@ -34,6 +35,17 @@ class _Call:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     time_ms: float
+
+
+@dataclass(slots=True)
+class _Running:
+    """The op that is running: its call, if it can be replayed, and what it changes without saying so."""
+
+    call: RecordedCall | None
+    statistics: list[torch.Tensor]
+    start_s: float
+    stall_ms: float
+    is_alone: bool = True
 
 
 class OnlineStep:
@@ -56,40 +68,110 @@ class OnlineStep:
         self.late = False
         self._calls: dict[int, _Call] = {}
         self._costs: dict[int, float] = {}
-        self._next_value = _FIRST_VALUE
-        self._recorded: tuple[RecordedCall, float, float] | None = None
+        self._numbers = itertools.count(_FIRST_VALUE)
+        self._begin_number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self._running: _Running | None = None  # of the thread that holds `op`
+        self._running_thread = 0
+        self._readers: dict[int, list[_Call]] = {}  # by the storage of a tensor from outside of the step
+        self._out_of_date: set[int] = set()  # values whose calls read what has changed since
         weakref.finalize(self, self.tier.close).atexit = False
 
     # The forward pass -------------------------------------------------------------------------------------------------
 
     def begin_op(self) -> bool:
         """Whether the op that begins is the only one running. Of ops that overlap, none can be replayed."""
-        return self.op.acquire(blocking=False)
+        if self.op.acquire(blocking=False):
+            self._running, self._running_thread = None, threading.get_ident()
+            return True
+        running = self._running
+        if running is not None:
+            running.is_alone = False
+        return False
 
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Record the call, and prepare for what it writes over."""
+        statistics = _changed_statistics(func, facts, args)
+        self._outer_changes([*written, *map(storage_key, statistics)])
+        inside = True
         for key in written:
-            self.overwritten(self.values.get(key))
+            value = self.values.get(key)
+            inside = inside and value is not None and value >= 0
+            self.overwritten(value)
         if not self.evictor.live.asks:
             self.evictor.look(sum(_bytes_of(tensor) for tensor in find_tensors((args, kwargs))))
-        self._recorded = None
-        refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
-        if refusal is None and self.op.locked():
-            call = record_call(func, facts, args, kwargs, self.values, self.evictor.device)
-            self._recorded = (call, time.perf_counter(), self.evictor.stall_ms)
+        if not self._is_mine():
+            return
+        # An op that changes a tensor from outside cannot run a second time.
+        refused = not inside or facts.refusal or (facts.depends_on_call and call_refusal(func, args))
+        call = None if refused else record_call(func, facts, args, kwargs, self.values, self.evictor.device)
+        self._running = _Running(call, statistics, time.perf_counter(), self.evictor.stall_ms)
+
+    def _is_mine(self) -> bool:
+        """Whether the calling thread runs the op that holds `op`. Of ops that overlap, only one does."""
+        return self.op.locked() and self._running_thread == threading.get_ident()
 
     def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
         """Number the results, and keep the call that made them if it can be replayed."""
-        recorded, self._recorded = self._recorded, None
         writes = tuple(self._bind(tensor) for tensor in made)
-        if recorded is not None and all(map(has_plain_storage, outputs)):
-            call, start, stall_ms = recorded
-            reads = tuple(dict.fromkeys(argument.value for argument in find_made(call)))
-            if all(value in self._calls for value in reads):
-                elapsed_ms = (time.perf_counter() - start) * 1000 - (self.evictor.stall_ms - stall_ms)
-                kept = _Call(call, reads, writes, max(elapsed_ms, 0.0))
-                self._calls.update((value, kept) for value in writes)
+        running = self._running if self._is_mine() else None
+        if running is not None:
+            self._running = None
+            for tensor in running.statistics:
+                if self.values.get(storage_key(tensor)) is not None:
+                    self._bind(tensor)
+            if running.call is not None and running.is_alone and all(map(has_plain_storage, outputs)):
+                self._keep(running.call, writes, running)
         self.evictor.write_ahead()
+
+    def _keep(self, call: RecordedCall, writes: tuple[int, ...], running: _Running) -> None:
+        """Keep a call, if all that it reads can be replayed or comes from outside of the step."""
+        reads: dict[int, None] = {}
+        outer: list[OuterArgument] = []
+        for argument in tensor_arguments(call):
+            if isinstance(argument, MadeArgument):
+                reads[argument.value] = None
+            else:
+                outer.append(argument)
+        if not all(value in self._calls for value in reads):
+            return
+        if not all(self._is_from_outside(each.tensor) for each in outer):
+            return
+        elapsed_ms = (time.perf_counter() - running.start_s) * 1000 - (self.evictor.stall_ms - running.stall_ms)
+        kept = _Call(call, tuple(reads), writes, max(elapsed_ms, 0.0))
+        self._calls.update((value, kept) for value in writes)
+        for each in outer:
+            self._readers.setdefault(storage_key(each.tensor), []).append(kept)
+
+    def _is_from_outside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that holds no value of the step was there before it, or is a view of one that was.
+
+        Others may hold this step through their history, and only the collector would free them.
+        """
+        if not has_plain_storage(tensor):
+            return False
+        base = tensor._base if tensor._is_view() else tensor
+        if base is None or base.grad_fn is None:
+            return True
+        return base.grad_fn._sequence_nr() < self._begin_number  # type: ignore[attr-defined]
+
+    def _outer_changes(self, keys: list[int]) -> None:
+        """Prepare for an op that changes tensors from outside: what is replayed from them has to be there before."""
+        calls = [call for key in keys for call in self._readers.pop(key, ())]
+        if not calls:
+            return
+        changing = {value for call in calls for value in call.writes}
+        for value, call in self._calls.items():  # in the order in which they ran
+            if value in changing or not changing.isdisjoint(call.reads):
+                changing.add(value)
+        with self.evictor.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
+            self._out_of_date |= changing  # what leaves from here on is copied
+            self.forget_costs()
+            for record in list(self.records.values()):
+                if record.value in changing and record.storage is None and not record.is_copied:
+                    self.evictor.ensure(record)
+            for value in changing:
+                self._calls.pop(value, None)
+            self._out_of_date -= changing
 
     def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
         """Handle an op on another stream of the program: values that it works on cannot be replayed."""
@@ -109,8 +191,7 @@ class OnlineStep:
             self.evictor.changed(record)
 
     def _bind(self, tensor: torch.Tensor) -> int:
-        value = self._next_value
-        self._next_value += 1
+        value = next(self._numbers)
         self.values.bind(tensor.untyped_storage(), value)
         return value
 
@@ -197,8 +278,9 @@ class OnlineStep:
     def _chain_ms(self, value: int) -> float:
         total_ms, seen, ahead = 0.0, set[int](), [value]
         while ahead:
-            call = self._calls.get(ahead.pop())
-            if call is None:
+            current = ahead.pop()
+            call = self._calls.get(current)
+            if call is None or current in self._out_of_date:
                 return _NEVER
             if id(call) in seen:
                 continue
@@ -270,3 +352,11 @@ class OnlineStep:
 
 def _bytes_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes() if has_plain_storage(tensor) else 0
+
+
+def _changed_statistics(func: Any, facts: Any, args: Any) -> list[torch.Tensor]:
+    """Return the running statistics that an op updates. Neither its schema nor their version tells."""
+    if not facts.statistics or reads_statistics(facts, func, args):
+        return []
+    found = (args[position] for position in facts.statistics if position < len(args))
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor) and has_plain_storage(tensor)]

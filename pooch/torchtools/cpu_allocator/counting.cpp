@@ -9,6 +9,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
+#include <pthread.h>
+
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -25,9 +27,13 @@ struct Shard {
   std::unordered_map<void*, size_t> sizes;
 };
 
-Shard& shard_of(void* pointer) {
+Shard* all_shards() {
   static Shard* shards = new Shard[kShards];  // never destroyed: blocks may outlive the interpreter
-  return shards[(reinterpret_cast<uintptr_t>(pointer) >> 6) % kShards];
+  return shards;
+}
+
+Shard& shard_of(void* pointer) {
+  return all_shards()[(reinterpret_cast<uintptr_t>(pointer) >> 6) % kShards];
 }
 
 std::atomic<int64_t> live_bytes{0};
@@ -105,8 +111,32 @@ class CountingAllocator final : public c10::Allocator {
   }
 };
 
+// A fork copies locks as they are, and would leave those locked that another thread holds. Nothing in the child makes
+// room for it: the step and its memory are the parent's.
+void lock_all() {
+  for (size_t i = 0; i < kShards; ++i) {
+    all_shards()[i].mutex.lock();
+  }
+}
+
+void unlock_all() {
+  for (size_t i = 0; i < kShards; ++i) {
+    all_shards()[i].mutex.unlock();
+  }
+}
+
+void begin_child() {
+  unlock_all();
+  limit_bytes.store(INT64_MAX);
+  make_room.store(nullptr);
+}
+
 CountingAllocator* the_allocator() {
-  static auto* allocator = new CountingAllocator;  // never destroyed, as PyTorch keeps a pointer to it
+  // Never destroyed, as PyTorch keeps a pointer to it.
+  static auto* allocator = [] {
+    pthread_atfork(&lock_all, &unlock_all, &begin_child);
+    return new CountingAllocator;
+  }();
   return allocator;
 }
 
@@ -142,6 +172,13 @@ int64_t pooch_allocator_peak_bytes() {
 
 void pooch_allocator_reset_peak() {
   peak_bytes.store(live_bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
+}
+
+// Whether a live block was counted.
+int pooch_allocator_knows(void* pointer) {
+  Shard& shard = shard_of(pointer);
+  const std::lock_guard<std::mutex> guard(shard.mutex);
+  return shard.sizes.count(pointer) != 0;
 }
 
 // Sets the limit in live bytes and what is called, in a thread that asks for room, before an allocation would pass it.

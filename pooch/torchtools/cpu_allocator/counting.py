@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 from .building import BuildError, built_library
 
@@ -18,6 +19,7 @@ _SIGNATURES = {
     "live_bytes": ([], ctypes.c_int64),
     "peak_bytes": ([], ctypes.c_int64),
     "reset_peak": ([], None),
+    "knows": ([ctypes.c_void_p], ctypes.c_int),
     "set_limit": ([ctypes.c_int64, _Callback], None),
     "ask_for_room": ([ctypes.c_int], None),
 }
@@ -34,7 +36,8 @@ class CountingAllocator:
         self._functions = {name: getattr(library, f"pooch_allocator_{name}") for name in _SIGNATURES}
         for name, (arguments, result) in _SIGNATURES.items():
             self._functions[name].argtypes, self._functions[name].restype = arguments, result
-        self._callback: object = None
+        self._make_room: MakeRoom | None = None
+        self._callback = _Callback(self._ask)  # one for good: another thread may be about to call it at any time
         self.live_bytes: Callable[[], int] = self._functions["live_bytes"]
         self.peak_bytes: Callable[[], int] = self._functions["peak_bytes"]
         self.reset_peak: Callable[[], None] = self._functions["reset_peak"]
@@ -62,13 +65,22 @@ class CountingAllocator:
         It is called in the thread that allocates, in the middle of an operator, if that thread asks for room. The
         allocation goes ahead afterwards in any case.
         """
-        callback = _Callback(make_room)
-        self._functions["set_limit"](bytes_, callback)
-        self._callback = callback  # the former one may be in use until here
+        self._make_room = make_room
+        self._functions["set_limit"](bytes_, self._callback)
 
     def lift_limit(self) -> None:
         """Have nothing called from now on."""
-        self._functions["set_limit"](NO_LIMIT, _Callback())
+        self._functions["set_limit"](NO_LIMIT, self._callback)
+        self._make_room = None
+
+    def _ask(self, missing_bytes: int) -> None:
+        make_room = self._make_room
+        if make_room is not None:
+            make_room(missing_bytes)
+
+    def knows(self, pointer: int) -> bool:
+        """Whether a live block was allocated, and so counted, since the installation."""
+        return bool(self._functions["knows"](pointer))
 
     def ask_for_room(self, asks: bool) -> None:
         """Set whether allocations of the calling thread ask for room."""
@@ -79,7 +91,15 @@ class CountingAllocator:
 def counting_allocator() -> CountingAllocator | str:
     """Return the process's counting allocator, not installed yet, or in a few words why there is none."""
     try:
-        # PyDLL: the calls are too short to release the interpreter's lock, and callbacks take it themselves.
-        return CountingAllocator(ctypes.PyDLL(str(built_library())))
-    except (BuildError, OSError) as error:
+        library = built_library()
+        try:
+            return _loaded(library)
+        except (OSError, AttributeError):  # a file that a full disk or a crash left behind
+            return _loaded(built_library(again=True))
+    except (BuildError, OSError, AttributeError) as error:
         return str(error)
+
+
+def _loaded(library: Path) -> CountingAllocator:
+    # PyDLL: the calls are too short to release the interpreter's lock, and callbacks take it themselves.
+    return CountingAllocator(ctypes.PyDLL(str(library)))

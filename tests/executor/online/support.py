@@ -1,0 +1,117 @@
+"""Training under an evictor, with what is needed to see that it did something."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from pooch.executor.engines.cpu import CpuEngine
+from pooch.executor.mode import recognising
+from pooch.executor.online import Evictor, OnlineStep
+from pooch.executor.online.live_bytes import CountedBytes
+from pooch.executor.online.speed import CopySpeed
+from pooch.executor.statistics import RunStats
+from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
+from tests.executor.online.zoo import Found, Training
+
+CPU = torch.device("cpu")
+
+
+def the_allocator() -> CountingAllocator:
+    allocator = counting_allocator()
+    assert isinstance(allocator, CountingAllocator), allocator
+    return allocator
+
+
+@contextmanager
+def counting() -> Iterator[CountingAllocator]:
+    allocator = the_allocator()
+    assert allocator.install()
+    try:
+        yield allocator
+    finally:
+        allocator.lift_limit()
+        allocator.ask_for_room(False)
+        allocator.remove()
+
+
+@contextmanager
+def holding(budget_bytes: int = 2**60, engine: CpuEngine | None = None) -> Iterator[Evictor]:
+    """An evictor, closed afterwards."""
+    allocator = the_allocator()
+    assert allocator.install()
+    evictor = Evictor(budget_bytes, engine or CpuEngine(), CountedBytes(allocator), CPU)
+    try:
+        yield evictor
+    finally:
+        evictor.close()
+        allocator.ask_for_room(False)
+
+
+def copies_cost(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """Make copies as good as free, or so slow that whatever can be replayed is."""
+    monkeypatch.setattr(CopySpeed, "copy_ms", lambda self, size_bytes: size_bytes * factor)
+
+
+@dataclass
+class Seen:
+    """A training step and what it took. Bytes are above those from before the step."""
+
+    found: Found
+    peak_bytes: int
+    missing_bytes: int
+    stats: RunStats
+
+
+def run_plainly(make: Callable[[], Training]) -> Seen:
+    """Without an evictor."""
+    with holding() as evictor:
+        torch.manual_seed(5)
+        train = make()
+        start_bytes = evictor.live.now()
+        evictor.live.reset_peak()
+        found = train(_nothing)
+        return Seen(found, evictor.live.peak() - start_bytes, 0, RunStats())
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def run_online(make: Callable[[], Training], budget_bytes: int, engine: CpuEngine | None = None) -> Seen:
+    """Under an evictor that holds a budget above what is live before the step."""
+    with holding(engine=engine) as evictor:
+        torch.manual_seed(5)
+        train = make()
+        start_bytes = evictor.live.now()
+        evictor.set_budget(start_bytes + budget_bytes)
+        stats = RunStats()
+        evictor.begin_step(stats)
+
+        @contextmanager
+        def region() -> Iterator[OnlineStep]:
+            step = OnlineStep(evictor)
+            with recognising(step):
+                yield step
+
+        found = train(region)
+        peak_bytes = evictor.live.peak() - start_bytes
+        evictor.set_budget(2**60)
+        return Seen(found, peak_bytes, evictor.missing_bytes, stats)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """What is freed inside is freed by reference counting."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

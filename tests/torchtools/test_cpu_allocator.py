@@ -1,0 +1,344 @@
+"""The allocator that counts: exact, removable at any time, and never in the way."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
+from pooch.torchtools.cpu_allocator.building import built_library
+from pooch.torchtools.memory_trace import MemoryTracer
+from tests.children import child_environment
+
+pytestmark = pytest.mark.cpu
+KIB = 1024
+
+
+@contextmanager
+def counting() -> Iterator[CountingAllocator]:
+    """The allocator in place, and afterwards as it was."""
+    allocator = counting_allocator()
+    assert isinstance(allocator, CountingAllocator), allocator
+    assert allocator.install()
+    try:
+        yield allocator
+    finally:
+        allocator.lift_limit()
+        allocator.ask_for_room(False)
+        allocator.remove()
+
+
+def block(kib: int) -> torch.Tensor:
+    return torch.empty(kib * KIB, dtype=torch.uint8)
+
+
+def is_counting(allocator: CountingAllocator) -> bool:
+    before = allocator.live_bytes()
+    tensor = block(1)
+    return allocator.live_bytes() - before == tensor.nbytes
+
+
+def test_live_and_peak_are_those_of_torchs_profiler() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten())
+    pixels = torch.rand(2, 3, 16, 16)
+    gc.collect()
+    gc.disable()
+    try:
+        with counting() as allocator:
+            tracer = MemoryTracer(torch.device("cpu"))
+            tracer.start()
+            start_bytes = allocator.live_bytes()
+            allocator.reset_peak()
+            model(pixels).square().mean().backward()
+            live_bytes, peak_bytes = allocator.live_bytes() - start_bytes, allocator.peak_bytes() - start_bytes
+            trace = tracer.stop()
+    finally:
+        gc.enable()
+    assert live_bytes == sum(event.size_bytes for event in trace.events) > 0
+    assert peak_bytes == trace.peak_bytes > live_bytes
+
+
+def test_blocks_outlive_removal_and_are_still_counted_off() -> None:
+    with counting() as allocator:
+        before = allocator.live_bytes()
+        tensor = block(64).fill_(7)
+    uncounted = block(32)
+    assert allocator.live_bytes() == before + tensor.nbytes
+    assert bool((tensor == 7).all())
+    del tensor
+    assert allocator.live_bytes() == before
+    del uncounted
+    assert allocator.live_bytes() == before
+
+
+def test_blocks_from_before_are_not_counted_off() -> None:
+    earlier = block(64)
+    with counting() as allocator:
+        before = allocator.live_bytes()
+        del earlier
+        assert allocator.live_bytes() == before
+
+
+def test_growing_storages_count() -> None:
+    with counting() as allocator:
+        before = allocator.live_bytes()
+        tensor = block(1)
+        tensor.resize_(8 * KIB)
+        assert allocator.live_bytes() == before + 8 * KIB
+        tensor.untyped_storage().resize_(0)
+        assert allocator.live_bytes() == before
+
+
+def test_all_threads_count_together() -> None:
+    with counting() as allocator:
+        before, kept = allocator.live_bytes(), [[] for _ in range(4)]
+
+        def allocate(mine: list[torch.Tensor]) -> None:
+            for number in range(300):
+                mine.append(block(1))
+                if number % 3:
+                    mine.pop()
+
+        threads = [threading.Thread(target=allocate, args=(mine,)) for mine in kept]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert allocator.live_bytes() == before + 400 * KIB
+        kept.clear()
+        assert allocator.live_bytes() == before
+
+
+def test_a_thread_that_asks_is_told_how_much_is_missing() -> None:
+    asked: list[tuple[int, int]] = []
+    with counting() as allocator:
+        held = [block(100)]
+        allocator.set_limit(allocator.live_bytes() + 10 * KIB, lambda missing: asked.append((missing, get_ident())))
+
+        def beside() -> None:
+            held.append(block(20))
+            held.pop()
+
+        get_ident = threading.get_ident
+        held.append(block(20))
+        assert asked == []  # it does not ask yet
+        held.pop()
+        allocator.ask_for_room(True)
+        held.append(block(10))
+        held.pop()
+        assert asked == []  # just fits
+        thread = threading.Thread(target=beside)
+        thread.start()
+        thread.join()
+        assert asked == []  # a thread does not ask because another does
+        held.append(block(20))
+        assert asked == [(10 * KIB, get_ident())]
+        allocator.ask_for_room(False)
+        held.append(block(20))
+        assert len(asked) == 1
+
+
+def test_what_makes_room_may_free_and_allocate() -> None:
+    with counting() as allocator:
+        held = [block(100)]
+        limit = allocator.live_bytes() + 10 * KIB
+
+        def make_room(missing: int) -> None:
+            block(50)  # not asked for again
+            held.pop(0)
+
+        allocator.set_limit(limit, make_room)
+        allocator.ask_for_room(True)
+        held.append(block(60))
+        assert allocator.live_bytes() <= limit
+        held.append(block(60))  # it asks each time
+        assert len(held) == 1
+
+
+def test_the_limit_may_be_changed_by_what_makes_room() -> None:
+    """Also repeatedly, so that a callback that is freed while it runs would be noticed."""
+    asked: list[int] = []
+    with counting() as allocator:
+        before = allocator.live_bytes()
+
+        def make_room(missing: int) -> None:
+            asked.append(missing)
+            for _ in range(100):
+                allocator.set_limit(allocator.live_bytes() + 1 * KIB, make_room)
+                gc.collect(0)
+
+        allocator.set_limit(before + KIB, make_room)
+        allocator.ask_for_room(True)
+        held = [block(2) for _ in range(20)]
+        assert len(asked) == len(held)
+
+
+def test_it_knows_what_it_counts() -> None:
+    earlier = block(1)
+    with counting() as allocator:
+        later = block(1)
+        assert [allocator.knows(tensor.data_ptr()) for tensor in (earlier, later)] == [False, True]
+
+
+def test_an_error_in_what_makes_room_is_reported_and_the_allocation_goes_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[BaseException] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: reported.append(unraisable.exc_value))
+
+    def make_room(missing: int) -> None:
+        raise ValueError("no room today")
+
+    with counting() as allocator:
+        allocator.set_limit(0, make_room)
+        allocator.ask_for_room(True)
+        tensor = block(4).fill_(1)
+        second = block(4)
+        allocator.ask_for_room(False)
+    assert bool((tensor == 1).all())
+    assert second.nbytes
+    assert [str(error) for error in reported] == ["no room today"] * 2
+
+
+def test_it_leaves_with_its_last_user() -> None:
+    with counting() as allocator:
+        with counting():
+            assert is_counting(allocator)
+        assert is_counting(allocator)
+    assert not is_counting(allocator)
+
+
+def test_the_limit_is_lifted() -> None:
+    asked: list[int] = []
+    with counting() as allocator:
+        allocator.set_limit(0, asked.append)
+        allocator.ask_for_room(True)
+        allocator.lift_limit()
+        block(1)
+    assert asked == []
+
+
+def test_an_allocation_that_cannot_be_made_is_pytorchs_error() -> None:
+    with counting() as allocator:
+        before = allocator.live_bytes()
+        with pytest.raises(RuntimeError, match="memory"):
+            torch.empty(2**58, dtype=torch.uint8)
+        assert allocator.live_bytes() == before
+
+
+# Processes of their own -----------------------------------------------------------------------------------------------
+
+TRAIN = """
+import warnings, torch
+from pooch.executor.online import live_bytes_of
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    counters = [live_bytes_of(torch.device("cpu")) for _ in range(2)]
+tensor = torch.ones(1000)
+print(type(counters[0]).__name__, counters[0].now() >= 4000, len(caught), *(w.message for w in caught[:1]))
+"""
+
+
+def run(text: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=child_environment() | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("way", ["no such compiler", "no compiler", "a compiler that fails"])
+def test_without_a_build_there_is_one_warning_and_bytes_are_counted_otherwise(way: str, tmp_path: Path) -> None:
+    compilers = {
+        "no such compiler": {"CXX": "/nonexistent/c++"},
+        "no compiler": {"PATH": str(tmp_path), "CXX": ""},
+        "a compiler that fails": {"CXX": "false"},
+    }
+    cache = tmp_path / "cache"
+    printed = run(TRAIN, POOCH_CACHE_DIRECTORY=str(cache), **compilers[way])
+    assert printed.startswith("WalkedBytes True 1 no counting allocator (")
+    assert "\n" not in printed
+    assert list(cache.iterdir()) == []  # nothing half done stays
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    cache, own = tmp_path / "cache", tmp_path / "own"
+    cache.write_text("a file is in the way")
+    own.mkdir()
+    assert run(TRAIN, POOCH_CACHE_DIRECTORY=str(cache), TMPDIR=str(own)) == "CountedBytes True 0"
+    assert list(own.iterdir()) == []
+
+
+def test_processes_that_build_it_at_once_do_not_disturb_one_another(tmp_path: Path) -> None:
+    environment = child_environment() | {"POOCH_CACHE_DIRECTORY": str(tmp_path)}
+    both = [
+        subprocess.Popen([sys.executable, "-c", TRAIN], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [child.communicate()[0].strip() for child in both] == ["CountedBytes True 0"] * 2
+    (library,) = tmp_path.iterdir()
+    built = library.stat().st_mtime_ns
+    tmp_path.chmod(0o500)  # what is there serves, even if nothing can be written
+    try:
+        assert run(TRAIN, POOCH_CACHE_DIRECTORY=str(tmp_path)) == "CountedBytes True 0"
+    finally:
+        tmp_path.chmod(0o700)
+    assert library.stat().st_mtime_ns == built
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
+    library = tmp_path / built_library().name
+    library.write_bytes(b"not a library")
+    assert run(TRAIN, POOCH_CACHE_DIRECTORY=str(tmp_path)) == "CountedBytes True 0"
+    assert library.stat().st_size > 1000
+
+
+FORK = """
+import os, sys, torch
+from pooch.torchtools.cpu_allocator import counting_allocator
+allocator = counting_allocator()
+assert allocator.install()
+asked = []
+allocator.set_limit(0, asked.append)
+allocator.ask_for_room(True)
+torch.empty(1)
+assert len(asked) == 1
+child = os.fork()
+torch.empty(1)
+if child == 0:
+    os._exit(len(asked))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(asked))
+"""
+
+
+def test_a_forked_process_asks_for_nothing() -> None:
+    """The workers of a data loader have a step's memory, and no say in it."""
+    assert run(FORK) == "1 2"
+
+
+ANOTHER = """
+import ctypes, sys, torch
+from pooch.torchtools.cpu_allocator import building, counting_allocator
+import shutil
+from pathlib import Path
+copy = Path(sys.argv[1]) / "another.so"
+shutil.copy(building.built_library(), copy)
+another = ctypes.PyDLL(str(copy))
+assert another.pooch_allocator_install()
+print(counting_allocator().install())
+another.pooch_allocator_remove()
+print(counting_allocator().install())
+"""
+
+
+def test_another_allocator_in_place_stays(tmp_path: Path) -> None:
+    text = ANOTHER.replace("sys.argv[1]", repr(str(tmp_path)))
+    assert run(text).split() == ["False", "True"]
