@@ -190,8 +190,7 @@ class Auto:
     def _look_at_calls(self, running: _Running) -> None:
         """Hold the budget from here on if a step that fits turns out to call more than the recorded one."""
         if running.decision == "in-core" and 0 < running.known.calls < running.calls:
-            running.decision = "online"
-            running.step = UnplannedStep(self._evictor)
+            self._go_online(running)
 
     def _begin(self, number: int, args: Any, kwargs: Any) -> None:
         models = [model for model in (each() for each in self._models) if model is not None]
@@ -241,17 +240,32 @@ class Auto:
 
     # The backward pass ------------------------------------------------------------------------------------------------
 
-    def _backward_begins(self) -> None:
+    def _backward_begins(self, builds_graph: bool) -> None:
         running = self._running
         if running is None or running.thread != threading.get_ident():
             self._evictor.hold()
-            return
-        self._close_forward(running)
+        elif builds_graph and running.is_open and running.outlasts:
+            self._go_online(running)  # what this backward pass saves is read by the next one
+        else:
+            self._close_forward(running)
 
-    def _backward_ended(self, is_complete: bool) -> None:
+    def _backward_ended(self, is_complete: bool, builds_graph: bool) -> None:
         running = self._running
-        if running is not None and running.thread == threading.get_ident():
+        if running is None or running.thread != threading.get_ident():
+            return
+        if not (builds_graph and running.is_open):
             self._end(is_complete)
+
+    def _go_online(self, running: _Running) -> None:
+        """Go on under the online policy, unless the step is under it already."""
+        if running.decision == "online":
+            return
+        running.step.close_forward()
+        running.step.end(is_complete=False)
+        if running.decision == "record":
+            self._library.cannot_record(running.key, running.known)
+        running.decision = "online"
+        running.step = UnplannedStep(self._evictor)
 
     def _close_forward(self, running: _Running) -> None:
         if running.is_open:

@@ -20,8 +20,9 @@ class BackwardWatch:
     """Calls its listeners around each outermost backward pass of a thread.
 
     Args:
-        begin: A method that is called before it begins. Its object is not kept alive.
-        end: A method that is called after it ended, with whether it ended without an error.
+        begin: A method that is called before it begins, with whether it builds a graph of its own. Its object is not
+            kept alive.
+        end: A method that is called after it ended, with whether it ended without an error, and the same.
     """
 
     _listeners: list[BackwardWatch] = []  # noqa: RUF012  (of the process, like what it wraps)
@@ -29,7 +30,7 @@ class BackwardWatch:
     _lock = threading.Lock()
     _running = threading.local()
 
-    def __init__(self, begin: Callable[[], None], end: Callable[[bool], None]) -> None:
+    def __init__(self, begin: Callable[[bool], None], end: Callable[[bool, bool], None]) -> None:
         self._begin, self._end = weakref.WeakMethod(begin), weakref.WeakMethod(end)
 
     @classmethod
@@ -63,9 +64,10 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         running = BackwardWatch._running
         depth = getattr(running, "depth", 0)
+        builds_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph", False))
         listeners = [] if depth else list(BackwardWatch._listeners)
         for listener in listeners:
-            _tell(listener._begin)
+            _tell(listener._begin, builds_graph)
         running.depth = depth + 1
         finished = False
         try:
@@ -75,7 +77,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             running.depth = depth
             for listener in listeners:
-                _tell(listener._end, finished)
+                _tell(listener._end, finished, builds_graph)
 
     return run_backward
 

@@ -41,6 +41,7 @@ class Known:
         is_pending: Whether an answer is on its way.
         is_improved: Whether its plan was or is being searched for longer.
         cannot_derive: Whether its profile cannot be derived from other shapes.
+        never_recorded: Whether it cannot be recorded either.
         steps: Number of steps.
         left_plan: Number of steps in a row that left the plan.
         reason: Why it is not planned, for the reader of the summary.
@@ -56,6 +57,7 @@ class Known:
     is_pending: bool = False
     is_improved: bool = False
     cannot_derive: bool = False
+    never_recorded: bool = False
     steps: int = 0
     left_plan: int = 0
     reason: str = ""
@@ -174,6 +176,8 @@ class Library:
 
     def _unknown(self, key: StepKey, known: Known, family: _Family, start_bytes: int, target_bytes: int) -> Decision:
         """Decide how to run a step without a profile."""
+        if known.never_recorded:
+            return "online"
         if family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN):
             family.recording += 1
             return "record"
@@ -269,6 +273,12 @@ class Library:
         known.minimum_bytes, known.cannot_derive = 0, False
         self._families[key.family].recorded[key.sizes] = profile
         self._fresh.append(key)
+
+    def cannot_record(self, key: StepKey, known: Known) -> None:
+        """Note that a kind of step has no profile, because its backward pass builds a graph of its own."""
+        self.not_recorded(key)
+        known.never_recorded = True
+        known.reason = "its backward pass builds a graph of its own (create_graph=True)"
 
     def not_recorded(self, key: StepKey) -> None:
         """Note that a step could not be recorded after all."""

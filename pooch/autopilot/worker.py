@@ -102,6 +102,8 @@ class PlanningWorker:
         if self._measuring is not None:
             self._measuring[0].kill()
             self._measuring[0].wait()
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def _serve(

@@ -75,6 +75,11 @@ class VersionProbe:
         """Whether the tensor was written over."""
         return self._probe is not None and version_of(self._probe) != self._version
 
+    @property
+    def can_tell(self) -> bool:
+        """Whether changes are detected at all."""
+        return self._probe is not None
+
 
 @cache
 def _nothing(device: torch.device) -> torch.Tensor:

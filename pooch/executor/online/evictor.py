@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _WRITE_AHEAD_SHARE = 0.5  # of what the step may use: from there on, the copy lane is kept busy
 _COPIES_AHEAD = 2
+_SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking for candidates takes time
 
 
 class Evictor:
@@ -154,7 +155,8 @@ class Evictor:
         with self.lock:
             freed_bytes = self._finish_copies_ahead()
             if freed_bytes < missing_bytes:
-                freed_bytes += self._evict_cheapest(missing_bytes - freed_bytes)
+                spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
+                freed_bytes += self._evict_cheapest(max(missing_bytes - freed_bytes, spare_bytes))
             for actions in list(self._planned):
                 if freed_bytes < missing_bytes:
                     freed_bytes += actions.let_go(missing_bytes - freed_bytes)
@@ -374,13 +376,19 @@ class Evictor:
     # The end ----------------------------------------------------------------------------------------------------------
 
     def changed(self, record: OnlineRecord) -> None:
-        """Prepare for an op that writes over a value: finish its copy, and forget its contents."""
+        """Prepare for an op that writes over a value's storage: finish its copy, and keep the storage from now on.
+
+        The tensors that autograd saved may be other parts of it, as in a recurrent cell whose gates are changed in place
+        one after the other. Their version counters tell, when they are read.
+        """
         with self.lock:
+            record.changed = True
+            if record.storage is None:
+                return  # the program no longer holds what left, so it is another storage that is written
             if record.ticket is not None:
                 record.ticket.wait()
                 record.ticket = None
-            record.changed = record.handles > 0
-            self._let_go(record)
+            self._forget_copy(record)
 
     def _handle_ended(self, record: OnlineRecord) -> None:
         record.handles -= 1
@@ -396,6 +404,9 @@ class Evictor:
             record.ticket.wait()
             record.ticket = None
         record.storage = None
+        self._forget_copy(record)
+
+    def _forget_copy(self, record: OnlineRecord) -> None:
         if record.room is not None:
             record.room.release()
             record.room = None

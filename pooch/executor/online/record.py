@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..engines.protocol import Ticket
-from ..records import PackedRecord, SavedRecord
+from ..records import PackedRecord, SavedRecord, changed_in_place
 from .tier import Room
 
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ class OnlineRecord(SavedRecord):
         is_copied: Whether the tier holds its bytes.
         ticket: The copy under way, if any: in, if `is_copied`, else out.
         saved_at: Position of its saving among all saves of the evictor's steps. A backward pass reads the latest first.
+        is_shared: Whether autograd holds the storage for its earlier contents too.
         is_busy: Whether it is being read or brought back, so that it must stay.
     """
 
     __slots__ = (
-        "__weakref__", "is_busy", "is_copied", "owner", "room", "saved_at", "size_bytes", "storage", "ticket", "value",
+        "__weakref__", "is_busy", "is_copied", "is_shared", "owner", "room", "saved_at", "size_bytes", "storage", "ticket", "value",
     )  # fmt: skip
 
     def __init__(self, value: int, owner: OnlineStep, storage: torch.UntypedStorage, saved_at: int) -> None:
@@ -46,17 +47,27 @@ class OnlineRecord(SavedRecord):
         self.ticket: Ticket | None = None
         self.is_copied = False
         self.is_busy = False
+        self.is_shared = False
 
     @property
     def is_held_elsewhere(self) -> bool:
         """Whether anything but this record holds the storage, so that dropping it would free nothing."""
-        return self.storage is None or use_count(self.storage._cdata) > 1
+        return self.storage is None or self.is_shared or use_count(self.storage._cdata) > 1
 
 
 class OnlineHandle(PackedRecord[OnlineRecord]):
     """What autograd holds in place of a tensor on an `OnlineRecord`."""
 
     __slots__ = ()
+
+    def check(self) -> None:
+        """Check that the tensor was not changed in place since it was saved, whatever happened to its storage.
+
+        Raises:
+            RuntimeError: PyTorch's own error, if it was.
+        """
+        if self.probe.moved() or (self.record.changed and not self.probe.can_tell):
+            raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
 
 
 use_count = torch._C._storage_Use_Count

@@ -74,6 +74,7 @@ class OnlineStep:
         self._running_thread = 0
         self._readers: dict[int, list[_Call]] = {}  # by the storage of a tensor from outside of the step
         self._out_of_date: set[int] = set()  # values whose calls read what has changed since
+        self._in_parts: set[int] = set()  # storages that autograd holds for earlier contents as well
         weakref.finalize(self, self.tier.close).atexit = False
 
     # The forward pass -------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class OnlineStep:
         base = tensor._base if tensor._is_view() else tensor
         if base is None or base.grad_fn is None:
             return True
-        return base.grad_fn._sequence_nr() < self._begin_number  # type: ignore[attr-defined]
+        return base.grad_fn._sequence_nr() < self._begin_number
 
     def _outer_changes(self, keys: list[int]) -> None:
         """Prepare for an op that changes tensors from outside: what is replayed from them has to be there before."""
@@ -188,6 +189,8 @@ class OnlineStep:
         """Note that an op is about to write over a value."""
         record = self.records.pop(value, None) if value is not None else None
         if record is not None:
+            if record.storage is not None:
+                self._in_parts.add(record.storage._cdata)
             self.evictor.changed(record)
 
     def _bind(self, tensor: torch.Tensor) -> int:
@@ -220,6 +223,7 @@ class OnlineStep:
             record = self.records.get(value)
             if record is None:
                 record = OnlineRecord(value, self, tensor.untyped_storage(), evictor.next_save())
+                record.is_shared = tensor.untyped_storage()._cdata in self._in_parts
                 self.records[value] = record
                 evictor.saved(record)
             elif record.storage is None:  # it left, and something made the tensor again
