@@ -87,10 +87,13 @@ class PoochCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self.auto = None
 
 
+_CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")  # the second is the name since transformers 5
+
+
 def _check(arguments: TrainingArguments) -> None:
-    """Checkpointing on top of a plan would recompute what the plan has already placed."""
-    if arguments.gradient_checkpointing:
-        raise UsageError(
-            "gradient_checkpointing=True leaves PoochCallback nothing to decide: set gradient_checkpointing=False "
-            "(the configs of TRL, such as SFTConfig, set it to True by default)"
-        )
+    for name in _CHECKPOINTING:
+        if getattr(arguments, name, False):
+            raise UsageError(
+                f"{name}=True leaves PoochCallback nothing to decide: set {name}=False (the configs of TRL, such as "
+                "SFTConfig, set it to True by default)"
+            )
