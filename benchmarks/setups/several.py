@@ -29,7 +29,7 @@ def gan(way: Way) -> None:
     for_generator = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
     for_discriminator = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
     real_label, fake_label = torch.ones(48, 1), torch.zeros(48, 1)
-    way.auto([generator, discriminator], [for_generator, for_discriminator])
+    way.auto([generator, discriminator])
     for _ in range(14):
         fake = generator(torch.randn(48, 32, 1, 1))
         for_discriminator.zero_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
@@ -37,7 +37,8 @@ class PoochCallback(Callback):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, budget: int | str, *, host_budget: int | str | None = None, cache: str | Path | None = None
     ) -> None:
-        self._budget, self._options = budget, {"host_budget": host_budget, "cache": cache}
+        self._budget = budget
+        self._options: dict[str, Any] = {"host_budget": host_budget, "cache": cache}
         self.auto: Auto | None = None
         self._summary: AutoSummary | None = None
 
@@ -49,9 +50,7 @@ class PoochCallback(Callback):  # type: ignore[misc, unused-ignore]
             raise UsageError(
                 f"{type(pl_module).__name__} has no submodule with parameters: hold the network as an attribute of it"
             )
-        optimizers = trainer.optimizers
-        optimizer = optimizers[0] if len(optimizers) == 1 else optimizers
-        self.auto = hold_budget(modules, self._budget, optimizer, **self._options)
+        self.auto = hold_budget(modules, self._budget, **self._options)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Detaches, and says so if nothing was covered."""

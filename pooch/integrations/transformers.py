@@ -37,7 +37,8 @@ class PoochCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, budget: int | str, *, host_budget: int | str | None = None, cache: str | Path | None = None
     ) -> None:
-        self._budget, self._options = budget, {"host_budget": host_budget, "cache": cache}
+        self._budget = budget
+        self._options: dict[str, Any] = {"host_budget": host_budget, "cache": cache}
         self.auto: Auto | None = None
         self._summary: AutoSummary | None = None
 
@@ -51,15 +52,13 @@ class PoochCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         state: TrainerState,
         control: TrainerControl,
         model: torch.nn.Module | None = None,
-        optimizer: Any = None,
         **kwargs: Any,
     ) -> None:
         """Attaches to the model."""
         _check(args)  # a callback that was added later saw no `on_init_end`
         self.remove()  # a training that ended with an error had no `on_train_end`
         assert model is not None
-        inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper lacks the hooks of an optimizer
-        self.auto = hold_budget(model, self._budget, inner, **self._options)
+        self.auto = hold_budget(model, self._budget, **self._options)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
