@@ -19,7 +19,7 @@ def main() -> None:
     data = DataLoader(TensorDataset(torch.randn(9000, 512)), batch_size=2048)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
 
-    auto = pooch.auto(model, "80MiB", optimizer)
+    auto = pooch.auto(model, "96MiB", optimizer)
     for _ in range(3):
         for (inputs,) in data:
             with accelerator.accumulate(model):
