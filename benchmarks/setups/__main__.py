@@ -118,9 +118,8 @@ def page(folder: Path) -> str:
     document = json.loads((folder / f"{NAME}.json").read_text())
     around = document["surroundings"]
     versions = ", ".join(f"{key} {value}" for key, value in around["software"].items())
-    failures = [
-        f"- {each['setup']}: {each['failure'].splitlines()[-1]}" for each in document["results"] if each["failure"]
-    ]
+    failed = [each for each in document["results"] if each["failure"]]
+    failures = [f"- {each['setup']}: {each['failure'].splitlines()[-1]}" for each in failed]
     parts = [PAGE_HEAD, f"Measured on {around['name']}; {versions}.\n", markdown_table(document["rows"])]
     return "\n".join([*parts, *(["", "Not done:", "", *failures] if failures else [])]) + "\n"
 
