@@ -12,10 +12,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHOWN = {
+    "accelerate_loop": "never passed",
     "guarded_training": "Repair(",
+    "ignite_engine": "never passed",
+    "lightning_trainer": "never passed",
+    "monai_segmentation": "never passed",
     "smallest_budget": "times the plain step",
+    "transformers_trainer": "never passed",
     "tutorial": "RunStats(",
     "whole_step": "region 'step'",
+}
+NEEDED = {
+    "accelerate_loop": ("accelerate",),
+    "ignite_engine": ("ignite",),
+    "lightning_trainer": ("lightning",),
+    "monai_segmentation": ("monai",),
+    "transformers_trainer": ("transformers", "accelerate"),
 }
 
 
@@ -28,6 +40,8 @@ def test_every_example_is_listed_and_has_a_line_to_look_for() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path: Path) -> None:
+    for package in NEEDED.get(path.stem, ()):
+        pytest.importorskip(package, reason=f"{path.name} needs the extra 'frameworks'")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     finished = subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, timeout=300, check=False, env=environment

@@ -1,0 +1,1 @@
+"""Training scripts as people write them, each run plainly and with Pooch: `python -m benchmarks.setups`."""
