@@ -378,8 +378,8 @@ class Evictor:
     def changed(self, record: OnlineRecord) -> None:
         """Prepare for an op that writes over a value's storage: finish its copy, and keep the storage from now on.
 
-        The tensors that autograd saved may be other parts of it, as in a recurrent cell whose gates are changed in place
-        one after the other. Their version counters tell, when they are read.
+        The tensors that autograd saved may be other parts of it, as in a recurrent cell whose gates are changed in
+        place one after the other. Their version counters tell when they are read.
         """
         with self.lock:
             record.changed = True

@@ -34,7 +34,8 @@ class OnlineRecord(SavedRecord):
     """
 
     __slots__ = (
-        "__weakref__", "is_busy", "is_copied", "is_shared", "owner", "room", "saved_at", "size_bytes", "storage", "ticket", "value",
+        "__weakref__", "is_busy", "is_copied", "is_shared", "owner", "room", "saved_at", "size_bytes", "storage",
+        "ticket", "value",
     )  # fmt: skip
 
     def __init__(self, value: int, owner: OnlineStep, storage: torch.UntypedStorage, saved_at: int) -> None:
