@@ -15,12 +15,14 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.mark.slow
-def test_the_python_example_runs_when_pasted_and_moves_activations(tmp_path: Path) -> None:
-    (pasted,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len([line for line in pasted.splitlines() if line.strip()]) <= 11
+def test_the_python_examples_run_when_pasted_and_move_activations(tmp_path: Path) -> None:
+    first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    for pasted in (first, second):
+        assert len([line for line in pasted.splitlines() if line.strip()]) <= 11
     script = tmp_path / "pasted.py"
+    held = "\nassert auto.summary().swapped_bytes + auto.summary().recomputed_ops > 0\n"
     moved = '\nassert set(plan.decisions.values()) != {"keep"}\nassert run.stats.mismatches == 0\n'
-    script.write_text(pasted + moved)
+    script.write_text(first + held + second + moved)
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr
     assert "RunStats" in finished.stdout

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ..units import format_bytes
 
+MOST_SHAPES = 12  # that are printed
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedShape:
@@ -83,7 +85,7 @@ class AutoSummary:
             f"pooch: {format_bytes(self.swapped_bytes)} swapped, {self.recomputed_ops} ops replayed, about "
             f"{self.lost_ms / 1000:.1f} s lost",
         ]
-        for shape in self.shapes:
+        for shape in self.shapes[:MOST_SHAPES]:
             planned = ""
             if shape.predicted_peak_bytes is not None and shape.predicted_slowdown is not None:
                 planned = (
@@ -93,4 +95,7 @@ class AutoSummary:
             plain = "" if shape.in_core_peak_bytes is None else f", plainly {format_bytes(shape.in_core_peak_bytes)}"
             why = f" ({shape.reason})" if shape.reason else ""
             lines.append(f"pooch: {shape.shapes}: {shape.steps} steps, {shape.decision}{plain}{planned}{why}")
-        return "\n".join([*lines, *(f"pooch: {event}" for event in self.events)])
+        if len(self.shapes) > MOST_SHAPES:
+            rest = self.shapes[MOST_SHAPES:]
+            lines.append(f"pooch: {len(rest)} other shapes: {sum(shape.steps for shape in rest)} steps")
+        return "\n".join(lines)
