@@ -33,13 +33,14 @@ def script_runner(script: str, arguments: Sequence[str]) -> Callable[[], None]:
     if is_package and path.is_dir() and not any(path.glob("__main__.py*")):
         raise UsageError(f"the directory {script} has no __main__.py: give the path of a Python file, or -m MODULE")
 
+    full = os.path.abspath(script)  # noqa: PTH100 - `python` does not resolve links here
+
     def run() -> None:
         if is_package:
-            with _as_main([script, *arguments], script):
+            with _as_main([script, *arguments], full):
                 runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
             return
         with _as_main([script, *arguments], str(path.resolve().parent)) as module:
-            full = os.path.abspath(script)  # noqa: PTH100 - `python` does not resolve links here
             vars(module).update(__file__=full, __cached__=None, __loader__=SourceFileLoader("__main__", full))
             exec(_code_of(full), vars(module))
 
