@@ -102,7 +102,7 @@ class ModelFinder:
         return self._governed_call(module) if any(each.requires_grad for each in parameters) else None
 
     def _is_outermost(self) -> bool:
-        if not self._is_on or os.getpid() != self._process or getattr(_ungoverned, "depth", 0):
+        if not self._is_on or os.getpid() != self._process or getattr(_ungoverned, "depth", 0) > 0:
             return False
         if self.auto is not None and self.auto.is_within_call():
             return False
@@ -119,9 +119,7 @@ class ModelFinder:
 
     def _govern(self, module: torch.nn.Module) -> None:
         if self.auto is None:
-            self.auto = auto(
-                module, self._budget, host_budget=self._host_budget, cache=self._cache, tell=self._tell
-            )
+            self.auto = auto(module, self._budget, host_budget=self._host_budget, cache=self._cache, tell=self._tell)
         else:
             self.auto.add(module)
 

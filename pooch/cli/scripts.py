@@ -82,10 +82,10 @@ def _as_main(argv: list[str], folder: str) -> Iterator[ModuleType]:
 
 def _code_of(path: str) -> CodeType:
     with io.open_code(path) as file:
-        code = pkgutil.read_code(file)  # a .pyc file
+        code: CodeType | None = pkgutil.read_code(file)  # a .pyc file
     if code is None:
         with io.open_code(path) as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+            return compile(file.read(), path, "exec", dont_inherit=True)
     return code
 
 

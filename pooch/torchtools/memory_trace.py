@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import record_function
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.profiler import ProfilerActivity
 
 from . import accelerators
@@ -206,7 +206,7 @@ def live_tensors() -> list[torch.Tensor]:
         kind = type(candidate)
         # torch.export leaves fake tensors behind, which name a device but have no memory there and may have no size.
         # A parameter of a lazy module has none yet either, and refuses nearly everything.
-        if issubclass(kind, (FakeTensor, UninitializedTensorMixin)):
+        if issubclass(kind, (FakeTensor, UninitializedParameter, UninitializedBuffer)):
             continue
         if issubclass(kind, torch.Tensor) and candidate.device.type == "cpu":
             found.append(candidate)

@@ -21,9 +21,7 @@ from .budgets import BudgetPlans, plan_budgets
 from .contents import page_contents
 
 DEFAULT_BUDGETS = 9
-NOTHING_LOADED = (
-    "default-src 'none'; form-action 'none'; base-uri 'none'; img-src data:; style-src 'unsafe-inline'"
-)
+NOTHING_LOADED = "default-src 'none'; form-action 'none'; base-uri 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def write_report(
