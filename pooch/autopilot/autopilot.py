@@ -464,7 +464,7 @@ def _modules_of(model: torch.nn.Module | None) -> Iterator[torch.nn.Module]:
 
 
 def _leave_child_alone() -> None:
-    """In a forked child, such as a worker that loads data: hold nothing. The threads that copy and plan are not here."""
+    """In a forked child, such as a worker that loads data: hold nothing. The threads of its parent are not here."""
     for held in list(_ACTIVE.values()):
         held._is_removed = True
         if held._running is not None:
