@@ -17,6 +17,7 @@ SHOWN = {
     "ignite_engine": "never passed",
     "lightning_trainer": "never passed",
     "monai_segmentation": "never passed",
+    "plain_script": "loss",
     "smallest_budget": "times the plain step",
     "transformers_trainer": "never passed",
     "tutorial": "RunStats(",
@@ -49,3 +50,20 @@ def test_an_example_runs(path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     assert SHOWN[path.stem] in finished.stdout
     assert "keeps its activations" not in finished.stderr, "no step leaves its plan"
+
+
+@pytest.mark.slow
+def test_the_plain_script_runs_under_a_budget_with_the_same_losses() -> None:
+    script = str(ROOT / "examples" / "plain_script.py")
+    outputs = []
+    for command in ((script,), ("-m", "pooch", "exec", "--budget", "60%", script)):
+        finished = subprocess.run(
+            [sys.executable, *command, "--steps", "8"], capture_output=True, text=True, timeout=300, check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stderr
+        outputs.append(finished.stdout)
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) == 8
+    assert "pooch: 8 steps: " in finished.stderr
+    assert "(never passed)" in finished.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -20,9 +21,9 @@ from ..executor.attachment import callable_parts
 from ..executor.engines import make_engine
 from ..executor.online import Evictor, live_bytes_of
 from ..executor.statistics import RunStats
-from ..ir import Plan
+from ..ir import Plan, Profile
 from ..profiler.live import is_profiling
-from ..torchtools.calls import CallRegion, refuse_taken
+from ..torchtools.calls import PLACE, CallRegion, refuse_compiled, refuse_taken
 from ..torchtools.training_state import model_device
 from ..units import format_bytes, parse_bytes
 from .backward import BackwardWatch
@@ -68,6 +69,7 @@ class _Running:
         self.begin_s = time.perf_counter()
         self.thread = threading.get_ident()
         self.is_open = True
+        self.is_whole = True  # no model was added while it ran, so it can be recorded
         self.calls = 0
 
 
@@ -100,8 +102,8 @@ class Auto:
                 f"a budget is held on {self._device.type} already: give all models in one list, as in "
                 "pooch.auto([generator, discriminator], ...), or call remove() on the other first"
             )
-        self.budget_bytes, self._share = _budget_of(budget)
-        self._models = [weakref.ref(model) for model in models]
+        self.budget_bytes, self._share = budget_of(budget)
+        self._models: list[Callable[[], torch.nn.Module | None]] = [weakref.ref(model) for model in models]
         self._name = " + ".join(type(model).__name__ for model in models)
         self._tell = tell or _announce
         host_bytes = None if host_budget is None else parse_budget(host_budget, None, name="host budget")
@@ -121,7 +123,9 @@ class Auto:
         self._lost_ms = 0.0
         self._warned = False
         self._is_removed = False
-        self._calls = [weakref.ref(each) for each in self._place(models)]
+        self._calls: list[weakref.ref[_GovernedCall]] = []
+        for number, model in enumerate(models):
+            self._place(model, number)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._state: OptimizerWatch | None = None
@@ -133,11 +137,61 @@ class Auto:
         self._closed.atexit = False
         _ACTIVE[self._device.type] = self
 
-    def _place(self, models: Sequence[torch.nn.Module]) -> Iterator[_GovernedCall]:
-        for number, model in enumerate(models):
-            yield _GovernedCall(model, self, number)
-            for _, part in callable_parts(model):
-                yield _GovernedCall(part, self, -1 - number)
+    def _place(self, model: torch.nn.Module, number: int) -> None:
+        placed = [_GovernedCall(model, self, number)]
+        placed += [_GovernedCall(part, self, -1 - number) for _, part in callable_parts(model)]
+        self._calls += [weakref.ref(each) for each in placed]
+
+    def add(self, model: torch.nn.Module) -> None:
+        """Hold the budget over a further model too, such as the second network of a GAN.
+
+        A part of a governed model, given on its own, is from now on also governed where it is called on its own.
+
+        Args:
+            model: The model. If parts of it were governed on their own, they belong to it from now on.
+
+        Raises:
+            UsageError: It is compiled, under a plan, or on another device.
+        """
+        for number, whole in enumerate(self._models):
+            if any(each is model for each in _modules_of(whole())):
+                if not isinstance(vars(model).get(PLACE), _GovernedCall):
+                    self._calls.append(weakref.ref(_GovernedCall(model, self, -1 - number)))
+                return
+        if model_device(model) != self._device:
+            raise UsageError(f"the budget is held on {self._device}, and the model is on {model_device(model)}")
+        refuse_compiled(model)
+        self.release(model)
+        refuse_taken(model)
+        free = (number for number, each in enumerate(self._models) if each() is None)
+        number = next(free, len(self._models))  # copies that live for one step share a number, and so their plans
+        self._models[number : number + 1] = [weakref.ref(model)]
+        self._place(model, number)
+        self._name = " + ".join(type(each).__name__ for each in self._living())
+        if self._running is not None:
+            self._running.is_whole = False
+
+    def release(self, model: torch.nn.Module) -> None:
+        """Hold the budget no longer over a model and its parts.
+
+        Args:
+            model: The model.
+        """
+        parts = list(model.modules())
+        for part in parts:
+            placed = vars(part).get(PLACE)
+            if isinstance(placed, _GovernedCall):
+                placed.remove()
+        for number, reference in enumerate(self._models):
+            if any(each is reference() for each in parts):
+                self._models[number] = _no_model  # others keep their numbers
+
+    def is_within_call(self) -> bool:
+        """Whether the calling thread is within a governed call."""
+        return getattr(self._depth, "now", 0) > 0
+
+    def _living(self) -> list[torch.nn.Module]:
+        return [model for model in (each() for each in self._models) if model is not None]
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
@@ -193,7 +247,7 @@ class Auto:
             self._go_online(running)
 
     def _begin(self, number: int, args: Any, kwargs: Any) -> None:
-        models = [model for model in (each() for each in self._models) if model is not None]
+        models = self._living()
         parameters = [parameter for model in models for parameter in model.parameters()]
         key = step_key(number, args, kwargs, models, parameters)
         self._look_between()
@@ -278,7 +332,7 @@ class Auto:
         self._close_forward(running)
         step_ms = (time.perf_counter() - running.begin_s) * 1000
         peak_bytes = self._live.peak()
-        profile = running.step.end(is_complete)
+        profile = running.step.end(is_complete and running.is_whole)
         if profile is not None:
             self._library.recorded(running.key, running.known, profile, running.calls)
             if self.budget_bytes is None and self._share is not None:
@@ -342,6 +396,11 @@ class Auto:
         return {key.text: plan for key, plan in self._library.plans.items()}
 
     @property
+    def planned(self) -> tuple[tuple[str, Profile, Plan], ...]:
+        """The shapes, the profile and the plan of each kind of step that has one."""
+        return tuple(self._library.planned())
+
+    @property
     def is_planning(self) -> bool:
         """Whether a plan is being made beside training."""
         return self._library.is_planning
@@ -396,6 +455,29 @@ class Auto:
 _ACTIVE = weakref.WeakValueDictionary()
 
 
+def _no_model() -> None:
+    return None
+
+
+def _modules_of(model: torch.nn.Module | None) -> Iterator[torch.nn.Module]:
+    return iter(()) if model is None else model.modules()
+
+
+def _leave_child_alone() -> None:
+    """In a forked child, such as a worker that loads data: hold nothing. The threads of its parent are not here."""
+    for held in list(_ACTIVE.values()):
+        held._is_removed = True
+        if held._running is not None:
+            held._close_forward(held._running)
+            held._running = None
+        held._live.ask(False)
+        held._live.let_go()
+    _ACTIVE.clear()
+
+
+os.register_at_fork(after_in_child=_leave_child_alone)
+
+
 def _close(backward: BackwardWatch, library: Library, evictor: Evictor) -> None:
     """Undo what a budget has put in place. It must not hold the budget, whose end may call it."""
     backward.stop()
@@ -403,8 +485,15 @@ def _close(backward: BackwardWatch, library: Library, evictor: Evictor) -> None:
     evictor.close()
 
 
-def _budget_of(budget: int | str) -> tuple[int | None, float | None]:
-    """Return the budget in bytes, or the share of the first step's in-core peak."""
+def budget_of(budget: int | str) -> tuple[int | None, float | None]:
+    """Return the budget in bytes, or the share of the first step's in-core peak.
+
+    Args:
+        budget: Bytes, a text such as "16GiB", or a share such as "60%".
+
+    Raises:
+        UsageError: It does not parse.
+    """
     if is_smallest(budget):
         raise UsageError(
             "the budget cannot be 'min' here, as nothing is known before the first step: give bytes or a %"

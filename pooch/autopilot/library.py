@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -296,6 +296,13 @@ class Library:
         """The plans that are in use."""
         self._take_answers()
         return {key: known.plan for key, known in self._known.items() if known.plan is not None}
+
+    def planned(self) -> Iterator[tuple[str, Profile, Plan]]:
+        """The shapes, profile and plan of each kind of step that has one; the most frequent first."""
+        self._take_answers()
+        for key, known in sorted(self._known.items(), key=lambda item: -item[1].steps):
+            if known.profile is not None and known.plan is not None:
+                yield key.text, known.profile, known.plan
 
     def shapes(self) -> tuple[PlannedShape, ...]:
         """What is known, for the summary; the most frequent steps first."""

@@ -23,13 +23,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .commands import cli
 
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    own = given[: given.index("exec")] if "exec" in given[:2] else given  # what follows may be meant for a script
+    debug = "--debug" in own
     try:
-        cli.main([each for each in given if each != "--debug"], prog_name="pooch", standalone_mode=False)
+        program = cli.main(
+            [*(each for each in own if each != "--debug"), *given[len(own) :]], prog_name="pooch", standalone_mode=False
+        )
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error gets an exit code
         if debug:
             traceback.print_exc()
         return _reported(error)
+    if callable(program):  # a user's, whose errors are not the command's
+        program()
     return SUCCESS
 
 

@@ -14,6 +14,7 @@ _COMMANDS = {
     "plan": "Choose keep, swap or recompute under a budget.",
     "run": "Train under a plan, and measure it.",
     "optimize": "Profile, plan, run and measure.",
+    "exec": "Run any training script under a budget.",
     "show": "Show a profile or a plan.",
     "report": "Write a plan as one HTML page, with other budgets.",
     "simulate": "Predict a step under a plan.",

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import record_function
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.profiler import ProfilerActivity
 
 from . import accelerators
@@ -204,7 +205,10 @@ def live_tensors() -> list[torch.Tensor]:
     for candidate in gc.get_objects():
         kind = type(candidate)
         # torch.export leaves fake tensors behind, which name a device but have no memory there and may have no size.
-        if issubclass(kind, torch.Tensor) and not issubclass(kind, FakeTensor) and candidate.device.type == "cpu":
+        # A parameter of a lazy module has none yet either, and refuses nearly everything.
+        if issubclass(kind, (FakeTensor, UninitializedParameter, UninitializedBuffer)):
+            continue
+        if issubclass(kind, torch.Tensor) and candidate.device.type == "cpu":
             found.append(candidate)
             if candidate.is_leaf and candidate.grad is not None:
                 found.append(candidate.grad)

@@ -19,6 +19,7 @@ COMMANDS = (
     "plan",
     "run",
     "optimize",
+    "exec",
     "show",
     "report",
     "simulate",

@@ -17,7 +17,7 @@ from torch._C._profiler import _EventType
 import pooch
 from pooch.errors import ProfileError
 from pooch.ir import Profile
-from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, quiet_collector, read_trace
+from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, live_bytes, quiet_collector, read_trace
 from pooch.torchtools.reported_memory import MemoryEvent
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -212,3 +212,12 @@ def test_a_trace_that_cannot_be_written_is_told_with_a_remedy(monkeypatch: pytes
     monkeypatch.setattr(Recorded, "save", cut_short)
     with pytest.raises(ProfileError, match="set TMPDIR to a directory with room"):
         read_trace(Recorded(as_cuda_reports()), CUDA)
+
+
+def test_parameters_without_a_shape_yet_are_no_bytes() -> None:
+    held = torch.ones(1000)
+    before = live_bytes(torch.device("cpu"))
+    lazy = torch.nn.LazyLinear(4)
+    assert live_bytes(torch.device("cpu")) == before >= held.nbytes
+    lazy(torch.ones(1, 5))
+    assert live_bytes(torch.device("cpu")) > before

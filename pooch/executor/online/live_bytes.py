@@ -47,6 +47,9 @@ class LiveBytes(Protocol):
     def ask(self, asks: bool) -> None:
         """Set whether the calling thread asks for room."""
 
+    def let_go(self) -> None:
+        """Have no room asked for from now on; counting goes on."""
+
     def close(self) -> None:
         """Stop counting."""
 
@@ -98,6 +101,10 @@ class CountedBytes:
         """Set whether the calling thread asks for room."""
         self._allocator.ask_for_room(asks)
 
+    def let_go(self) -> None:
+        """Have no room asked for from now on; counting goes on."""
+        self._allocator.lift_limit()
+
     def close(self) -> None:
         """Stop counting."""
         if self._is_open:
@@ -143,6 +150,9 @@ class DeviceBytes:
         """Do nothing."""
 
     def ask(self, asks: bool) -> None:
+        """Do nothing."""
+
+    def let_go(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -193,6 +203,9 @@ class WalkedBytes:
         """Do nothing."""
 
     def ask(self, asks: bool) -> None:
+        """Do nothing."""
+
+    def let_go(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -3,7 +3,11 @@
 // The page draws what the planner predicted. Everything it shows is in the element #data; text from there only ever
 // becomes text (textContent), or is escaped where Plotly would read it as markup.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+// One plan, or those of a run; the fragment of the address tells which of them is shown.
+const given = JSON.parse(document.getElementById("data").textContent);
+const pages = given.pages ?? [given];
+const chosen = pages[Number(location.hash.slice(1))] ? Number(location.hash.slice(1)) : 0;
+const data = pages[chosen];
 const CHOICES = ["keep", "swap", "recompute"];
 const STREAMS = { copy_in: "copy in", copy_out: "copy out", compute: "compute" };
 const KINDS = { op: "op", replay: "replay", stall: "waiting for a copy", copy: "copy" };
@@ -429,6 +433,10 @@ function buildControls() {
   const depths = [[0, "nothing"], ...Array.from({ length: deepest - 1 }, (_, place) => [place + 1, depthName(place + 1)])];
   byId("grouping").append(...[...depths, [Infinity, "layer"]].map(([value, text]) =>
     element("option", { value: String(value), textContent: text })));
+  if (byId("pages")) {
+    byId("pages").append(...pages.map((page, place) => element("option", { value: String(place), textContent: page.name })));
+    byId("pages").value = String(chosen);
+  }
   byId("budget").max = data.plans.length - 1;
   byId("budget").hidden = data.plans.length === 1;
 }
@@ -436,6 +444,10 @@ function buildControls() {
 const depthName = (depth) => `first ${depth === 1 ? "name" : `${depth} names`} of layer`;
 
 function listen() {
+  byId("pages")?.addEventListener("change", (event) => {
+    location.hash = event.target.value;
+    location.reload();
+  });
   byId("budget").addEventListener("input", (event) => choose(Number(event.target.value)));
   byId("given").addEventListener("click", () => choose(data.given));
   byId("more").addEventListener("click", () => {

@@ -21,7 +21,7 @@ from .budgets import BudgetPlans, plan_budgets
 from .contents import page_contents
 
 DEFAULT_BUDGETS = 9
-_NOTHING = "default-src 'none'; form-action 'none'; base-uri 'none'"
+NOTHING_LOADED = "default-src 'none'; form-action 'none'; base-uri 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def write_report(
@@ -78,22 +78,35 @@ def plotly_source() -> str:
 
 
 def page_text(contents: Record, library: str) -> str:
-    """The page.
-
-    Its policy lets a browser run the two scripts that it knows by their digests, and load nothing: whatever a label
-    holds is not executed.
-    """
-    script = _resource("page.js")
+    """The page of a plan."""
     plans, given = contents["plans"], contents["given"]
     assert isinstance(plans, list)
     assert isinstance(given, int)
-    return Template(_resource("page.html")).substitute(
-        policy=f"{_NOTHING}; img-src data:; style-src 'unsafe-inline'; script-src {_digests(library, script)}",
-        title=html.escape(str(contents["title"])),
-        summary=html.escape(str(plans[given]["summary"])),
-        style=_resource("page.css"),
+    return charted_page(str(contents["title"]), str(plans[given]["summary"]), contents, library)
+
+
+def charted_page(title: str, summary: str, data: Record, library: str, run: str = "") -> str:
+    """A page with charts.
+
+    Its policy lets a browser run the two scripts that it knows by their digests, and load nothing: whatever a label
+    holds is not executed.
+
+    Args:
+        title: The headline.
+        summary: What the charts show, for those who cannot see them.
+        data: What the script reads: the contents of one page, or of several as "pages".
+        library: The plotting library.
+        run: HTML that stands before the charts.
+    """
+    script = resource("page.js")
+    return Template(resource("page.html")).substitute(
+        policy=f"{NOTHING_LOADED}; script-src {_digests(library, script)}",
+        title=html.escape(title),
+        summary=html.escape(summary),
+        run=run,
+        style=resource("page.css"),
         library=library,
-        data=json_for_html(contents),
+        data=json_for_html(data),
         script=script,
     )
 
@@ -109,5 +122,6 @@ def _digests(*scripts: str) -> str:
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """A file that lies beside this one."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")

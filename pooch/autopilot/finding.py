@@ -1,0 +1,156 @@
+"""Finds the models that a program trains, so that a script runs under a budget without a line of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ..api.budgets import parse_budget
+from ..errors import UsageError
+from ..executor.online import live_bytes_of
+from ..torchtools.calls import PLACE, compiled_part
+from .autopilot import Auto, auto, budget_of
+from .backward import BackwardWatch
+from .stacks import is_ordinary_call
+from .summary import AutoSummary
+
+_compiling_now = torch._C._dynamo.eval_frame.get_eval_frame_callback
+# Wrappers of a model that call it. What they hold is governed in their place.
+_TRANSPARENT = ("DistributedDataParallel",)
+
+
+class ModelFinder:
+    """Puts every model that is trained under one budget, when it is called for the first time.
+
+    The outermost module that is called with gradients enabled and has trainable parameters is such a model. It is found
+    where `torch.nn.Module` looks for a compiled call, before the call begins, so the first step is governed as well.
+
+    Args:
+        budget: Device bytes of the process, or a share of the first step's in-core peak.
+        host_budget: Most bytes that a step may take in the swap tier. None: no limit.
+        cache: Directory in which plans are kept for the next run. None: they are not kept.
+        tell: Called with one line for each new plan, and for each model that cannot be governed.
+
+    Raises:
+        UsageError: A budget does not parse.
+
+    Attributes:
+        auto: What holds the budget, or None as long as no model was trained.
+        refusals: Why models are not under it, one line each.
+    """
+
+    def __init__(
+        self,
+        budget: int | str,
+        *,
+        host_budget: int | str | None = None,
+        cache: Path | None = None,
+        tell: Callable[[str], None],
+    ) -> None:
+        budget_of(budget)
+        if host_budget is not None:
+            parse_budget(host_budget, None, name="host budget")
+        self._budget, self._host_budget, self._cache, self._tell = budget, host_budget, cache, tell
+        self.auto: Auto | None = None
+        self.refusals: list[str] = []
+        self._live = live_bytes_of(torch.device("cpu"))  # from the beginning, so that every byte is counted
+        self._refused: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._process = os.getpid()
+        self._is_on = False
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._is_on = True
+        setattr(torch.nn.Module, PLACE, self)
+
+    def stop(self) -> AutoSummary | None:
+        """Look no longer, take the budget off, and return what happened, or None if no model was found."""
+        if self._is_on:
+            self._is_on = False
+            setattr(torch.nn.Module, PLACE, None)
+            self._live.close()
+        if self.auto is None:
+            return None
+        self.auto.remove()
+        return self.auto.summary()
+
+    # A module's own attribute comes first: that of a governed model, or of one that is compiled.
+    def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> Callable[..., Any] | None:
+        """Return what runs the call of a module that has no region, or None if nothing has to be done."""
+        if torch.compiler.is_compiling() or module is None or not torch.is_grad_enabled():
+            return None
+        if not self._is_outermost() or type(module).__name__ in _TRANSPARENT:
+            return None
+        if module in self._refused:
+            return partial(_ungoverned_call, module)
+        why = obstacle(module)
+        if why is not None:
+            self._refuse(module, why)
+            return partial(_ungoverned_call, module)
+        parameters = list(module.parameters())
+        if any(is_lazy(parameter) for parameter in parameters):  # it finds out its shapes
+            return partial(_ungoverned_call, module)
+        return self._governed_call(module) if any(each.requires_grad for each in parameters) else None
+
+    def _is_outermost(self) -> bool:
+        if not self._is_on or os.getpid() != self._process or getattr(_ungoverned, "depth", 0) > 0:
+            return False
+        if self.auto is not None and self.auto.is_within_call():
+            return False
+        return is_ordinary_call() and not BackwardWatch.is_running() and not callable(_compiling_now())
+
+    def _governed_call(self, module: torch.nn.Module) -> Callable[..., Any] | None:
+        try:
+            self._govern(module)
+        except UsageError as error:
+            self._refuse(module, str(error))
+            return partial(_ungoverned_call, module)
+        placed: Callable[..., Any] | None = vars(module).get(PLACE)
+        return placed
+
+    def _govern(self, module: torch.nn.Module) -> None:
+        if self.auto is None:
+            self.auto = auto(module, self._budget, host_budget=self._host_budget, cache=self._cache, tell=self._tell)
+        else:
+            self.auto.add(module)
+
+    def _refuse(self, module: torch.nn.Module, why: str) -> None:
+        """Leave a model alone from now on, and say so once."""
+        self._refused.add(module)
+        self.refusals.append(f"{type(module).__name__} is not under the budget: {why}")
+        self._tell(self.refusals[-1])
+        if self.auto is not None:
+            self.auto.release(module)
+
+
+_ungoverned = threading.local()
+
+
+def _ungoverned_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module that is left alone, and so are its parts."""
+    _ungoverned.depth = getattr(_ungoverned, "depth", 0) + 1
+    try:
+        return module._call_impl(*args, **kwargs)
+    finally:
+        _ungoverned.depth -= 1
+
+
+def obstacle(module: torch.nn.Module) -> str | None:
+    """Return why the activations of a module cannot be governed, in a few words, or None."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript runs it"
+    if compiled_part(module) is not None:
+        return "torch.compile has compiled it, or a part of it"
+    sharding: Any = sys.modules.get("torch.distributed.fsdp")
+    if sharding is not None and isinstance(module, sharding.FullyShardedDataParallel):
+        return "FSDP keeps its parameters in pieces"
+    return None

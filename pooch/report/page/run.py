@@ -1,0 +1,98 @@
+"""The page of a run under `pooch.auto`: what happened, the kinds of steps, and each plan as `pooch report` shows it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
+
+from ...autopilot.summary import AutoSummary, PlannedShape
+from ...ir import Plan, Profile
+from ...ir.files import replace_file
+from ...units import format_bytes
+from ..summaries import Record
+from .budgets import BudgetPlans
+from .contents import page_contents
+from .writing import NOTHING_LOADED, charted_page, plotly_source, resource
+
+_UNKNOWN = "–"  # noqa: RUF001 - a dash in a table
+_HEADS = ("Shapes", "Steps", "Run now", "Plain peak", "Planned peak", "Planned time", "Known from", "Remarks")
+
+
+def write_run_report(
+    summary: AutoSummary, planned: Sequence[tuple[str, Profile, Plan]], path: str | Path, *, title: str
+) -> None:
+    """Write what happened under a budget as one HTML file that needs no network.
+
+    Args:
+        summary: What happened.
+        planned: Shapes, profile and plan of each kind of step that has a plan.
+        path: The file to write.
+        title: What was run.
+
+    Raises:
+        UsageError: There is a plan, and plotly is not installed.
+        FileFormatError: The file cannot be written.
+    """
+    title = f"Run of {title}"
+    if planned:
+        run = _run(summary) + _choice()
+        pages = [_page(*each) for each in planned]
+        text = charted_page(title, str(pages[0]["summary"]), {"pages": pages}, plotly_source(), run)
+    else:
+        text = Template(resource("run.html")).substitute(
+            policy=NOTHING_LOADED,
+            title=html.escape(title),
+            style=resource("page.css"),
+            run=_run(summary),
+        )
+    replace_file(path, text.encode())
+
+
+def _page(shapes: str, profile: Profile, plan: Plan) -> Record:
+    contents = page_contents(profile, BudgetPlans((plan,), 0, ()))
+    plans = contents["plans"]
+    assert isinstance(plans, list)
+    return {**contents, "name": shapes, "summary": plans[0]["summary"]}
+
+
+def _run(summary: AutoSummary) -> str:
+    """What happened, and the table of the kinds of steps."""
+    told = [line.removeprefix("pooch: ") for line in str(summary).splitlines()]
+    lines = told[: len(told) - len(summary.shapes) - len(summary.events)]
+    parts = ["  <section>\n    <h2>What happened</h2>", *(f"    <p>{html.escape(line)}</p>" for line in lines)]
+    parts += ["  </section>\n  <section>\n    <h2>Kinds of steps</h2>", _table(_HEADS, map(_row, summary.shapes))]
+    if summary.events:
+        items = (f"      <li>{html.escape(event)}</li>" for event in summary.events)
+        parts += ["    <h2>Planning</h2>", '    <ul class="notes">', *items, "    </ul>"]
+    return "\n".join([*parts, "  </section>\n"])
+
+
+def _row(shape: PlannedShape) -> tuple[str, ...]:
+    slowdown = shape.predicted_slowdown
+    return (
+        shape.shapes,
+        f"{shape.steps:,}",
+        shape.decision,
+        _bytes(shape.in_core_peak_bytes),
+        _bytes(shape.predicted_peak_bytes),
+        _UNKNOWN if slowdown is None else f"{slowdown:.2f} of the plain time",
+        shape.origin,
+        shape.reason,
+    )
+
+
+def _bytes(size_bytes: int | None) -> str:
+    return _UNKNOWN if size_bytes is None else format_bytes(size_bytes)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ['    <div class="table-frame" tabindex="0" role="region" aria-label="Kinds of steps">', "    <table>"]
+    lines.append("      <tr>" + "".join(f'<th scope="col">{html.escape(head)}</th>' for head in heads) + "</tr>")
+    lines += ["      <tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+    return "\n".join([*lines, "    </table>", "    </div>"])
+
+
+def _choice() -> str:
+    return '  <section>\n    <label>Plan for steps of <select id="pages"></select></label>\n  </section>\n'
