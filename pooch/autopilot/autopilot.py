@@ -260,7 +260,7 @@ class Auto:
         decision, known = self._library.choose(key, start_bytes, self.budget_bytes)
         outlasts = can_outlast_the_call()
         if decision == "record" and (is_profiling() or not outlasts):
-            self._library.not_recorded(key)
+            self._library.not_recorded(key, known)
             decision = known.decision = "online"
         self._evictor.begin_step(stats)
         if self._share is not None and self.budget_bytes is None:
@@ -338,7 +338,7 @@ class Auto:
             if self.budget_bytes is None and self._share is not None:
                 self._budget_is(int(self._share * profile.peak_bytes))
         elif running.decision == "record":
-            self._library.not_recorded(running.key)
+            self._library.not_recorded(running.key, running.known)
         self._count(running, step_ms, peak_bytes)
         self._live.reset_peak()
 

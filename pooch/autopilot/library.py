@@ -42,6 +42,7 @@ class Known:
         is_improved: Whether its plan was or is being searched for longer.
         cannot_derive: Whether its profile cannot be derived from other shapes.
         never_recorded: Whether it cannot be recorded either.
+        failed_records: Number of times that recording it failed.
         steps: Number of steps.
         left_plan: Number of steps in a row that left the plan.
         reason: Why it is not planned, for the reader of the summary.
@@ -58,6 +59,7 @@ class Known:
     is_improved: bool = False
     cannot_derive: bool = False
     never_recorded: bool = False
+    failed_records: int = 0
     steps: int = 0
     left_plan: int = 0
     reason: str = ""
@@ -103,6 +105,7 @@ class Library:
         self._worker = PlanningWorker(estimate, measure)
         self._answers: list[tuple[StepKey, Known, Answer]] = []
         self._lock = threading.Lock()
+        self._is_warm = False  # whether a step was run
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
         self.events: list[str] = []
 
@@ -177,6 +180,9 @@ class Library:
     def _unknown(self, key: StepKey, known: Known, family: _Family, start_bytes: int, target_bytes: int) -> Decision:
         """Decide how to run a step without a profile."""
         if known.never_recorded:
+            return "online"
+        if not self._is_warm and target_bytes:
+            self._is_warm = True
             return "online"
         if family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN):
             family.recording += 1
@@ -262,12 +268,19 @@ class Library:
     def recorded(self, key: StepKey, known: Known, profile: Profile, calls: int) -> None:
         """Take the profile of a step that was recorded.
 
+        The first step of all takes longer than later ones, as libraries load and choose their kernels. It is only
+        recorded where its peak has to be known.
+
         Args:
             key: Its key.
             known: What was known of it.
             profile: The profile.
             calls: Number of calls of governed modules in it.
         """
+        if not self._is_warm:  # only its bytes are of use
+            self._is_warm = True
+            self._families[key.family].recording -= 1
+            return
         known.profile, known.origin, known.calls = profile, "recorded", calls
         known.plan = known.table = None
         known.minimum_bytes, known.cannot_derive = 0, False
@@ -276,13 +289,15 @@ class Library:
 
     def cannot_record(self, key: StepKey, known: Known) -> None:
         """Note that a kind of step has no profile, because its backward pass builds a graph of its own."""
-        self.not_recorded(key)
+        self.not_recorded(key, known)
         known.never_recorded = True
         known.reason = "its backward pass builds a graph of its own (create_graph=True)"
 
-    def not_recorded(self, key: StepKey) -> None:
-        """Note that a step could not be recorded after all."""
+    def not_recorded(self, key: StepKey, known: Known) -> None:
+        """Note that a step could not be recorded after all, as when no backward pass followed."""
         self._families[key.family].recording -= 1
+        known.failed_records += 1
+        known.never_recorded |= known.failed_records >= MOST_FAILURES
 
     # For the summary --------------------------------------------------------------------------------------------------
 

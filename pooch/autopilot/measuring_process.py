@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -12,14 +11,14 @@ from ..api.device_links import measure_device_link
 from ..api.hook_costs import with_hook_costs
 from ..ir import Profile
 from ..progress import silent
-from .planning_process import NICENESS
+from .planning_process import begin_aside
 
 
 def main(path: Path) -> None:
     """Complete the profile in a file."""
     from dataclasses import replace
 
-    os.nice(NICENESS)
+    begin_aside()
     torch.set_num_threads(1)
     profile = Profile.load(path)
     with_hook_costs(replace(profile, link=measure_device_link(torch.device("cpu"))), silent).save(path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,9 +18,15 @@ from .jobs import answer_saved, done, loaded
 NICENESS = 10
 
 
+def begin_aside() -> None:
+    """Let the training step go first, and leave Ctrl-C to the training program, at whose end this one ends."""
+    os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def main() -> None:
     """Do jobs until there are no more."""
-    os.nice(NICENESS)
+    begin_aside()
     for line in sys.stdin:
         data = json.loads(line)
         folder = Path(data["folder"])
