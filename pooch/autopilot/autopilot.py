@@ -70,6 +70,7 @@ class _Running:
         self.thread = threading.get_ident()
         self.is_open = True
         self.is_whole = True  # no model was added while it ran, so it can be recorded
+        self.is_read_elsewhere = False  # another thread runs a backward pass, perhaps that of this step
         self.calls = 0
 
 
@@ -231,7 +232,7 @@ class Auto:
         running = self._running
         if running is not None and running.thread != threading.get_ident():
             return False  # another thread trains under the budget, which bounds the whole process anyway
-        if running is not None and running.calls >= MOST_FORWARDS:
+        if running is not None and (running.calls >= MOST_FORWARDS or running.is_read_elsewhere):
             self._end(is_complete=False)
             running = None
         if running is None:
@@ -243,7 +244,7 @@ class Auto:
 
     def _look_at_calls(self, running: _Running) -> None:
         """Hold the budget from here on if a step that fits turns out to call more than the recorded one."""
-        if running.decision == "in-core" and 0 < running.known.calls < running.calls:
+        if running.decision == "in-core" and 0 < running.known.calls < running.calls and can_outlast_the_call():
             self._go_online(running)
 
     def _begin(self, number: int, args: Any, kwargs: Any) -> None:
@@ -276,8 +277,7 @@ class Auto:
                 assert known.plan is not None
                 return FollowingStep(self._evictor, known.plan, known)
             case "record":
-                model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
-                return RecordedStep(self._evictor, model, start_bytes, self._name)
+                return RecordedStep(self._evictor, models, start_bytes, self._name)
             case _:
                 return UnplannedStep(self._evictor)
 
@@ -298,6 +298,8 @@ class Auto:
         running = self._running
         if running is None or running.thread != threading.get_ident():
             self._evictor.hold()
+            if running is not None:
+                running.is_read_elsewhere = True
         elif builds_graph and running.is_open and running.outlasts:
             self._go_online(running)  # what this backward pass saves is read by the next one
         else:
@@ -428,9 +430,15 @@ class Auto:
         )
 
     def remove(self) -> None:
-        """Hold the budget no longer. A step that is running ends under it."""
+        """Hold the budget no longer. A step that is running ends under it.
+
+        Raises:
+            UsageError: If a step is running in another thread, which alone can end it.
+        """
         if self._is_removed:
             return
+        if self._running is not None and self._running.thread != threading.get_ident():
+            raise UsageError("a step is running in another thread: call remove() there, or after its backward pass")
         self._is_removed = True
         if self._running is not None:
             self._end(is_complete=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -11,8 +13,10 @@ from ..executor.actions import StepActions
 from ..executor.mode import following, looking, recognising
 from ..executor.online import Evictor, OnlineStep
 from ..executor.step import PlannedStep
+from ..errors import ProfileError
 from ..ir import Plan, Profile
 from ..profiler.live import LiveTrace
+from ..torchtools.mode_stacks import LooseStack
 from .library import NOT_MEASURED, Known
 
 
@@ -64,7 +68,8 @@ class UnplannedStep:
 
     def __init__(self, evictor: Evictor) -> None:
         step = OnlineStep(evictor)
-        self._forward = ExitStack()
+        self._forward = LooseStack()
+        weakref.finalize(self, self._forward.close).atexit = False
         self._forward.enter_context(recognising(step))
 
     def around_call(self) -> AbstractContextManager[None]:
@@ -84,16 +89,19 @@ class RecordedStep:
 
     Args:
         evictor: Holds the budget.
-        model: The governed models.
+        models: The governed models.
         persistent_bytes: Bytes that are live before the step.
         workload: Name for the reader of the profile.
     """
 
     left_plan = False
 
-    def __init__(self, evictor: Evictor, model: torch.nn.Module, persistent_bytes: int, workload: str) -> None:
+    def __init__(
+        self, evictor: Evictor, models: Sequence[torch.nn.Module], persistent_bytes: int, workload: str
+    ) -> None:
         self._workload = workload
-        self._trace: LiveTrace | None = LiveTrace(model, OnlineStep(evictor), persistent_bytes)
+        self._trace: LiveTrace | None = LiveTrace(models, OnlineStep(evictor), persistent_bytes)
+        weakref.finalize(self, self._trace.stop).atexit = False
         self._trace.open()
 
     def around_call(self) -> AbstractContextManager[None]:
@@ -113,7 +121,10 @@ class RecordedStep:
         if not is_complete:
             trace.stop()
             return None
-        return trace.profile(trace.record(), NOT_MEASURED, self._workload)
+        try:
+            return trace.profile(NOT_MEASURED, self._workload)
+        except ProfileError:
+            return None  # a profiler of the user's ended it, or part of the step ran in another thread
 
 
 class FollowingStep:
@@ -133,7 +144,8 @@ class FollowingStep:
         step = PlannedStep(actions, "follow", OnlineStep(evictor))
         self._step: PlannedStep | None = step
         self._stats = evictor.stats
-        self._forward = ExitStack()
+        self._forward = LooseStack()
+        weakref.finalize(self, self._forward.close).atexit = False
         self._forward.enter_context(following(step) if known.table.emptied else recognising(step))
 
     def around_call(self) -> AbstractContextManager[None]:

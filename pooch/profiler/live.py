@@ -7,18 +7,24 @@ reference count tells: as soon as nothing but the record holds it, the program h
 
 from __future__ import annotations
 
+import atexit
 import gc
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..errors import ProfileError
 from ..ir import Link, Profile
 from ..torchtools.effects import written_tensors
-from ..torchtools.memory_trace import MemoryTracer, marker
+from ..torchtools.memory_trace import MemoryTrace, MemoryTracer, marker
+from ..torchtools.mode_stacks import LooseStack
 from ..torchtools.operators import operator_facts
+from ..torchtools.other_profilers import told_of_profilers
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.tensors import has_plain_storage
 from .absences import without_absences
@@ -104,33 +110,55 @@ class _ReleasedPass:
 class LiveTrace:
     """One step that is recorded while it trains. Its forward pass lies between `open` and `close_forward`.
 
+    While it is open the collector is off. It does not keep the models alive, and a profiler of the user's ends it.
+
     Args:
-        model: The model; several are given as one `ModuleList`.
+        models: The models.
         step: The step that holds what autograd saves. It must not replay anything, as replays are no ops of the step.
         persistent_bytes: Device bytes that are live before the step.
     """
 
-    def __init__(self, model: torch.nn.Module, step: OnlineStep, persistent_bytes: int) -> None:
-        self._model, self._step, self._persistent_bytes = model, step, persistent_bytes
+    def __init__(self, models: Sequence[torch.nn.Module], step: OnlineStep, persistent_bytes: int) -> None:
+        self._models, self._step, self._persistent_bytes = [*map(weakref.ref, models)], step, persistent_bytes
         self._device = step.evictor.device
-        self._recorder = _LiveRecorder(model, step)
-        self._tracer: MemoryTracer | None = MemoryTracer(self._device)
+        self._recorder = _LiveRecorder(_as_one(models), step)
+        self._tracer: MemoryTracer | None = None
         self._unpacks: list[Unpack] = []
-        self._forward = ExitStack()
-        self._collects = gc.isenabled()
+        self._forward = LooseStack()
+        self._session = ExitStack()
+        self._thread = threading.get_ident()
 
     def open(self) -> None:
         """Begin to record, with hooks and modes in place until `close_forward`."""
-        gc.disable()  # it would free tensors at varying times
-        assert self._tracer is not None
-        self._tracer.start()
+        session = self._session
+        if gc.isenabled():
+            gc.disable()  # it would free tensors at varying times
+            session.callback(gc.enable)
         self._step.evictor.on_move = _marked
+        session.callback(setattr, self._step.evictor, "on_move", None)
+        atexit.register(self.stop)  # an interpreter that ends with a session open crashes
+        session.callback(atexit.unregister, self.stop)
+        self._tracer = MemoryTracer(self._device)
+        self._tracer.start()
+        session.enter_context(told_of_profilers(self._give_way))
         recorder, stack = self._recorder, self._forward
         recorder._enter_model()
         stack.callback(recorder._leave_model)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
         stack.enter_context(recorder.path.named())
         stack.enter_context(recorder)
+
+    def _give_way(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._end_session()
+
+    def _end_session(self) -> MemoryTrace | None:
+        """Stop tracing, and return the trace, or None if that is over."""
+        tracer, self._tracer = self._tracer, None
+        try:
+            return None if tracer is None else tracer.stop()
+        finally:
+            self._session.close()
 
     @contextmanager
     def around_call(self) -> Iterator[None]:
@@ -161,6 +189,8 @@ class LiveTrace:
 
     def _unpack(self, packed: tuple[int | None, object]) -> torch.Tensor:
         value, kept = packed
+        if self._tracer is None:  # a later backward pass through the same graph
+            return self._step.unpack(kept)
         with marker(f"unpack {len(self._unpacks)}"):
             tensor = self._step.unpack(kept)
         pointer = tensor.untyped_storage().data_ptr() if has_plain_storage(tensor) else 0
@@ -168,23 +198,31 @@ class LiveTrace:
         return tensor
 
     def stop(self) -> None:
-        """Give up, or finish after `record`."""
-        self._forward.close()
-        tracer, self._tracer = self._tracer, None
-        self._step.evictor.on_move = None
-        if tracer is not None:
-            tracer.stop()
-        if self._collects:
-            gc.enable()
+        """Give up. In another thread than that of the step nothing can be taken away."""
+        if threading.get_ident() == self._thread:
+            self._forward.close()
+            self._end_session()
 
-    def record(self) -> StepRecord:
-        """Stop recording after the backward pass, and return what was recorded."""
-        tracer, self._tracer = self._tracer, None
-        assert tracer is not None
-        with marker("end"):
-            pass
-        trace = tracer.stop()
-        self.stop()
+    def profile(self, link: Link, workload: str) -> Profile:
+        """Stop recording after the backward pass, and return the step with memory as if nothing had left the device.
+
+        Raises:
+            ProfileError: If the record has gaps.
+        """
+        if self._tracer is not None:
+            with marker("end"):
+                pass
+        self._forward.close()
+        trace = self._end_session()
+        models = [model for model in (reference() for reference in self._models) if model is not None]
+        if trace is None or len(models) < len(self._models):
+            raise ProfileError("the step was not recorded to its end")
+        try:
+            return self._profile(self._record(trace), _as_one(models), link, workload)
+        except KeyError as error:
+            raise ProfileError(f"the record of the step has gaps, such as {error}") from error
+
+    def _record(self, trace: MemoryTrace) -> StepRecord:
         values = self._recorder.values
         trace = without_absences(trace, values)
         unpacks = (
@@ -192,8 +230,7 @@ class LiveTrace:
         )
         return StepRecord(self._recorder, tuple(unpacks), trace)
 
-    def profile(self, record: StepRecord, link: Link, workload: str) -> Profile:
-        """Return the recorded step as a profile, with memory as if nothing had left the device."""
+    def _profile(self, record: StepRecord, model: torch.nn.Module, link: Link, workload: str) -> Profile:
         recorder = self._recorder
         released = _ReleasedPass([_Released(recorder.released.get(value.id)) for value in recorder.values])
         assembly = StepAssembly(record, released)  # type: ignore[arg-type]
@@ -202,7 +239,7 @@ class LiveTrace:
             times_ms[slot] = median_ms  # most likely it waited for a copy
         return assembled_profile(
             assembly,
-            self._model,
+            model,
             ProfileOptions(workload=workload),
             times_ms,
             self._persistent_bytes,
@@ -215,6 +252,10 @@ class LiveTrace:
             notes=("recorded from a training step under the online policy; the in-core time is the sum of op times",),
             sizes="requested" if self._device.type == "cpu" else "allocated",
         )
+
+
+def _as_one(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
+    return models[0] if len(models) == 1 else torch.nn.ModuleList(models)
 
 
 def is_profiling() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,7 @@ class ModulePath:
     """
 
     def __init__(self, model: torch.nn.Module, on_enter: Callable[[], None], on_leave: Callable[[], None]) -> None:
-        self._model = model
+        self._model = weakref.ref(model)  # what stays on PyTorch's stacks must not keep it alive
         self._names = {id(module): name for name, module in model.named_modules()}
         self._on_enter, self._on_leave = on_enter, on_leave
         self._stack: list[str] = []
@@ -40,7 +41,9 @@ class ModulePath:
         Raises:
             UsageError: if the model is compiled or under a plan.
         """
-        with self.named(), called_within(self._model, self._call, "profile"):
+        model = self._model()
+        assert model is not None, "it is being profiled"
+        with self.named(), called_within(model, self._call, "profile"):
             yield
 
     @contextmanager
