@@ -31,7 +31,7 @@ from .cache import PlanCache
 from .library import Decision, Known, Library
 from .optimizers import OptimizerWatch
 from .signature import StepKey, step_key
-from .stacks import can_outlast_the_call, is_ordinary_call
+from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call
 from .steps import FollowingStep, InCoreStep, RecordedStep, Step, UnplannedStep
 from .summary import AutoSummary
 
@@ -263,6 +263,9 @@ class Auto:
         if decision == "record" and (is_profiling() or not outlasts):
             self._library.not_recorded(key, known)
             decision = known.decision = "online"
+        if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
+            decision = known.decision = "in-core"
+            known.reason = "the program has saved tensor hooks of its own around it"
         self._evictor.begin_step(stats)
         if self._share is not None and self.budget_bytes is None:
             self._evictor.grow_with(self._share)

@@ -13,9 +13,14 @@ def can_outlast_the_call() -> bool:
     """Whether nothing lies on the stacks that the program may take away before the backward pass. Asked at the call."""
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+    if has_own_hooks():
         return False
     return torch._C._len_torch_function_stack() == 0 or _only_default_device()
+
+
+def has_own_hooks() -> bool:
+    """Whether saved tensor hooks are in place."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def _only_default_device() -> bool:

@@ -1,0 +1,421 @@
+"""`pooch.auto` around loops of every kind: bitwise those without it, within the budget, and gone after `remove()`."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from pooch.autopilot import Auto
+from pooch.autopilot.library import Library
+from pooch.errors import UsageError
+from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
+from pooch.torchtools.memory_trace import live_bytes
+from tests.children import child_environment
+from tests.executor.online.zoo import Cube, Layers, rows
+from tests.executor.support import assert_same
+
+pytestmark = pytest.mark.cpu
+Found = dict[str, Tensor]
+Loop = Callable[[nn.Module], Found]
+ROWS = 256
+ENOUGH_BYTES = 700_000  # above what is live before: for gradients, optimizer and a part of about 1 MB of activations
+
+
+@pytest.fixture(autouse=True)
+def no_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about steps without a plan, and about recorded ones."""
+    monkeypatch.setattr(Library, "_request", lambda *_: None)
+    monkeypatch.setattr("pooch.autopilot.worker.PlanningWorker.warm_up", lambda *_: None)
+
+
+def a_model() -> nn.Module:
+    torch.manual_seed(1)
+    return Layers(lambda hidden: Cube.apply(torch.tanh(hidden)), depth=5)
+
+
+@contextmanager
+def under(model: nn.Module | list[nn.Module], budget: int | str = ENOUGH_BYTES) -> Iterator[Auto]:
+    """A budget, in bytes above those that are live."""
+    gc.collect()
+    models = [model] if isinstance(model, nn.Module) else model
+    budget = budget if isinstance(budget, str) else budget + live_bytes(torch.device("cpu"))
+    with Auto(models, budget, tell=lambda _: None) as auto:
+        yield auto
+
+
+def loss_of(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def everything(model: nn.Module, losses: list[Tensor]) -> Found:
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return state | {"losses": torch.stack(losses).detach(), "random state": torch.get_rng_state()}
+
+
+def ragged(model: nn.Module) -> Found:
+    optimizer, losses = torch.optim.AdamW(model.parameters()), []
+    for count in (ROWS, 100, 200, ROWS, 100, 300):
+        optimizer.zero_grad()
+        losses.append(loss_of(model(rows(count))))
+        losses[-1].backward()
+        optimizer.step()
+    return everything(model, losses)
+
+
+def accumulated(model: nn.Module) -> Found:
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for number in range(6):
+        loss = loss_of(model(rows(ROWS)))
+        loss.backward()
+        losses.append(loss)
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return everything(model, losses)
+
+
+def evaluated_between(model: nn.Module) -> Found:
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for number in range(4):
+        loss = loss_of(model(rows(ROWS)))
+        with torch.no_grad():
+            losses.append(loss_of(model(rows(50))))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad() if number % 2 else nullcontext():
+            losses.append(loss_of(model(rows(ROWS))))
+        model.train()
+    return everything(model, losses)
+
+
+def failing_now_and_then(model: nn.Module) -> Found:
+    losses = []
+    for number in range(6):
+        try:
+            if number == 1:
+                model(torch.ones(3, 3))  # a shape that does not fit
+            output = model(rows(ROWS))
+            if number in (0, 3):
+                raise ValueError("the loss is wrong")
+            losses.append(loss_of(output))
+            losses[-1].backward()
+        except (ValueError, RuntimeError):
+            continue
+    assert len(losses) == 3
+    return everything(model, losses) | {str(i): p.grad.clone() for i, p in enumerate(model.parameters())}
+
+
+def with_lbfgs(model: nn.Module) -> Found:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    data, losses = rows(ROWS), []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model(data))
+        loss.backward()
+        losses.append(loss)
+        return loss
+
+    optimizer.step(closure)
+    return everything(model, losses)
+
+
+def with_functional_gradients(model: nn.Module) -> Found:
+    losses, found = [], {}
+    for number in range(3):
+        data = rows(ROWS).requires_grad_()
+        loss = loss_of(model(data))
+        (force,) = torch.autograd.grad(loss, data, create_graph=True)
+        losses.append(loss + force.square().sum())
+        losses[-1].backward()
+        found[str(number)] = force.detach()
+    return everything(model, losses) | found
+
+
+def in_another_thread(model: nn.Module) -> Found:
+    losses = []
+    for number in range(4):
+        losses.append(loss_of(model(rows(ROWS))))
+        if number % 2:
+            thread = threading.Thread(target=losses[-1].backward)
+            thread.start()
+            thread.join()
+        else:
+            losses[-1].backward()
+    return everything(model, losses) | {str(i): p.grad.clone() for i, p in enumerate(model.parameters())}
+
+
+class Counting(TorchDispatchMode):
+    """A mode of the program's that counts the matrix products and nothing of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:  # type: ignore[type-arg, override]
+        self.count += "mm" in str(func)
+        return func(*args, **(kwargs or {}))  # type: ignore[operator]
+
+
+@contextmanager
+def shifted_hooks() -> Iterator[None]:
+    """Hooks of the program's, which change what is read, so that it shows where they apply."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor * 2):
+        yield
+
+
+def own(context: Callable[[], AbstractContextManager[object]], around: str) -> Loop:
+    """A loop with a context of the program's around parts of its steps."""
+
+    def loop(model: nn.Module) -> Found:
+        losses, counts = [], []
+        for _ in range(3):
+            with context() if around == "everything" else nullcontext() as everywhere:
+                with context() if around == "forward" else nullcontext() as forward:
+                    output = model(rows(ROWS))
+                with context() if around == "loss and backward" else nullcontext() as after:
+                    loss = loss_of(output)
+                    with context() if around == "backward" else nullcontext() as backward:
+                        loss.backward()
+            losses.append(loss)
+            counts += [each.count for each in (everywhere, forward, after, backward) if isinstance(each, Counting)]
+        assert not counts or min(counts) > 0
+        gradients = {str(i): p.grad.clone() for i, p in enumerate(model.parameters())}
+        return everything(model, losses) | gradients | {"counts": torch.tensor(counts)}
+
+    return loop
+
+
+LOOPS: dict[str, Loop] = {
+    "ragged": ragged,
+    "accumulated": accumulated,
+    "evaluated between": evaluated_between,
+    "failing now and then": failing_now_and_then,
+    "LBFGS": with_lbfgs,
+    "functional gradients": with_functional_gradients,
+    "backward in another thread": in_another_thread,
+    **{
+        f"{name} around {around}": own(context, around)
+        for name, context in (("a mode", Counting), ("hooks", shifted_hooks))
+        for around in ("everything", "forward", "loss and backward", "backward")
+    },
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_are_those_without_it(name: str) -> None:
+    model = a_model()
+    torch.manual_seed(2)
+    plain = LOOPS[name](model)
+    model = a_model()
+    torch.manual_seed(2)
+    with under(model) as auto:
+        found = LOOPS[name](model)
+    assert_same(plain, found)
+    summary = auto.summary()
+    if name in ("hooks around everything", "hooks around forward"):
+        assert summary.steps_in_core == summary.steps > 0  # the program decides itself what is kept, and how
+        return
+    assert summary.steps_online
+    assert summary.swapped_bytes or summary.recomputed_ops
+    if name not in ("a mode around everything", "a mode around forward"):
+        assert summary.steps_recorded
+    if name != "functional gradients":  # what a graph of gradients saves cannot leave
+        assert summary.steps_over_budget == 0
+
+
+def test_a_share_of_the_first_step_becomes_the_budget() -> None:
+    model = a_model()
+    with under(model, "60%") as auto:
+        assert auto.budget_bytes is None
+        for _ in range(4):
+            model.zero_grad()
+            loss_of(model(rows(ROWS))).backward()
+        (shape,) = {each.in_core_peak_bytes for each in auto.summary().shapes if each.in_core_peak_bytes}
+        assert auto.budget_bytes == int(0.6 * shape)
+    assert auto.summary().swapped_bytes or auto.summary().recomputed_ops
+
+
+def test_several_models_share_one_budget() -> None:
+    def adversarial(generator: nn.Module, critic: nn.Module) -> Found:
+        torch.manual_seed(2)
+        optimizers = [torch.optim.Adam(each.parameters()) for each in (generator, critic)]
+        losses = []
+        for _ in range(3):
+            made = generator(rows(ROWS))
+            losses.append(loss_of(critic(made.detach())) - loss_of(critic(rows(ROWS))))
+            losses[-1].backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+            losses.append(-loss_of(critic(made)))
+            losses[-1].backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+        return everything(nn.ModuleList([generator, critic]), losses)
+
+    plain = adversarial(a_model(), a_model())
+    pair = [a_model(), a_model()]
+    with under(pair, 1_100_000) as auto:
+        assert_same(plain, adversarial(*pair))
+    summary = auto.summary()
+    assert summary.steps == 6
+    assert summary.swapped_bytes or summary.recomputed_ops
+
+
+def test_a_flop_counter_between_counts_the_backward_pass() -> None:
+    model = a_model()
+
+    def flops() -> int:
+        output = model(rows(ROWS))
+        with FlopCounterMode(display=False) as counter:
+            loss_of(output).backward()
+        return int(counter.get_total_flops())
+
+    plain = flops()
+    with under(model):
+        assert flops() == plain > 0
+
+
+def test_a_second_budget_is_refused() -> None:
+    with under(a_model()), pytest.raises(UsageError, match="a budget is held on cpu already"):
+        Auto([a_model()], 10**6)
+
+
+def test_a_compiled_model_is_refused() -> None:
+    model = a_model()
+    model.compile(backend="eager")
+    with pytest.raises(UsageError, match="compiled"):
+        Auto([model], 10**6)
+
+
+@pytest.mark.parametrize("budget", ["min", "0%", "120%", "-5%", "many", -3])
+def test_budgets_that_make_no_sense_are_refused(budget: str | int) -> None:
+    with pytest.raises(UsageError) as caught:
+        Auto([a_model()], budget)
+    assert "\n" not in str(caught.value)
+
+
+def is_counting() -> bool:
+    allocator = counting_allocator()
+    assert isinstance(allocator, CountingAllocator)
+    tensor = torch.ones(100)
+    return allocator.knows(tensor.data_ptr())
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_removing_it_within_a_step(steps_before: int) -> None:
+    """The process is as before at once, and the step still ends as it would have."""
+    model = a_model()
+    with under(model) as auto:
+        for _ in range(steps_before):
+            loss_of(model(rows(ROWS))).backward()
+        model.zero_grad()
+        torch.manual_seed(3)
+        loss = loss_of(model(rows(ROWS)))
+        assert is_counting()
+        auto.remove()
+        assert not is_counting()
+        assert torch._C._len_torch_dispatch_stack() == 0
+        assert gc.isenabled()
+        loss.backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.manual_seed(3)
+    loss_of(model(rows(ROWS))).backward()
+    assert all(map(torch.equal, found, [p.grad for p in model.parameters()]))
+    assert auto.summary().swapped_bytes or auto.summary().recomputed_ops
+
+
+def test_another_thread_cannot_remove_it_within_a_step() -> None:
+    model, errors = a_model(), []
+    with under(model) as auto:
+        loss = loss_of(model(rows(ROWS)))
+
+        def remove() -> None:
+            with pytest.raises(UsageError, match="another thread"):
+                auto.remove()
+            errors.append("refused")
+
+        thread = threading.Thread(target=remove)
+        thread.start()
+        thread.join()
+        assert errors == ["refused"]
+        loss.backward()
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_it_goes_with_its_model(steps_before: int) -> None:
+    """Also within a step, whose hooks and modes go too (checked after the test)."""
+    model = a_model()
+    auto = Auto([model], live_bytes(torch.device("cpu")) + ENOUGH_BYTES, tell=lambda _: None)
+    for _ in range(steps_before):
+        loss_of(model(rows(ROWS))).backward()
+    loss = loss_of(model(rows(ROWS)))
+    gone = weakref.ref(auto)
+    del model, auto, loss
+    gc.collect()
+    assert gone() is None
+    assert not is_counting()
+    with under(a_model()):
+        pass  # it can be held again
+
+
+def test_a_profiler_of_the_users_has_precedence() -> None:
+    model = a_model()
+    with under(model) as auto:
+        output = model(rows(ROWS))
+        with torch.profiler.profile() as within:
+            loss_of(output).backward()
+        with torch.profiler.profile() as around:
+            loss_of(model(rows(ROWS))).backward()
+        loss_of(model(rows(ROWS))).backward()
+    for profiler in (within, around):
+        assert any("mm" in event.key for event in profiler.key_averages())
+    assert [shape.in_core_peak_bytes is not None for shape in auto.summary().shapes].count(True) == 1
+
+
+def test_a_process_that_ends_within_a_step_ends_well() -> None:
+    text = "import torch; from pooch.autopilot import Auto; m = torch.nn.Linear(8, 8); a = Auto([m], 10**6); m(torch.ones(1, 8))"
+    done = subprocess.run([sys.executable, "-c", text], env=child_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_cannot_be_recorded_is_not_tried_for_ever() -> None:
+    model = a_model()
+    with under(model) as auto:
+        for _ in range(10):
+            thread = threading.Thread(target=loss_of(model(rows(ROWS))).backward)
+            thread.start()
+            thread.join()
+            model.zero_grad()
+        auto.summary()
+        assert auto.summary().steps_recorded < 9
+
+
+def test_steps_leave_nothing_behind() -> None:
+    model = a_model()
+    live = []
+    with under(model) as auto:
+        for number in range(60):
+            if number == 10:
+                gc.collect()
+                gc.disable()
+            loss_of(model(rows(ROWS))).backward()
+            model.zero_grad()
+            live.append(auto._live.now())
+        gc.enable()
+        assert auto._evictor._records == {}
+    assert len(set(live[12:])) == 1
