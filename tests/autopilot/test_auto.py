@@ -65,7 +65,7 @@ def everything(model: nn.Module, losses: list[Tensor]) -> Found:
 
 def ragged(model: nn.Module) -> Found:
     optimizer, losses = torch.optim.AdamW(model.parameters()), []
-    for count in (ROWS, 100, 200, ROWS, 100, 300):
+    for count in (ROWS, 100, 200, ROWS, 100, 260):
         optimizer.zero_grad()
         losses.append(loss_of(model(rows(count))))
         losses[-1].backward()
