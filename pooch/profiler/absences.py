@@ -1,7 +1,8 @@
 """Takes out of a memory trace what an evictor did, so that it shows the step as if nothing had left the device.
 
-Two kinds of markers, of no duration, tell: `left VALUE POINTER` before a value's bytes are freed, and `returned VALUE
-POINTER` after memory for them was allocated again. Without these two events a value's life is what it would have been.
+Markers of no duration tell: `left VALUE POINTER` before a value's bytes are freed, and `returned VALUE POINTER` after
+memory for them was allocated again. Without these two events a value's life is what it would have been. `ended VALUE 0`
+is where autograd releases a value that is away, which would be freed there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..torchtools.memory_trace import MemoryTrace
 from ..torchtools.reported_memory import MemoryEvent
 from .recorder import ValueRecord
 
-LEFT, RETURNED = "left", "returned"
+LEFT, RETURNED, ENDED = "left", "returned", "ended"
 
 
 def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> MemoryTrace:
@@ -28,6 +29,7 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
         values: The recorded values, changed in place.
     """
     events: list[MemoryEvent | None] = list(trace.events)
+    ended: list[MemoryEvent] = []
     of_pointer: dict[int, list[int]] = {}
     for number, event in enumerate(trace.events):
         of_pointer.setdefault(event.pointer, []).append(number)
@@ -50,10 +52,13 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
 
     for marker in trace.markers:
         kind, _, rest = marker.name.partition(" ")
-        if kind not in (LEFT, RETURNED):
+        if kind not in (LEFT, RETURNED, ENDED):
             continue
         value, pointer = map(int, rest.split())
         own = -1 - value
+        if kind == ENDED:
+            ended.append(MemoryEvent(marker.start_ns, own, -values[value].size_bytes))
+            continue
         if kind == LEFT:
             freed = after(pointer, marker.start_ns)
             moved(before(pointer, marker.start_ns), own)
@@ -63,7 +68,8 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
             moved(after(pointer, marker.start_ns), own)
         if freed is not None:
             events[freed] = None
-    return replace(trace, events=tuple(event for event in events if event is not None))
+    kept = [event for event in events if event is not None]
+    return replace(trace, events=tuple(sorted([*kept, *ended], key=lambda event: event.time_ns)))
 
 
 def _rename(values: Sequence[ValueRecord], value: int, pointer: int) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pooch.errors import ProfileError
+from pooch.executor import apply_plan
 from pooch.executor.online import Evictor, OnlineStep
 from pooch.executor.statistics import RunStats
 from pooch.ir import Profile
@@ -93,3 +95,50 @@ def test_it_is_the_profile_of_the_ordinary_session(kind: str, pressure: bool) ->
     ours, theirs = without_times(live), without_times(ordinary)
     for name in theirs.__dataclass_fields__:
         assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_it_can_be_planned_and_the_plan_runs() -> None:
+    torch.manual_seed(1)
+    model, forward = ZOO["own results"]()
+    forward().backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with holding() as evictor, without_collector():
+        live = recorded(model, forward, evictor, 200_000)
+        assert evictor.stats.swapped_out_bytes
+    model.zero_grad()
+    with apply_plan(tight_plan(live, mixed(live)), model) as run:
+        with run.step():
+            loss = forward()
+        loss.backward()
+        assert run.stats.mismatches == 0
+        assert run.stats.swapped_out_bytes
+        assert run.stats.recomputed_ops
+    assert all(map(torch.equal, plain, [p.grad for p in model.parameters()]))
+
+
+def test_gradients_of_a_recorded_step_are_those_of_a_plain_one() -> None:
+    torch.manual_seed(1)
+    model, forward = ZOO["own function"]()
+    forward().backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with holding() as evictor:
+        recorded(model, forward, evictor, 200_000)
+        assert evictor.stats.swapped_out_bytes
+    assert all(map(torch.equal, plain, [p.grad for p in model.parameters()]))
+
+
+def test_a_record_that_is_given_up_is_told() -> None:
+    torch.manual_seed(1)
+    model, forward = ZOO["own results"]()
+    with holding() as evictor:
+        evictor.begin_step(RunStats())
+        trace = LiveTrace([model], OnlineStep(evictor), 0)
+        trace.open()
+        loss = forward()
+        trace.stop()
+        trace.stop()
+        loss.backward()
+        with pytest.raises(ProfileError, match="not recorded to its end"):
+            trace.profile(LINK, "")

@@ -44,8 +44,9 @@ class Evictor:
         stats: Counters of the current step.
         missing_bytes: The most by which live bytes had to pass the budget in the current step, as nothing more could
             leave.
-        on_move: Called with "left", the value and its address before its bytes are freed, and with "returned", the
-            value and its new address after memory was allocated for them. None: nobody wants to know.
+        on_move: Called with "left", the value and its address before its bytes are freed, with "returned", the value
+            and its new address after memory was allocated for them, and with "ended", the value and 0 if it is read no
+            more while it is away. None: nobody wants to know.
     """
 
     def __init__(
@@ -396,6 +397,8 @@ class Evictor:
             owner = record.owner()
             if owner is not None:
                 owner.records.pop(record.value, None)
+            if self.on_move is not None and record.storage is None:
+                self.on_move("ended", record.value, 0)
             self._let_go(record)
 
     def _let_go(self, record: OnlineRecord) -> None:
