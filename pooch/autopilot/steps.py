@@ -9,11 +9,11 @@ from typing import Protocol
 
 import torch
 
+from ..errors import ProfileError
 from ..executor.actions import StepActions
 from ..executor.mode import following, looking, recognising
 from ..executor.online import Evictor, OnlineStep
 from ..executor.step import PlannedStep
-from ..errors import ProfileError
 from ..ir import Plan, Profile
 from ..profiler.live import LiveTrace
 from ..torchtools.mode_stacks import LooseStack

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 Entered = TypeVar("Entered")
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks  # type: ignore[attr-defined]
-_push_hooks = torch._C._autograd._push_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+_push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 
 
 class LooseStack(ExitStack):
@@ -51,16 +51,16 @@ class LooseStack(ExitStack):
 @contextmanager
 def _modes_lifted(mode: TorchDispatchMode | None) -> Iterator[None]:
     """Take away the modes above one. Only the base class knows how, as their own methods may also print and count."""
-    lifted = []
+    lifted: list[TorchDispatchMode] = []
     if mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
-        while (top := _get_current_dispatch_mode()) is not mode:
-            TorchDispatchMode.__exit__(top, None, None, None)  # type: ignore[no-untyped-call]
+        while (top := _get_current_dispatch_mode()) is not None and top is not mode:
+            TorchDispatchMode.__exit__(top, None, None, None)
             lifted.append(top)
     try:
         yield
     finally:
         for each in reversed(lifted):
-            TorchDispatchMode.__enter__(each)  # type: ignore[no-untyped-call]
+            TorchDispatchMode.__enter__(each)
 
 
 @contextmanager

@@ -388,7 +388,13 @@ def test_a_profiler_of_the_users_has_precedence() -> None:
 
 
 def test_a_process_that_ends_within_a_step_ends_well() -> None:
-    text = "import torch; from pooch.autopilot import Auto; m = torch.nn.Linear(8, 8); a = Auto([m], 10**6); m(torch.ones(1, 8))"
+    text = """
+import torch
+from pooch.autopilot import Auto
+model = torch.nn.Linear(8, 8)
+auto = Auto([model], 10**6)
+model(torch.ones(1, 8))
+"""
     done = subprocess.run([sys.executable, "-c", text], env=child_environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

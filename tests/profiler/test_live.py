@@ -64,15 +64,15 @@ def recorded(model: nn.Module, forward: Callable[[], Tensor], evictor: Evictor, 
 
 def without_times(profile: Profile) -> Profile:
     """What two profiles of one step have in common."""
-    start_bytes = profile.persistent_bytes
+    start = profile.persistent_bytes
     ops = tuple(
-        replace(op, time_ms=0.0, **{f: getattr(op, f) - start_bytes for f in ("entry_bytes", "peak_bytes") if hasattr(op, f)})
+        replace(op, time_ms=0.0, entry_bytes=op.entry_bytes - start, peak_bytes=op.peak_bytes - start)
         for op in profile.ops
     )
     values = tuple(replace(value, touches=None, saved_outside_model=False) for value in profile.values)
     return replace(
-        profile, ops=ops, values=values, persistent_bytes=0, peak_bytes=profile.peak_bytes - start_bytes, step_ms=0.0, notes=(),
-        workload="", model_begin=0, model_end=profile.forward_ops, time_factor=1.0, mode="run",
+        profile, ops=ops, values=values, persistent_bytes=0, peak_bytes=profile.peak_bytes - start, step_ms=0.0,
+        notes=(), workload="", model_begin=0, model_end=profile.forward_ops, time_factor=1.0, mode="run",
     )  # fmt: skip
 
 

@@ -90,9 +90,8 @@ def _build(library: Path, abi: str) -> None:
             )  # fmt: skip
             made.replace(library)
     except subprocess.CalledProcessError as error:
-        lines = [line for line in error.stderr.splitlines() if "error" in line]
-        raise BuildError(
-            f"{compiler[0]} failed: {(lines or error.stderr.splitlines() or ['no message'])[0]}"
-        ) from error
+        lines = error.stderr.splitlines()
+        first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+        raise BuildError(f"{compiler[0]} failed: {first}") from error
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{compiler[0]} took more than {BUILD_LIMIT_S} s") from error
