@@ -186,6 +186,9 @@ def test_it_knows_what_it_counts() -> None:
     with counting() as allocator:
         later = block(1)
         assert [allocator.knows(tensor.data_ptr()) for tensor in (earlier, later)] == [False, True]
+        address = later.data_ptr()
+        del later
+        assert not allocator.knows(address)
 
 
 def test_an_error_in_what_makes_room_is_reported_and_the_allocation_goes_ahead(

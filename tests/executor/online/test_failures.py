@@ -156,40 +156,39 @@ def _nothing() -> Iterator[None]:
 
 
 def test_of_ops_that_overlap_none_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An op in another thread must not put its call in the place of the one that it overlaps with."""
+    """Else an op that ends while another runs would be replayed as that one."""
     copies_cost(monkeypatch, 1e9)
-    began, ended = threading.Event(), threading.Event()
+    first_runs, second_runs, first_ended = threading.Event(), threading.Event(), threading.Event()
 
-    class Slow(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, argument: Tensor) -> Tensor:
-            return slow_sine(argument)
-
-        @staticmethod
-        def backward(ctx: object, gradient: Tensor) -> Tensor:
-            return gradient
-
-    @torch.library.custom_op("pooch_tests::slow_sine", mutates_args=())
-    def slow_sine(argument: Tensor) -> Tensor:
-        began.set()
-        assert ended.wait(60)
+    @torch.library.custom_op("pooch_tests::first", mutates_args=())
+    def first(argument: Tensor) -> Tensor:
+        first_runs.set()
+        assert second_runs.wait(60)
         return argument.sin()
+
+    @torch.library.custom_op("pooch_tests::second", mutates_args=())
+    def second(argument: Tensor) -> Tensor:
+        second_runs.set()
+        assert first_ended.wait(60)
+        return argument.cos()
+
+    first.register_autograd(lambda ctx, gradient: gradient)
 
     with holding() as evictor:
         evictor.begin_step(RunStats())
         step = OnlineStep(evictor)
-        leaf, other = torch.rand(1000, requires_grad=True), torch.rand(1000)
+        leaf = torch.rand(1000, requires_grad=True)
 
         def beside() -> None:
-            began.wait(60)
+            first_runs.wait(60)
             with recognising(step):
-                other.cos()
-            ended.set()
+                second(leaf.detach())
 
         thread = threading.Thread(target=beside)
         thread.start()
         with recognising(step):
-            hidden = Slow.apply(leaf)
+            hidden = first(leaf)
+            first_ended.set()
             loss = hidden.exp().sum() + hidden.square().sum()
         thread.join()
         expected = leaf.detach().sin()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pooch.autopilot.library import Known
-from pooch.autopilot.steps import FollowingStep
+from pooch.autopilot.steps import FollowingStep, Step, UnplannedStep
 from pooch.executor.statistics import RunStats
 from pooch.executor.table import ActionTable
 from pooch.ir import Choice, Profile
@@ -63,13 +63,13 @@ def test_what_is_left_of_the_step_is_as_plain(
     plan = tight_plan(profile, decided(profile, choice))
     model.change = CHANGES[name]
 
-    def step(follow: Callable[[], FollowingStep] | None) -> list[Tensor]:
+    def step(follow: Callable[[], Step] | None) -> list[Tensor]:
         model.zero_grad()
         following = None if follow is None else follow()
         loss = model(inputs).square().mean()
         if following is not None:
             following.close_forward()
-            assert following.left_plan
+            assert following.left_plan == isinstance(following, FollowingStep)
         loss.backward()
         return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
@@ -85,9 +85,18 @@ def test_what_is_left_of_the_step_is_as_plain(
         found = step(lambda: FollowingStep(evictor, plan, Known(plan=plan, table=ActionTable.of(plan))))
         assert evictor.live.peak() <= evictor.budget_bytes + evictor.missing_bytes
         assert evictor._records == {}
+        missing_bytes = evictor.missing_bytes
+
+        model.zero_grad()
+        evictor.set_budget(evictor.live.now() + room_bytes)
+        evictor.begin_step(RunStats())
+        step(lambda: UnplannedStep(evictor))
+        online_missing_bytes = evictor.missing_bytes
     assert all(map(torch.equal, plain, found))
     assert stats.mismatches == 1
     assert stats.swapped_out_bytes or stats.recomputed_ops
+    if choice in ("keep", "swap"):
+        assert missing_bytes <= online_missing_bytes
 
 
 def test_a_planned_step_without_room_for_what_it_keeps_lets_it_go() -> None:

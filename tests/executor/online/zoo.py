@@ -196,7 +196,7 @@ def statistics_on_the_way(region: Region) -> Found:
 
     model = Moving()
     with region():
-        loss = model(model(rows())).square().mean()
+        loss = model(rows()).square().mean()
     loss.backward()
     return found_in(model)
 
