@@ -69,7 +69,7 @@ class UnplannedStep:
     def __init__(self, evictor: Evictor) -> None:
         step = OnlineStep(evictor)
         self._forward = LooseStack()
-        weakref.finalize(self, self._forward.close).atexit = False
+        weakref.finalize(self, self._forward.close)
         self._forward.enter_context(recognising(step))
 
     def around_call(self) -> AbstractContextManager[None]:
@@ -145,7 +145,7 @@ class FollowingStep:
         self._step: PlannedStep | None = step
         self._stats = evictor.stats
         self._forward = LooseStack()
-        weakref.finalize(self, self._forward.close).atexit = False
+        weakref.finalize(self, self._forward.close)
         self._forward.enter_context(following(step) if known.table.emptied else recognising(step))
 
     def around_call(self) -> AbstractContextManager[None]:

@@ -1,8 +1,9 @@
 """Takes out of a memory trace what an evictor did, so that it shows the step as if nothing had left the device.
 
-Markers of no duration tell: `left VALUE POINTER` before a value's bytes are freed, and `returned VALUE POINTER` after
-memory for them was allocated again. Without these two events a value's life is what it would have been. `ended VALUE 0`
-is where autograd releases a value that is away, which would be freed there.
+Markers of no duration tell: `left VALUE POINTER SIZE` before a value's bytes are freed, and `returned VALUE POINTER
+SIZE` after memory for them was allocated again. Without these two events a value's life is what it would have been.
+`ended VALUE 0 SIZE` is where autograd releases a value that is away, which would be freed there. Values of other steps
+that are alive have negative numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..torchtools.reported_memory import MemoryEvent
 from .recorder import ValueRecord
 
 LEFT, RETURNED, ENDED = "left", "returned", "ended"
+_OTHERS = 2**60
 
 
 def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> MemoryTrace:
@@ -54,15 +56,16 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
         kind, _, rest = marker.name.partition(" ")
         if kind not in (LEFT, RETURNED, ENDED):
             continue
-        value, pointer = map(int, rest.split())
-        own = -1 - value
+        value, pointer, size_bytes = map(int, rest.split())
+        own = -1 - value if value >= 0 else value - _OTHERS
         if kind == ENDED:
-            ended.append(MemoryEvent(marker.start_ns, own, -values[value].size_bytes))
+            ended.append(MemoryEvent(marker.start_ns, own, -size_bytes))
             continue
         if kind == LEFT:
             freed = after(pointer, marker.start_ns)
             moved(before(pointer, marker.start_ns), own)
-            _rename(values, value, own)
+            if value >= 0:
+                _rename(values, value, own)
         else:
             freed = before(pointer, marker.start_ns)
             moved(after(pointer, marker.start_ns), own)

@@ -39,6 +39,7 @@ from .timing import slot_times_ms
 
 if TYPE_CHECKING:
     from ..executor.online import OnlineStep
+    from ..executor.online.record import OnlineRecord
 
 
 class _LiveRecorder(ForwardRecorder):
@@ -90,11 +91,6 @@ class _LiveRecorder(ForwardRecorder):
         return result, max(0.0, elapsed_ms - (self._online.evictor.stall_ms - before_ms))
 
 
-def _marked(kind: str, value: int, pointer: int) -> None:
-    with marker(f"{kind} {value} {pointer}"):
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class _Released:
     """What `StepAssembly` needs to know of the pass in which autograd keeps nothing."""
@@ -126,6 +122,7 @@ class LiveTrace:
         self._unpacks: list[Unpack] = []
         self._forward = LooseStack()
         self._session = ExitStack()
+        self._others: dict[OnlineRecord, int] = {}
         self._thread = threading.get_ident()
 
     def open(self) -> None:
@@ -134,7 +131,7 @@ class LiveTrace:
         if gc.isenabled():
             gc.disable()  # it would free tensors at varying times
             session.callback(gc.enable)
-        self._step.evictor.on_move = _marked
+        self._step.evictor.on_move = self._moved
         session.callback(setattr, self._step.evictor, "on_move", None)
         atexit.register(self.stop)  # an interpreter that ends with a session open crashes
         session.callback(atexit.unregister, self.stop)
@@ -147,6 +144,14 @@ class LiveTrace:
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
         stack.enter_context(recorder.path.named())
         stack.enter_context(recorder)
+
+    def _moved(self, kind: str, record: OnlineRecord, pointer: int) -> None:
+        """Mark what the evictor does. Values of other steps that are alive get numbers that no value has."""
+        value = (
+            record.value if record.owner() is self._step else -self._others.setdefault(record, 1 + len(self._others))
+        )
+        with marker(f"{kind} {value} {pointer} {record.size_bytes}"):
+            pass
 
     def _give_way(self) -> None:
         if threading.get_ident() == self._thread:

@@ -231,7 +231,7 @@ def test_loops_are_those_without_it(name: str) -> None:
         return
     assert summary.steps_online
     assert summary.swapped_bytes or summary.recomputed_ops
-    if name not in ("a mode around everything", "a mode around forward"):
+    if name not in ("a mode around everything", "a mode around forward", "LBFGS", "functional gradients"):
         assert summary.steps_recorded
     if name != "functional gradients":  # what a graph of gradients saves cannot leave
         assert summary.steps_over_budget == 0

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from pooch.errors import ProfileError
 from pooch.executor import apply_plan
+from pooch.executor.mode import recognising
 from pooch.executor.online import Evictor, OnlineStep
 from pooch.executor.statistics import RunStats
 from pooch.ir import Profile
@@ -142,3 +143,23 @@ def test_a_record_that_is_given_up_is_told() -> None:
         loss.backward()
         with pytest.raises(ProfileError, match="not recorded to its end"):
             trace.profile(LINK, "")
+
+
+def test_what_other_steps_hold_may_leave_meanwhile() -> None:
+    """Their values are no part of the record, whose curve does not show that they left either."""
+    torch.manual_seed(1)
+    model, forward = ZOO["own results"]()
+    ordinary = quick_profile(forward, model)
+    model.zero_grad()
+    with holding() as evictor, without_collector():
+        evictor.begin_step(RunStats())
+        with recognising(OnlineStep(evictor)):
+            earlier = forward()
+        model.zero_grad()
+        live = recorded(model, forward, evictor, (ordinary.peak_bytes - ordinary.persistent_bytes) // 2)
+        assert evictor.stats.swapped_out_bytes
+        assert any(record.value >= 2**40 and record.storage is None for record in evictor._records)
+        del earlier
+    ours, theirs = without_times(live), without_times(ordinary)
+    assert ours.ops == theirs.ops
+    assert ours.peak_bytes == theirs.peak_bytes

@@ -44,9 +44,9 @@ class Evictor:
         stats: Counters of the current step.
         missing_bytes: The most by which live bytes had to pass the budget in the current step, as nothing more could
             leave.
-        on_move: Called with "left", the value and its address before its bytes are freed, with "returned", the value
-            and its new address after memory was allocated for them, and with "ended", the value and 0 if it is read no
-            more while it is away. None: nobody wants to know.
+        on_move: Called with "left", a record and its address before its bytes are freed, with "returned", a record and
+            its new address after memory was allocated for them, and with "ended", a record and 0 if it is read no more
+            while it is away. None: nobody wants to know.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Evictor:
         self._largest_bytes = 0
         self._most_higher_bytes = 0
         self._share: float | None = None
-        self.on_move: Callable[[str, int, int], None] | None = None
+        self.on_move: Callable[[str, OnlineRecord, int], None] | None = None
         self._asking = threading.local()
         self._planned: weakref.WeakSet[StepActions] = weakref.WeakSet()
 
@@ -232,7 +232,7 @@ class Evictor:
 
     def _drop(self, record: OnlineRecord) -> int:
         if self.on_move is not None and record.storage is not None:
-            self.on_move("left", record.value, record.storage.data_ptr())
+            self.on_move("left", record, record.storage.data_ptr())
         record.storage = None
         owner = record.owner()
         if owner is not None:
@@ -341,7 +341,7 @@ class Evictor:
         assert record.room is not None
         storage = new_storage(record.size_bytes, self.device)  # asks for room
         if self.on_move is not None:
-            self.on_move("returned", record.value, storage.data_ptr())
+            self.on_move("returned", record, storage.data_ptr())
         record.storage = storage
         record.ticket = record.room.copy_in(storage)
         self.stats.swapped_in_bytes += record.size_bytes
@@ -398,7 +398,7 @@ class Evictor:
             if owner is not None:
                 owner.records.pop(record.value, None)
             if self.on_move is not None and record.storage is None:
-                self.on_move("ended", record.value, 0)
+                self.on_move("ended", record, 0)
             self._let_go(record)
 
     def _let_go(self, record: OnlineRecord) -> None:

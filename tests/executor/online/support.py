@@ -70,7 +70,7 @@ class Seen:
 
 def run_plainly(make: Callable[[], Training]) -> Seen:
     """Without an evictor."""
-    with holding() as evictor:
+    with without_collector(), holding() as evictor:
         torch.manual_seed(5)
         train = make()
         start_bytes = evictor.live.now()
@@ -86,7 +86,7 @@ def _nothing() -> Iterator[None]:
 
 def run_online(make: Callable[[], Training], budget_bytes: int, engine: CpuEngine | None = None) -> Seen:
     """Under an evictor that holds a budget above what is live before the step."""
-    with holding(engine=engine) as evictor:
+    with without_collector(), holding(engine=engine) as evictor:
         torch.manual_seed(5)
         train = make()
         start_bytes = evictor.live.now()
