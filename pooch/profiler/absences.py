@@ -63,6 +63,8 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
             continue
         if kind == LEFT:
             freed = after(pointer, marker.start_ns)
+            if freed is not None and trace.events[freed].size_bytes > 0:
+                freed = None  # it is from before the trace, which does not tell of its end
             moved(before(pointer, marker.start_ns), own)
             if value >= 0:
                 _rename(values, value, own)
