@@ -42,11 +42,15 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
         position = bisect_right(numbers, time_ns, key=lambda n: trace.events[n].time_ns) - 1
         return numbers[position] if position >= 0 else None
 
-    def after(pointer: int, time_ns: int) -> int | None:
-        """The first event at an address after a time."""
+    def after(pointer: int, time_ns: int, is_free: bool = False) -> int | None:
+        """The first event at an address after a time, if it is a free where one is asked for.
+
+        The trace does not tell of frees of blocks from before it.
+        """
         numbers = of_pointer.get(pointer, [])
         position = bisect_left(numbers, time_ns, key=lambda n: trace.events[n].time_ns)
-        return numbers[position] if position < len(numbers) else None
+        found = numbers[position : position + 1]
+        return next((n for n in found if not is_free or trace.events[n].size_bytes < 0), None)
 
     def moved(number: int | None, pointer: int) -> None:
         if number is not None and events[number] is not None:
@@ -62,9 +66,7 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
             ended.append(MemoryEvent(marker.start_ns, own, -size_bytes))
             continue
         if kind == LEFT:
-            freed = after(pointer, marker.start_ns)
-            if freed is not None and trace.events[freed].size_bytes > 0:
-                freed = None  # it is from before the trace, which does not tell of its end
+            freed = after(pointer, marker.start_ns, is_free=True)
             moved(before(pointer, marker.start_ns), own)
             if value >= 0:
                 _rename(values, value, own)
