@@ -81,6 +81,7 @@ class _LiveRecorder(ForwardRecorder):
         if facts.written or facts.written_names:
             for key in written_tensors(facts, args, kwargs):
                 self._online.overwritten(self._value_of.get(key))
+        self._online.evictor.look_before((args, kwargs))
         result = super()._dispatch(func, args, kwargs)
         self._online.evictor.write_ahead()
         return result

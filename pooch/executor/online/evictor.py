@@ -8,13 +8,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...analysis.eviction import distance, online_score
 from ...errors import TierError
-from ...torchtools.tensors import new_storage
+from ...torchtools.tensors import find_tensors, has_plain_storage, new_storage
 from ..engines.protocol import CopyEngine
 from ..lock import StepLock
 from ..statistics import RunStats, WarnOnce
@@ -166,6 +166,16 @@ class Evictor:
         elapsed_ms = (time.perf_counter() - start) * 1000
         self.stall_ms += elapsed_ms
         self.stats.host_stall_ms += elapsed_ms
+
+    def look_before(self, arguments: Any) -> None:
+        """Make room before an op, which is thought to need as much as its arguments take.
+
+        Args:
+            arguments: Its arguments, in any nesting.
+        """
+        if not self.live.asks:
+            tensors = (tensor for tensor in find_tensors(arguments) if has_plain_storage(tensor))
+            self.look(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
 
     def look(self, needed_bytes: int) -> None:
         """Make room before an op or a read where allocations do not ask for it.

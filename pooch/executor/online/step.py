@@ -14,7 +14,7 @@ import torch
 from ...errors import PlanMismatch
 from ...torchtools.effects import StorageMap, find_plain_keys, written_tensors
 from ...torchtools.operators import call_refusal, reads_statistics
-from ...torchtools.tensors import copied_storage, find_tensors, has_plain_storage, storage_key
+from ...torchtools.tensors import copied_storage, has_plain_storage, storage_key
 from ..records import changed_in_place, pack_kept
 from ..replay import MadeArgument, OuterArgument, RecordedCall, record_call, replay_call, tensor_arguments
 from .evictor import Evictor
@@ -98,8 +98,7 @@ class OnlineStep:
             value = self.values.get(key)
             inside = inside and value is not None and value >= 0
             self.overwritten(value)
-        if not self.evictor.live.asks:
-            self.evictor.look(sum(_bytes_of(tensor) for tensor in find_tensors((args, kwargs))))
+        self.evictor.look_before((args, kwargs))
         if not self._is_mine():
             return
         # An op that changes a tensor from outside cannot run a second time.
@@ -352,10 +351,6 @@ class OnlineStep:
                 if record is None or (record.storage is None and not record.is_copied):
                     ahead.append(read)
         return [found[first] for first in sorted(found)]
-
-
-def _bytes_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes() if has_plain_storage(tensor) else 0
 
 
 def _changed_statistics(func: Any, facts: Any, args: Any) -> list[torch.Tensor]:
