@@ -78,7 +78,16 @@ def starting_orders(instance: Instance) -> list[Order]:
     """Return the eight orders that a search begins with."""
     lifetimes, sizes = instance.lifetimes.astype(float), instance.sizes.astype(float)
     steps = (instance.upper - instance.lower).astype(float)
-    keys = [lifetimes, sizes, lifetimes * sizes, instance.upper, -instance.lower, lifetimes**2 * sizes, steps, steps * sizes]
+    keys = [
+        lifetimes,
+        sizes,
+        lifetimes * sizes,
+        instance.upper,
+        -instance.lower,
+        lifetimes**2 * sizes,
+        steps,
+        steps * sizes,
+    ]
     return [_descending(key) for key in keys]
 
 

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 _DECODES = 100  # of one round of the search over orders, fewer if blocks are many
 _PLACEMENTS = 50_000  # in one round of the search over orders, about
 _LOOKS = 1000  # at neighbours, per block, of one round of ejections
+_MOST_LOOKS = 2_000_000
 _STALE_ROUNDS = 60  # without a better order, after which the search starts again
+_SHIFTS = 4  # of neighbours, after a block took its place
 _STEPS = 20  # the ceiling falls by this part of the way to the bound
-_MAX_PAIRS = 20_000_000  # of blocks that live together; with more there are no ejections
 _WORD = 2**64 - 1
 
 
@@ -240,20 +241,18 @@ class _OrderSearch:
 class _Ejections:
     """Ejections under a ceiling below the best arena.
 
-    A block that has no place takes the one where it ejects the blocks of the least weight, and gains weight itself.
-    Once all have a place, the ceiling falls.
+    A block that has no place takes the one where it ejects the blocks of the least weight, and gains weight itself; some
+    of its neighbours shift. Once all have a place, the ceiling falls.
     """
 
     def __init__(self, blocks: _Blocks, granule: int, best: _Best) -> None:
         self._in, self._granule, self._best = blocks, granule, best
         self._known_arena: int | None = None
-        self._neighbours = _neighbours(blocks)
+        self._by_lower = sorted(range(blocks.n), key=blocks.lower.__getitem__)
 
     def round(self, random: _Random) -> None:
-        if not self._neighbours:
-            return
         looks = k = 0
-        while looks < _LOOKS * self._in.n and self._best.arena > self._in.bound:
+        while looks < min(_LOOKS * self._in.n, _MOST_LOOKS) and self._best.arena > self._in.bound:
             if k % 16 == 0 and self._in.is_late():
                 return
             if self._known_arena != self._best.arena:
@@ -282,27 +281,44 @@ class _Ejections:
             heights[start:end] = [offsets[block] + blocks.size[block]] * (end - start)
         self._best.arena, self._best.offsets = max(heights), list(offsets)
 
+    def _neighbours(self, block: int) -> list[int]:
+        blocks, start, end = self._in, self._in.lower[block], self._in.upper[block]
+        return [b for b in self._by_lower if blocks.upper[b] > start and blocks.lower[b] < end and b != block]
+
     def _place_one(self, random: _Random) -> int:
         blocks, offsets, homeless = self._in, self._offsets, self._homeless
         chosen = len(homeless) - 1 if random.below(2) == 1 else random.below(len(homeless))
         block = homeless[chosen]
         homeless[chosen] = homeless[-1]
         homeless.pop()
-        position, weight = self._lightest_position(block, random)
+        others = self._neighbours(block)
+        position, weight = self._lightest_position(block, others, random)
         offsets[block] = start = position * blocks.alignment[block]
         end = start + blocks.size[block]
-        for other in self._neighbours[block]:
+        for other in others:
             if self._is_placed[other] and start < offsets[other] + blocks.size[other] and offsets[other] < end:
                 self._is_placed[other] = False
                 homeless.append(other)
         self._weight[block] += weight > 0
         self._is_placed[block] = True
-        return len(self._neighbours[block])
+        if not others:
+            return 0
+        shifted = [others[random.below(len(others))] for _ in range(_SHIFTS)]
+        return len(others) + sum(self._shift(other, random) for other in shifted)
 
-    def _lightest_position(self, block: int, random: _Random) -> tuple[int, int]:
+    def _shift(self, block: int, random: _Random) -> int:
+        """Move a block to another place where it is free to lie, so that the gaps about it change."""
+        if not self._is_placed[block]:
+            return 0
+        others = self._neighbours(block)
+        position, _ = self._lightest_position(block, others, random)
+        self._offsets[block] = position * self._in.alignment[block]
+        return len(others)
+
+    def _lightest_position(self, block: int, others: list[int], random: _Random) -> tuple[int, int]:
         """Return a position, in units of the block's alignment, where it ejects the least weight, and that weight."""
         highest = (self._ceiling - self._in.size[block]) // self._in.alignment[block]
-        weight, changes = self._conflicts(block, highest)
+        weight, changes = self._conflicts(block, others, highest)
         lightest, least, ties = 0, weight, 1
         for key in [*sorted(changes), None]:
             # A conflict that begins at a position is open: the position itself is still free.
@@ -318,11 +334,11 @@ class _Ejections:
             weight = after
         return lightest, least
 
-    def _conflicts(self, block: int, highest: int) -> tuple[int, dict[int, int]]:
+    def _conflicts(self, block: int, others: list[int], highest: int) -> tuple[int, dict[int, int]]:
         """Return the weight in conflict at position 0, and its changes: at twice the position, 1 more where one begins."""
         blocks, unit = self._in, self._in.alignment[block]
         weight, changes = 0, dict[int, int]()
-        for other in self._neighbours[block]:
+        for other in others:
             if not self._is_placed[other]:
                 continue
             begin = (self._offsets[other] - blocks.size[block]) // unit
@@ -336,21 +352,3 @@ class _Ejections:
             if end <= highest:
                 changes[2 * end] = changes.get(2 * end, 0) - self._weight[other]
         return weight, changes
-
-
-def _neighbours(blocks: _Blocks) -> list[list[int]]:
-    """Return for each block those that live at the same time; nothing if there are too many pairs."""
-    by_lower = sorted(range(blocks.n), key=blocks.lower.__getitem__)
-    found: list[list[int]] = [[] for _ in range(blocks.n)]
-    pairs = 0
-    for i, block in enumerate(by_lower):
-        for j in range(i + 1, blocks.n):
-            other = by_lower[j]
-            if blocks.lower[other] >= blocks.upper[block]:
-                break
-            pairs += 1
-            if pairs > _MAX_PAIRS:
-                return []
-            found[block].append(other)
-            found[other].append(block)
-    return found

@@ -22,9 +22,11 @@ constexpr Bytes kNoStop = std::numeric_limits<Bytes>::max();
 constexpr int kDecodes = 100;               // of one round of the search over orders, fewer if blocks are many
 constexpr int kPlacements = 50000;          // in one round of the search over orders, about
 constexpr std::int64_t kLooks = 1000;       // at neighbours, per block, of one round of ejections
+constexpr std::int64_t kMostLooks = 2000000;
 constexpr int kStaleRounds = 60;            // without a better order, after which the search starts again
+constexpr int kShifts = 4;                  // of neighbours, after a block took its place
 constexpr int kSteps = 20;                  // the ceiling falls by this part of the way to the bound
-constexpr std::int64_t kMaxPairs = 20000000;  // of blocks that live together; with more there are no ejections
+constexpr std::int64_t kMaxKept = 40000000;  // pairs of blocks that live together, of which lists are kept
 
 double cpu_seconds() {
   timespec now;
@@ -280,32 +282,25 @@ class OrderSearch {
 };
 
 // Ejections: under a ceiling below the best arena, a block that has no place takes the one where it ejects the blocks
-// of the least weight, and gains weight itself. Once all have a place, the ceiling falls.
+// of the least weight, and gains weight itself; some of its neighbours shift. Once all have a place, the ceiling falls.
 class Ejections {
  public:
   Ejections(const Instance& instance, Bytes granule, Best& best)
-      : in_(instance), granule_(granule), best_(best), is_placed_(instance.n), weight_(instance.n) {
-    Order by_lower(in_.n);
-    std::iota(by_lower.begin(), by_lower.end(), 0);
-    std::stable_sort(by_lower.begin(), by_lower.end(), [&](int a, int b) { return in_.lower[a] < in_.lower[b]; });
-    neighbours_.resize(in_.n);
-    std::int64_t pairs = 0;
-    for (int i = 0; i < in_.n; ++i) {
-      for (int j = i + 1; j < in_.n && in_.lower[by_lower[j]] < in_.upper[by_lower[i]]; ++j) {
-        if (++pairs > kMaxPairs) {
-          neighbours_.clear();
-          return;
-        }
-        neighbours_[by_lower[i]].push_back(by_lower[j]);
-        neighbours_[by_lower[j]].push_back(by_lower[i]);
-      }
-    }
+      : in_(instance),
+        granule_(granule),
+        best_(best),
+        by_lower_(instance.n),
+        kept_(instance.n),
+        is_placed_(instance.n),
+        weight_(instance.n) {
+    std::iota(by_lower_.begin(), by_lower_.end(), 0);
+    std::stable_sort(by_lower_.begin(), by_lower_.end(), [&](int a, int b) { return in_.lower[a] < in_.lower[b]; });
   }
 
   void round(Random& random) {
-    if (neighbours_.empty()) return;
+    const std::int64_t most = std::min(kLooks * in_.n, kMostLooks);
     std::int64_t looks = 0;
-    for (int k = 0; looks < kLooks * in_.n && best_.arena > in_.bound; ++k) {
+    for (int k = 0; looks < most && best_.arena > in_.bound; ++k) {
       if (k % 16 == 0 && in_.is_late()) return;
       if (known_arena_ != best_.arena) lower_ceiling();
       looks += 1 + place_one(random);
@@ -349,16 +344,29 @@ class Ejections {
     best_.offsets = offsets_;
   }
 
+  const Order& neighbours(int block) {
+    if (!kept_[block].empty()) return kept_[block];
+    beside_.clear();
+    for (int other : by_lower_) {
+      if (in_.lower[other] >= in_.upper[block]) break;
+      if (in_.upper[other] > in_.lower[block] && other != block) beside_.push_back(other);
+    }
+    if (n_kept_ + static_cast<std::int64_t>(beside_.size()) > kMaxKept) return beside_;
+    n_kept_ += static_cast<std::int64_t>(beside_.size());
+    return kept_[block] = beside_;
+  }
+
   std::int64_t place_one(Random& random) {
     const std::int64_t n_homeless = static_cast<std::int64_t>(homeless_.size());
     const std::int64_t chosen = random.below(2) == 1 ? n_homeless - 1 : random.below(n_homeless);
     const int block = homeless_[chosen];
     homeless_[chosen] = homeless_.back();
     homeless_.pop_back();
-    const auto [position, weight] = lightest_position(block, random);
+    const Order& others = neighbours(block);
+    const auto [position, weight] = lightest_position(block, others, random);
     offsets_[block] = position * in_.alignment[block];
     const Bytes from = offsets_[block], to = from + in_.size[block];
-    for (int other : neighbours_[block]) {
+    for (int other : others) {
       if (is_placed_[other] && from < offsets_[other] + in_.size[other] && offsets_[other] < to) {
         is_placed_[other] = false;
         homeless_.push_back(other);
@@ -366,15 +374,33 @@ class Ejections {
     }
     weight_[block] += weight > 0;
     is_placed_[block] = true;
-    return static_cast<std::int64_t>(neighbours_[block].size());
+    std::int64_t looks = static_cast<std::int64_t>(others.size());
+    if (others.empty()) return looks;
+    const Order shifted = drawn(others, random);  // a copy: `others` may be in beside_
+    for (int other : shifted) looks += shift(other, random);
+    return looks;
+  }
+
+  static Order drawn(const Order& others, Random& random) {
+    Order found(kShifts);
+    for (int& each : found) each = others[random.below(static_cast<std::int64_t>(others.size()))];
+    return found;
+  }
+
+  // Moves a block to another place where it is free to lie, so that the gaps about it change.
+  std::int64_t shift(int block, Random& random) {
+    if (!is_placed_[block]) return 0;
+    const Order& others = neighbours(block);
+    offsets_[block] = lightest_position(block, others, random).first * in_.alignment[block];
+    return static_cast<std::int64_t>(others.size());
   }
 
   // A position, in units of the block's alignment, where it ejects the least weight; one of several by chance.
-  std::pair<Bytes, std::int64_t> lightest_position(int block, Random& random) {
+  std::pair<Bytes, std::int64_t> lightest_position(int block, const Order& others, Random& random) {
     const Bytes unit = in_.alignment[block], highest = (ceiling_ - in_.size[block]) / unit;
     std::int64_t weight = 0;
     events_.clear();
-    for (int other : neighbours_[block]) {
+    for (int other : others) {
       if (!is_placed_[other]) continue;
       const Bytes open = offsets_[other] - in_.size[block];
       const Bytes begin = open < 0 ? -1 : open / unit;
@@ -410,7 +436,10 @@ class Ejections {
   const Instance& in_;
   Bytes granule_;
   Best& best_;
-  std::vector<std::vector<int>> neighbours_;  // blocks that live at the same time
+  Order by_lower_;
+  std::vector<Order> kept_;  // blocks that live at the same time as a block, once they were asked for
+  std::int64_t n_kept_ = 0;
+  Order beside_;  // those of the last block for which there was no room in kept_
   std::vector<char> is_placed_;
   std::vector<std::int64_t> weight_;
   std::vector<Bytes> offsets_;

@@ -1,10 +1,8 @@
-"""Instances of the project's own making."""
+"""Instances for packing, made by the project itself: the same for the same seed."""
 
 from __future__ import annotations
 
 import random
-
-from hypothesis import strategies
 
 from pooch.packing import Block
 
@@ -36,11 +34,3 @@ def random_blocks(count: int, *, seed: int = 0, times: int = 60, aligned: bool =
         upper = lower + 1 + int(draw.expovariate(6 / times))
         found.append(Block(lower, upper, draw.randint(1, 100), draw.choice((1, 4, 16)) if aligned else 1))
     return found
-
-
-any_block = strategies.builds(
-    lambda lower, length, size, alignment: Block(lower, lower + length, size, alignment),
-    strategies.integers(-20, 20), strategies.integers(1, 20), strategies.integers(0, 50),
-    strategies.sampled_from((1, 1, 2, 8, 12)),
-)  # fmt: skip
-any_blocks = strategies.lists(any_block, max_size=24)
