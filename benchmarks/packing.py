@@ -105,7 +105,7 @@ def _row(result: Mapping[str, Any]) -> Row:
     row: dict[str, object] = {"instance": result["instance"], "blocks": result["blocks"]}
     for run in result["runs"]:
         row[f"ours, {run['limit_s']:g} s" if run["policy"] == "ours" else run["policy"]] = told(run)
-    peers = [run for run in result.get("peers", ())]
+    peers = result.get("peers")
     if peers:
         best = min(peers, key=lambda run: run["arena_bytes"])
         row[f"best of OmniMalloc, {best['limit_s']:g} s each"] = f"{told(best)}, {best['policy']}"

@@ -58,7 +58,7 @@ class InvalidSchedule(PoochError):
 
 
 class InvalidLayout(PoochError):
-    """Blocks in an arena that overlap, or lie outside of it; a defect of Pooch or of a layout that was changed by hand."""
+    """Blocks in an arena overlap or lie outside of it; a defect of Pooch, or of a layout that was changed by hand."""
 
 
 class PlanMismatch(PoochError):

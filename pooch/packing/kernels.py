@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ SOURCE = Path(__file__).with_name("search.cpp")
 _I32, _I64 = ctypes.c_int32, ctypes.c_int64
 _INTS = np.ctypeslib.ndpointer(np.int32, flags="C_CONTIGUOUS")
 _LONGS = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
-_INSTANCE = [_I32, _I32, _INTS, _INTS, _LONGS, _LONGS]
-_SEARCH = [_I32, _INTS, _I64, _I64, ctypes.c_uint64, _I64, ctypes.c_double, _LONGS]
+_INSTANCE: list[Any] = [_I32, _I32, _INTS, _INTS, _LONGS, _LONGS]
+_SEARCH: list[Any] = [_I32, _INTS, _I64, _I64, ctypes.c_uint64, _I64, ctypes.c_double, _LONGS]
 
 
 class Kernels(Protocol):
@@ -38,7 +38,7 @@ class Kernels(Protocol):
     def search(
         self, instance: Instance, orders: Sequence[Order], seed: int, max_rounds: int, limit_s: float
     ) -> tuple[Integers, int]:
-        """Search from these orders until the bound, the rounds or the CPU seconds; return the offsets and the rounds."""
+        """Search from these orders until the bound or a limit is reached; return the offsets and the rounds begun."""
 
 
 class NativeKernels:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .instance import Instance
 
-_DECODES = 100  # of one round of the search over orders, fewer if blocks are many
-_PLACEMENTS = 50_000  # in one round of the search over orders, about
+_DECODES = 30  # of one round of the search over orders, fewer if blocks are many
+_PLACEMENTS = 15_000  # in one round of the search over orders, about
 _LOOKS = 1000  # at neighbours, per block, of one round of ejections
 _MOST_LOOKS = 2_000_000
 _STALE_ROUNDS = 60  # without a better order, after which the search starts again
-_SHIFTS = 4  # of neighbours, after a block took its place
+_SHIFTS = 2  # of neighbours, after a block took its place
 _STEPS = 20  # the ceiling falls by this part of the way to the bound
 _WORD = 2**64 - 1
 
@@ -118,10 +118,11 @@ class _Skyline:
             key_height, key_start, _, segment = heapq.heappop(self._queue)
             if not segment.is_there or segment.height != key_height or segment.start != key_start:
                 continue
-            block = self._first_within(segment)
-            if block is None:
+            first = self._first_within(segment)
+            if first is None:
                 self._lift(segment)
                 continue
+            block = first
             offsets[block] = blocks.aligned(segment.height, block)
             top = offsets[block] + blocks.size[block]
             height = max(height, top)
@@ -241,8 +242,8 @@ class _OrderSearch:
 class _Ejections:
     """Ejections under a ceiling below the best arena.
 
-    A block that has no place takes the one where it ejects the blocks of the least weight, and gains weight itself; some
-    of its neighbours shift. Once all have a place, the ceiling falls.
+    A block that has no place takes the one where it ejects the blocks of the least weight, and gains weight itself;
+    some of its neighbours shift. Once all have a place, the ceiling falls.
     """
 
     def __init__(self, blocks: _Blocks, granule: int, best: _Best) -> None:
@@ -335,7 +336,7 @@ class _Ejections:
         return lightest, least
 
     def _conflicts(self, block: int, others: list[int], highest: int) -> tuple[int, dict[int, int]]:
-        """Return the weight in conflict at position 0, and its changes: at twice the position, 1 more where one begins."""
+        """Return the weight in conflict at position 0 and its changes, at twice the position (+ 1 where one begins)."""
         blocks, unit = self._in, self._in.alignment[block]
         weight, changes = 0, dict[int, int]()
         for other in others:

@@ -19,12 +19,12 @@ using Bytes = std::int64_t;
 using Order = std::vector<int>;
 
 constexpr Bytes kNoStop = std::numeric_limits<Bytes>::max();
-constexpr int kDecodes = 100;               // of one round of the search over orders, fewer if blocks are many
-constexpr int kPlacements = 50000;          // in one round of the search over orders, about
+constexpr int kDecodes = 30;                // of one round of the search over orders, fewer if blocks are many
+constexpr int kPlacements = 15000;          // in one round of the search over orders, about
 constexpr std::int64_t kLooks = 1000;       // at neighbours, per block, of one round of ejections
 constexpr std::int64_t kMostLooks = 2000000;
 constexpr int kStaleRounds = 60;            // without a better order, after which the search starts again
-constexpr int kShifts = 4;                  // of neighbours, after a block took its place
+constexpr int kShifts = 2;                  // of neighbours, after a block took its place
 constexpr int kSteps = 20;                  // the ceiling falls by this part of the way to the bound
 constexpr std::int64_t kMaxKept = 40000000;  // pairs of blocks that live together, of which lists are kept
 

@@ -30,7 +30,7 @@ def verify(blocks: Sequence[Block], layout: Layout) -> None:
 
 
 def _sweep(blocks: Sequence[Block], layout: Layout) -> None:
-    """Go through time with the live blocks by offset: as long as none overlap, a new one can only touch its neighbours."""
+    """Go through time with the live blocks by offset: as long as none overlap, a new one meets its neighbours first."""
     indices = [index for index, block in enumerate(blocks) if block.size_bytes > 0]
     events = [(blocks[index].lower, True, index) for index in indices]
     events += [(blocks[index].upper, False, index) for index in indices]
@@ -44,9 +44,8 @@ def _sweep(blocks: Sequence[Block], layout: Layout) -> None:
         for _, other in live[max(place - 1, 0) : place + 1]:
             low, high = sorted((index, other), key=lambda each: layout.offsets[each])
             if layout.offsets[low] + blocks[low].size_bytes > layout.offsets[high]:
-                raise InvalidLayout(
-                    f"{_told(blocks, layout, low)} and {_told(blocks, layout, high)} overlap at time {blocks[index].lower}"
-                )
+                pair = f"{_told(blocks, layout, low)} and {_told(blocks, layout, high)}"
+                raise InvalidLayout(f"{pair} overlap at time {blocks[index].lower}")
         insort(live, entry)
 
 

@@ -98,7 +98,7 @@ def test_lifetimes_are_half_open() -> None:
 
 
 def test_sekiyama_is_as_published() -> None:
-    """The longest lifetime first, in the lowest segment; where none fits, the segment is lifted to its lower neighbour."""
+    """The longest lifetime first, in the lowest segment; one that nothing fits is lifted to its lower neighbour."""
     blocks = [Block(0, 4, 2), Block(3, 6, 5), Block(4, 8, 4), Block(0, 3, 1), Block(6, 8, 3)]
     # [0, 4) at 0, then [4, 8) at 0; the lowest segment is now [0, 4) at 2 and takes [0, 3); [3, 4) at 2 is lifted to 3,
     # then with [0, 3) to 4, where all is level: [3, 6) lies at 4, and [6, 8) beside it.
