@@ -196,9 +196,20 @@ def test_a_build_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("POOCH_CACHE_DIRECTORY", str(tmp_path))
     broken = tmp_path / "broken.cpp"
     broken.write_text("int main( {")
-    with pytest.raises(BuildError, match="error"):
-        built_library(broken)
-    library = built_library(SOURCE)
+    with pytest.raises(BuildError, match=r"failed: .*error"):
+        built_library("broken", broken)
+    library = built_library("packing", SOURCE)
     written = library.stat().st_mtime_ns
-    assert built_library(SOURCE) == library
+    assert built_library("packing", SOURCE) == library
     assert library.stat().st_mtime_ns == written, "it was built twice"
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
+    if not kernels().is_native:
+        pytest.skip("there is no C++ compiler")
+    library = tmp_path / built_library("packing", SOURCE).name
+    library.write_bytes(b"not a library")
+    code = "from pooch.packing import Block, pack; print(pack([Block(0, 2, 5)]).is_native)"
+    environment = {**os.environ, "POOCH_CACHE_DIRECTORY": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "True"
