@@ -90,6 +90,9 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     "docs/online.md": {
         "online": table("online"),
     },
+    "docs/packing.md": {
+        "packing": table("packing"),
+    },
     "docs/planner.md": {
         "planner growth": paragraph(sentences.growth),
         "fast plans": paragraph(sentences.fast_plans),

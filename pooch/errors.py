@@ -57,6 +57,10 @@ class InvalidSchedule(PoochError):
     """A schedule that cannot be executed correctly; a defect of Pooch or of a plan that was changed by hand."""
 
 
+class InvalidLayout(PoochError):
+    """Blocks in an arena overlap or lie outside of it; a defect of Pooch, or of a layout that was changed by hand."""
+
+
 class PlanMismatch(PoochError):
     """The plan was made for another model, or the step left the profiled path under `on_mismatch="error"`."""
 

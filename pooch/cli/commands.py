@@ -20,6 +20,7 @@ _COMMANDS = {
     "simulate": "Predict a step under a plan.",
     "compare": "Compare policies side by side.",
     "max-batch": "Find the largest batch, volume or sequence that fits.",
+    "pack": "Place blocks with known lifetimes in one arena.",
     "devices": "List devices and their transfer rates.",
     "workloads": "List the built-in workloads.",
 }

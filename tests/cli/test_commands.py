@@ -25,6 +25,7 @@ COMMANDS = (
     "simulate",
     "compare",
     "max-batch",
+    "pack",
     "devices",
     "workloads",
     "reproduce",  # of an optional room, so it comes last

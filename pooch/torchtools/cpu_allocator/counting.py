@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from .building import BuildError, built_library
+from ...native import BuildError
+from .building import built_library
 
 NO_LIMIT = 2**63 - 1
 MakeRoom = Callable[[int], None]

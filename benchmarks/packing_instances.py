@@ -1,0 +1,36 @@
+"""Instances for packing, made by the project itself: the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+
+from pooch.packing import Block
+
+
+def training_step(layers: int, *, seed: int = 0, per_layer: int = 3) -> list[Block]:
+    """Blocks of a forward and backward pass: activations that live across, workspaces, gradients, some swapped out."""
+    draw = random.Random(seed)
+    blocks, end = [], 4 * layers
+    for layer in range(layers):
+        for _ in range(per_layer):
+            size = draw.choice((1, 2, 3, 5, 8, 13)) * 512 * draw.randint(1, 64)
+            forward, backward = 2 * layer, end - 2 * layer - 1
+            if draw.random() < 0.4 and backward - forward > 8:
+                blocks.append(Block(forward, forward + draw.randint(2, 4), size))
+                blocks.append(Block(backward - draw.randint(1, 4), backward + 1, size))
+            else:
+                blocks.append(Block(forward, backward + 1, size))
+        blocks.append(Block(2 * layer, 2 * layer + 1, 512 * draw.randint(1, 400)))
+        blocks.append(Block(end - 2 * layer - 2, end - 2 * layer + draw.randint(0, 3), 512 * draw.randint(1, 200)))
+    return blocks
+
+
+def random_blocks(count: int, *, seed: int = 0, times: int = 60, aligned: bool = False) -> list[Block]:
+    """Blocks of any lifetimes."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        lower = draw.randrange(times)
+        upper = lower + 1 + int(draw.expovariate(6 / times))
+        found.append(Block(lower, upper, draw.randint(1, 100), draw.choice((1, 4, 16)) if aligned else 1))
+    return found

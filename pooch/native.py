@@ -1,0 +1,101 @@
+"""Builds the package's C++ sources as shared libraries at their first use, and keeps them for the next process."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
+BUILD_LIMIT_S = 120
+
+
+class BuildError(Exception):
+    """A library cannot be built here. The message says why, in one line."""
+
+
+def built_library(
+    name: str,
+    source: Path,
+    *,
+    compile_flags: Sequence[str] = (),
+    link_flags: Sequence[str] = (),
+    again: bool = False,
+) -> Path:
+    """Return the library of a source file, building it if this text of it was never built with these flags.
+
+    It is kept in the directory POOCH_CACHE_DIRECTORY, or in the user's cache directory. Where those cannot be written,
+    each process builds its own. Two processes that build it at the same time do not disturb one another.
+
+    Args:
+        name: What the library's file name begins with, such as that of what it links against and its version.
+        source: The C++ file.
+        compile_flags: What the compiler needs before the source, besides `FLAGS`.
+        link_flags: What it needs after the source.
+        again: Whether to build it even if it is there.
+
+    Raises:
+        BuildError: If there is no compiler, or it fails.
+    """
+    flags = [*FLAGS, *compile_flags, *link_flags]
+    digest = hashlib.sha256(b"\0".join([source.read_bytes(), *map(str.encode, flags)]))
+    file_name = f"{name}-{digest.hexdigest()[:16]}.so"
+    library = _cache_directory() / file_name
+    if library.exists() and not again:
+        return library
+    inputs = [*FLAGS, *compile_flags, str(source)]
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        _build(library, inputs, link_flags)
+    except OSError:
+        library = _own_directory() / file_name
+        _build(library, inputs, link_flags)
+    return library
+
+
+@cache
+def _own_directory() -> Path:
+    """A directory that goes with the process."""
+    folder = tempfile.mkdtemp(prefix="pooch-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _cache_directory() -> Path:
+    asked = os.environ.get("POOCH_CACHE_DIRECTORY")
+    if asked:
+        return Path(asked)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pooch-planner"
+
+
+def _compiler() -> list[str]:
+    asked = shlex.split(os.environ.get("CXX", ""))  # it may have arguments, as in "ccache g++"
+    found = next(filter(None, map(shutil.which, asked[:1] or ("g++", "clang++"))), None)
+    if found is None:
+        raise BuildError(f"there is no {asked[0]}, the compiler in CXX" if asked else "there is no g++ and no clang++")
+    return [found, *asked[1:]]
+
+
+def _build(library: Path, inputs: Sequence[str], link_flags: Sequence[str]) -> None:
+    compiler = _compiler()
+    try:
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            made = Path(folder) / library.name
+            subprocess.run(
+                [*compiler, *inputs, "-o", str(made), *link_flags],
+                check=True, capture_output=True, text=True, timeout=BUILD_LIMIT_S,
+            )  # fmt: skip
+            made.replace(library)
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.splitlines()
+        first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+        raise BuildError(f"{compiler[0]} failed: {first}") from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{compiler[0]} took more than {BUILD_LIMIT_S} s") from error

@@ -1,0 +1,26 @@
+"""First fit: each block of an order lies as low as those before it permit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .instance import Instance, Integers
+
+
+def first_fit(instance: Instance, order: Integers) -> Integers:
+    """Return the offsets of the instance's blocks, placed one by one."""
+    count = len(order)
+    lower, upper, sizes = instance.lower[order], instance.upper[order], instance.sizes[order]
+    offsets = np.zeros(count, dtype=np.int64)
+    for k in range(count):
+        beside = np.flatnonzero((lower[:k] < upper[k]) & (upper[:k] > lower[k]))
+        beside = beside[np.argsort(offsets[beside], kind="stable")]
+        begins, ends = offsets[beside], offsets[beside] + sizes[beside]
+        unit = instance.alignments[order[k]]
+        # Candidates: the bottom, and above each block below which all is taken; the last one always fits.
+        starts = -(-np.maximum.accumulate(np.concatenate([[0], ends])) // unit) * unit
+        fits = starts[:-1] + sizes[k] <= begins
+        offsets[k] = starts[np.argmax(fits)] if fits.any() else starts[-1]
+    found = np.zeros(count, dtype=np.int64)
+    found[order] = offsets
+    return found

@@ -1,0 +1,84 @@
+"""Blocks as arrays, with their times replaced by ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from .blocks import Block, bound_of
+
+Integers = NDArray[np.int64]
+_MOST_BYTES = 2**60
+_MOST_TIME = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """The blocks that take room.
+
+    Attributes:
+        places: their positions among the blocks that were given; the others have no bytes.
+        lower, upper: ranks of their times.
+        lifetimes: how long each lives, in the unit that was given.
+        sizes, alignments: in bytes.
+        n_times: number of distinct times.
+        bound_bytes: the highest sum of live bytes.
+        granule_bytes: what all sizes and alignments are multiples of.
+    """
+
+    places: Integers
+    lower: NDArray[np.int32]
+    upper: NDArray[np.int32]
+    lifetimes: Integers
+    sizes: Integers
+    alignments: Integers
+    n_times: int
+    bound_bytes: int
+    granule_bytes: int
+
+
+def instance_of(blocks: Sequence[Block]) -> Instance:
+    """Return the blocks as arrays.
+
+    Raises:
+        UsageError: a block has no lifetime, negative bytes, an alignment below one, or numbers beyond 60 bits.
+    """
+    for index, block in enumerate(blocks):
+        _check(block, index)
+    if sum(block.size_bytes + block.alignment_bytes for block in blocks) > _MOST_BYTES:
+        raise UsageError("the blocks have more than 2**60 bytes in total: check the unit of their sizes")
+    places = [index for index, block in enumerate(blocks) if block.size_bytes > 0]
+    table = [
+        (block.lower, block.upper, block.size_bytes, block.alignment_bytes) for block in map(blocks.__getitem__, places)
+    ]
+    lower, upper, sizes, alignments = np.array(table, dtype=np.int64).reshape(-1, 4).T
+    times, ranks = np.unique(np.concatenate([lower, upper]), return_inverse=True)
+    granules = (gcd(size, alignment) if alignment > 1 else size for _, _, size, alignment in table)
+    return Instance(
+        places=np.array(places, dtype=np.int64),
+        lower=ranks[: len(table)].astype(np.int32),
+        upper=ranks[len(table) :].astype(np.int32),
+        lifetimes=upper - lower,
+        sizes=np.ascontiguousarray(sizes),
+        alignments=np.ascontiguousarray(alignments),
+        n_times=len(times),
+        bound_bytes=bound_of(blocks),
+        granule_bytes=gcd(*granules),
+    )
+
+
+def _check(block: Block, index: int) -> None:
+    named = f"block {block.name or index}"
+    if block.lower >= block.upper:
+        raise UsageError(f"{named} lives from {block.lower} to {block.upper}: upper must be larger than lower")
+    if block.size_bytes < 0:
+        raise UsageError(f"{named} has a negative size ({block.size_bytes}): give bytes, zero or more")
+    if block.alignment_bytes < 1:
+        raise UsageError(f"{named} has an alignment of {block.alignment_bytes}: give 1 or more bytes")
+    if max(abs(block.lower), abs(block.upper)) > _MOST_TIME:
+        raise UsageError(f"{named} has a time beyond 2**62: give times as smaller integers")

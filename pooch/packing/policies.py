@@ -1,0 +1,95 @@
+"""The ways to pack, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ..errors import UsageError
+from .blocks import Block, Layout, bound_of
+from .first_fit import first_fit
+from .instance import Instance, Integers, instance_of
+from .kernels import NO_ROUND_LIMIT, Kernels, Order, kernels
+
+Policy = Callable[[Instance, Kernels, int, int, float], tuple[Integers, int]]
+
+
+def pack(
+    blocks: Sequence[Block],
+    *,
+    policy: str = "ours",
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    max_rounds: int = NO_ROUND_LIMIT,
+    with_kernels: Kernels | None = None,
+) -> Layout:
+    """Place blocks in one arena such that no two that live at the same time overlap.
+
+    Args:
+        blocks: what to place.
+        policy: "ours", "sekiyama" or "greedy_by_size".
+        time_limit_s: CPU seconds that "ours" searches for, unless it reaches the bound before.
+        seed: of the search.
+        max_rounds: of the search. A search that this or the bound ends gives the same layout every time; one that the
+            clock ends need not.
+        with_kernels: the compiled or the Python search. None: compiled where there is a compiler.
+
+    Raises:
+        UsageError: no such policy, or a block without a lifetime, with negative bytes or without an alignment.
+    """
+    if policy not in POLICIES:
+        raise UsageError(f"unknown packing policy {policy!r}: choose from {', '.join(POLICIES)}")
+    if not time_limit_s > 0 or max_rounds < 0 or not 0 <= seed < 2**64:
+        raise UsageError("a search needs more than 0 seconds, 0 or more rounds, and a seed of 64 bits")
+    instance = instance_of(blocks)
+    offsets, rounds = np.zeros(len(blocks), dtype=np.int64), 0
+    used = with_kernels or kernels()
+    if len(instance.sizes):
+        found, rounds = POLICIES[policy](instance, used, seed, max_rounds, time_limit_s)
+        offsets[instance.places] = found
+    ends = [offset + block.size_bytes for offset, block in zip(offsets.tolist(), blocks, strict=True)]
+    return Layout(tuple(offsets.tolist()), max(ends, default=0), bound_of(blocks), policy, rounds, used.is_native)
+
+
+def sekiyama(
+    instance: Instance, used: Kernels, seed: int, max_rounds: int, time_limit_s: float
+) -> tuple[Integers, int]:
+    """Best fit on a skyline, the longest lifetime first (Sekiyama et al. 2018); the first given on ties."""
+    return used.decode(instance, _descending(instance.lifetimes)), 0
+
+
+def greedy_by_size(
+    instance: Instance, used: Kernels, seed: int, max_rounds: int, time_limit_s: float
+) -> tuple[Integers, int]:
+    """First fit, the largest block first; the longest lifetime, then the first given, on ties."""
+    return first_fit(instance, np.lexsort((-instance.lifetimes, -instance.sizes))), 0
+
+
+def ours(instance: Instance, used: Kernels, seed: int, max_rounds: int, time_limit_s: float) -> tuple[Integers, int]:
+    """Skylines of eight orders, then a search over orders and ejections in turns."""
+    return used.search(instance, starting_orders(instance), seed, max_rounds, time_limit_s)
+
+
+POLICIES: Mapping[str, Policy] = {"ours": ours, "sekiyama": sekiyama, "greedy_by_size": greedy_by_size}
+
+
+def starting_orders(instance: Instance) -> list[Order]:
+    """Return the eight orders that a search begins with."""
+    lifetimes, sizes = instance.lifetimes.astype(float), instance.sizes.astype(float)
+    steps = (instance.upper - instance.lower).astype(float)
+    keys = [
+        lifetimes,
+        sizes,
+        lifetimes * sizes,
+        instance.upper,
+        -instance.lower,
+        lifetimes**2 * sizes,
+        steps,
+        steps * sizes,
+    ]
+    return [_descending(key) for key in keys]
+
+
+def _descending(key: np.ndarray) -> Order:
+    return np.argsort(-key, kind="stable").astype(np.int32)

@@ -1,0 +1,496 @@
+// Packs blocks into one arena: a skyline decoder, a search over its orders, and ejections under a falling ceiling.
+//
+// Times are ranks 0 .. n_times - 1 of the distinct times; bytes are 64-bit integers. python_search.py does the same in
+// Python, draw by draw, for machines without a compiler: change both or none.
+
+#include <algorithm>
+#include <cstdint>
+#include <ctime>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <queue>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Bytes = std::int64_t;
+using Order = std::vector<int>;
+
+constexpr Bytes kNoStop = std::numeric_limits<Bytes>::max();
+constexpr int kDecodes = 30;                // of one round of the search over orders, fewer if blocks are many
+constexpr int kPlacements = 15000;          // in one round of the search over orders, about
+constexpr std::int64_t kLooks = 1000;       // at neighbours, per block, of one round of ejections
+constexpr std::int64_t kMostLooks = 2000000;
+constexpr int kStaleRounds = 60;            // without a better order, after which the search starts again
+constexpr int kShifts = 2;                  // of neighbours, after a block took its place
+constexpr int kSteps = 20;                  // the ceiling falls by this part of the way to the bound
+constexpr std::int64_t kMaxKept = 40000000;  // pairs of blocks that live together, of which lists are kept
+
+double cpu_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+class Random {  // SplitMix64
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+
+  std::int64_t below(std::int64_t limit) {
+    state_ += 0x9E3779B97F4A7C15ull;
+    std::uint64_t mixed = state_;
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBull;
+    mixed ^= mixed >> 31;
+    return static_cast<std::int64_t>(mixed >> 33) % limit;
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+struct Instance {
+  int n;
+  int n_times;
+  const std::int32_t* lower;
+  const std::int32_t* upper;
+  const Bytes* size;
+  const Bytes* alignment;
+  Bytes bound;
+  double deadline_s;
+
+  bool is_late() const { return cpu_seconds() >= deadline_s; }
+  Bytes aligned(Bytes offset, int block) const {
+    return (offset + alignment[block] - 1) / alignment[block] * alignment[block];
+  }
+};
+
+struct Best {
+  Bytes arena = kNoStop;
+  std::vector<Bytes> offsets;
+};
+
+// Best fit on a skyline: the lowest segment takes the first unplaced block of the order that lives within it.
+class Skyline {
+ public:
+  explicit Skyline(const Instance& instance)
+      : in_(instance), starts_(instance.n_times + 1), sorted_(instance.n), slot_(instance.n), rank_(instance.n) {
+    for (int block = 0; block < in_.n; ++block) ++starts_[in_.lower[block] + 1];
+    std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
+  }
+
+  // Returns the height of the arena, or the first height of at least `stop` that it met.
+  Bytes decode(const Order& order, Bytes stop, std::vector<Bytes>& offsets) {
+    prepare(order);
+    Bytes height = 0;
+    for (int left = in_.n; left > 0;) {
+      const auto [key, index] = queue_.top();
+      queue_.pop();
+      const Segment& lowest = segments_[index];
+      if (!lowest.is_there || lowest.height != key.first || lowest.from != key.second) continue;
+      const int block = first_within(lowest);
+      if (block < 0) {
+        lift(index);
+        continue;
+      }
+      offsets[block] = in_.aligned(lowest.height, block);
+      const Bytes top = offsets[block] + in_.size[block];
+      height = std::max(height, top);
+      if (height >= stop) return height;
+      unplaced_[slot_[block]] = slot_[block] + 1;
+      put(index, block, top);
+      --left;
+    }
+    return height;
+  }
+
+ private:
+  struct Segment {
+    int from, to;
+    Bytes height;
+    int before, after;
+    bool is_there;
+  };
+  using Entry = std::pair<std::pair<Bytes, int>, int>;
+
+  void prepare(const Order& order) {
+    std::vector<int> next(starts_.begin(), starts_.end() - 1);
+    for (int k = 0; k < in_.n; ++k) {
+      const int block = order[k];
+      rank_[block] = k;
+      slot_[block] = next[in_.lower[block]]++;
+      sorted_[slot_[block]] = block;
+    }
+    unplaced_.resize(in_.n + 1);
+    std::iota(unplaced_.begin(), unplaced_.end(), 0);
+    segments_.assign(1, Segment{0, in_.n_times - 1, 0, -1, -1, true});
+    queue_ = {};
+    queue_.push({{0, 0}, 0});
+  }
+
+  int next_unplaced(int slot) {
+    while (unplaced_[slot] != slot) {
+      unplaced_[slot] = unplaced_[unplaced_[slot]];
+      slot = unplaced_[slot];
+    }
+    return slot;
+  }
+
+  int first_within(const Segment& segment) {
+    int first = -1;
+    const int end = starts_[segment.to];
+    for (int slot = next_unplaced(starts_[segment.from]); slot < end; slot = next_unplaced(slot + 1)) {
+      const int block = sorted_[slot];
+      if (in_.upper[block] <= segment.to && (first < 0 || rank_[block] < rank_[first])) first = block;
+    }
+    return first;
+  }
+
+  void lift(int index) {
+    Segment& segment = segments_[index];
+    Bytes height = kNoStop;
+    if (segment.before >= 0) height = std::min(height, segments_[segment.before].height);
+    if (segment.after >= 0) height = std::min(height, segments_[segment.after].height);
+    segment.height = height;
+    if (segment.before >= 0 && segments_[segment.before].height == height) {
+      Segment& gone = segments_[segment.before];
+      gone.is_there = false;
+      segment.from = gone.from;
+      segment.before = gone.before;
+      if (gone.before >= 0) segments_[gone.before].after = index;
+    }
+    if (segment.after >= 0 && segments_[segment.after].height == height) {
+      Segment& gone = segments_[segment.after];
+      gone.is_there = false;
+      segment.to = gone.to;
+      segment.after = gone.after;
+      if (gone.after >= 0) segments_[gone.after].before = index;
+    }
+    queue_.push({{height, segment.from}, index});
+  }
+
+  // Splits the segment into the part before the block, the block's top, and the part after it.
+  void put(int index, int block, Bytes top) {
+    const Segment old = segments_[index];
+    segments_[index].is_there = false;
+    int last = old.before;
+    const auto add = [&](int from, int to, Bytes height) {
+      const int added = static_cast<int>(segments_.size());
+      segments_.push_back({from, to, height, last, -1, true});
+      if (last >= 0) segments_[last].after = added;
+      queue_.push({{height, from}, added});
+      last = added;
+    };
+    if (old.from < in_.lower[block]) add(old.from, in_.lower[block], old.height);
+    if (old.from == in_.lower[block] && old.before >= 0 && segments_[old.before].height == top) {
+      segments_[old.before].to = in_.upper[block];
+    } else {
+      add(in_.lower[block], in_.upper[block], top);
+    }
+    int after = old.after;
+    if (in_.upper[block] < old.to) {
+      add(in_.upper[block], old.to, old.height);
+    } else if (after >= 0 && segments_[after].height == top) {
+      segments_[last].to = segments_[after].to;
+      segments_[after].is_there = false;
+      after = segments_[after].after;
+    }
+    segments_[last].after = after;
+    if (after >= 0) segments_[after].before = last;
+  }
+
+  const Instance& in_;
+  std::vector<int> starts_;    // starts_[t]: how many blocks begin before time t
+  std::vector<int> sorted_;    // blocks by the beginning of their lifetimes
+  std::vector<int> slot_;      // where in sorted_ a block is
+  std::vector<int> unplaced_;  // union-find: the first slot from here on whose block has no place
+  std::vector<int> rank_;
+  std::vector<Segment> segments_;
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> queue_;
+};
+
+// Local search over the decoder's orders: blocks are moved within the order, rather those that end above the bound.
+class OrderSearch {
+ public:
+  OrderSearch(const Instance& instance, std::vector<Order> orders, Best& best)
+      : in_(instance), skyline_(instance), orders_(std::move(orders)), best_(best), offsets_(instance.n) {
+    int best_start = 0;
+    for (int k = 0; k < static_cast<int>(orders_.size()); ++k) {
+      if (k > 0 && (best_.arena <= in_.bound || in_.is_late())) break;
+      const Bytes height = skyline_.decode(orders_[k], kNoStop, offsets_);
+      if (height < best_.arena) {
+        best_.arena = height;
+        best_.offsets = offsets_;
+        best_start = k;
+      }
+    }
+    order_ = orders_[best_start];
+    height_ = best_.arena;
+    current_ = best_.offsets;
+  }
+
+  void round(Random& random) {
+    bool is_better = false;
+    const int decodes = std::clamp(kPlacements / in_.n, 1, kDecodes);
+    for (int k = 0; k < decodes && best_.arena > in_.bound && !in_.is_late(); ++k) {
+      tried_ = order_;
+      for (std::int64_t moves = 1 + random.below(3); moves > 0; --moves) move_one(random);
+      const Bytes height = skyline_.decode(tried_, height_ + 1, offsets_);
+      if (height > height_) continue;
+      is_better |= height < height_;
+      take(height);
+      order_.swap(tried_);
+    }
+    stale_rounds_ = is_better ? 0 : stale_rounds_ + 1;
+    if (stale_rounds_ < kStaleRounds) return;
+    stale_rounds_ = 0;
+    order_ = orders_[random.below(static_cast<std::int64_t>(orders_.size()))];
+    take(skyline_.decode(order_, kNoStop, offsets_));
+  }
+
+ private:
+  void take(Bytes height) {
+    height_ = height;
+    current_.swap(offsets_);
+    if (height >= best_.arena) return;
+    best_.arena = height;
+    best_.offsets = current_;
+  }
+
+  void move_one(Random& random) {
+    std::int64_t from = random.below(in_.n);
+    if (random.below(2) == 1) {
+      const auto is_low = [&](int block) { return current_[block] + in_.size[block] <= in_.bound; };
+      for (int k = 0; k < 200 && is_low(tried_[from]); ++k) from = random.below(in_.n);
+    }
+    const std::int64_t to = random.below(random.below(2) == 1 ? from + 1 : in_.n);
+    const auto begin = tried_.begin();
+    if (to < from) std::rotate(begin + to, begin + from, begin + from + 1);
+    if (to > from) std::rotate(begin + from, begin + from + 1, begin + to + 1);
+  }
+
+  const Instance& in_;
+  Skyline skyline_;
+  std::vector<Order> orders_;
+  Best& best_;
+  Order order_, tried_;
+  Bytes height_ = 0;
+  std::vector<Bytes> current_, offsets_;
+  int stale_rounds_ = 0;
+};
+
+// Ejections: under a ceiling below the best arena, a block that has no place takes the one where it ejects the blocks
+// of the least weight, and gains weight itself; some of its neighbours shift. Once all have a place, the ceiling falls.
+class Ejections {
+ public:
+  Ejections(const Instance& instance, Bytes granule, Best& best)
+      : in_(instance),
+        granule_(granule),
+        best_(best),
+        by_lower_(instance.n),
+        kept_(instance.n),
+        is_placed_(instance.n),
+        weight_(instance.n) {
+    std::iota(by_lower_.begin(), by_lower_.end(), 0);
+    std::stable_sort(by_lower_.begin(), by_lower_.end(), [&](int a, int b) { return in_.lower[a] < in_.lower[b]; });
+  }
+
+  void round(Random& random) {
+    const std::int64_t most = std::min(kLooks * in_.n, kMostLooks);
+    std::int64_t looks = 0;
+    for (int k = 0; looks < most && best_.arena > in_.bound; ++k) {
+      if (k % 16 == 0 && in_.is_late()) return;
+      if (known_arena_ != best_.arena) lower_ceiling();
+      looks += 1 + place_one(random);
+      if (homeless_.empty()) settle();
+    }
+  }
+
+ private:
+  struct Event {
+    Bytes key;  // twice the position, and 1 more where a conflict begins: it is open at both ends
+    std::int64_t weight;
+  };
+
+  void lower_ceiling() {
+    known_arena_ = best_.arena;
+    offsets_ = best_.offsets;
+    const Bytes step = std::max(granule_, (known_arena_ - in_.bound) / kSteps / granule_ * granule_);
+    ceiling_ = std::max(in_.bound, known_arena_ - step);
+    homeless_.clear();
+    for (int block = 0; block < in_.n; ++block) {
+      weight_[block] = 1;
+      is_placed_[block] = offsets_[block] + in_.size[block] <= ceiling_;
+      if (!is_placed_[block]) homeless_.push_back(block);
+    }
+  }
+
+  // Lets every block fall as low as those under it permit, and keeps that as the best layout.
+  void settle() {
+    Order by_offset(in_.n);
+    std::iota(by_offset.begin(), by_offset.end(), 0);
+    std::stable_sort(by_offset.begin(), by_offset.end(), [&](int a, int b) { return offsets_[a] < offsets_[b]; });
+    std::vector<Bytes> heights(in_.n_times, 0);
+    best_.arena = 0;
+    for (int block : by_offset) {
+      const auto from = heights.begin() + in_.lower[block], to = heights.begin() + in_.upper[block];
+      offsets_[block] = in_.aligned(*std::max_element(from, to), block);
+      const Bytes top = offsets_[block] + in_.size[block];
+      std::fill(from, to, top);
+      best_.arena = std::max(best_.arena, top);
+    }
+    best_.offsets = offsets_;
+  }
+
+  const Order& neighbours(int block) {
+    if (!kept_[block].empty()) return kept_[block];
+    beside_.clear();
+    for (int other : by_lower_) {
+      if (in_.lower[other] >= in_.upper[block]) break;
+      if (in_.upper[other] > in_.lower[block] && other != block) beside_.push_back(other);
+    }
+    if (n_kept_ + static_cast<std::int64_t>(beside_.size()) > kMaxKept) return beside_;
+    n_kept_ += static_cast<std::int64_t>(beside_.size());
+    return kept_[block] = beside_;
+  }
+
+  std::int64_t place_one(Random& random) {
+    const std::int64_t n_homeless = static_cast<std::int64_t>(homeless_.size());
+    const std::int64_t chosen = random.below(2) == 1 ? n_homeless - 1 : random.below(n_homeless);
+    const int block = homeless_[chosen];
+    homeless_[chosen] = homeless_.back();
+    homeless_.pop_back();
+    const Order& others = neighbours(block);
+    const auto [position, weight] = lightest_position(block, others, random);
+    offsets_[block] = position * in_.alignment[block];
+    const Bytes from = offsets_[block], to = from + in_.size[block];
+    for (int other : others) {
+      if (is_placed_[other] && from < offsets_[other] + in_.size[other] && offsets_[other] < to) {
+        is_placed_[other] = false;
+        homeless_.push_back(other);
+      }
+    }
+    weight_[block] += weight > 0;
+    is_placed_[block] = true;
+    std::int64_t looks = static_cast<std::int64_t>(others.size());
+    if (others.empty()) return looks;
+    const Order shifted = drawn(others, random);  // a copy: `others` may be in beside_
+    for (int other : shifted) looks += shift(other, random);
+    return looks;
+  }
+
+  static Order drawn(const Order& others, Random& random) {
+    Order found(kShifts);
+    for (int& each : found) each = others[random.below(static_cast<std::int64_t>(others.size()))];
+    return found;
+  }
+
+  // Moves a block to another place where it is free to lie, so that the gaps about it change.
+  std::int64_t shift(int block, Random& random) {
+    if (!is_placed_[block]) return 0;
+    const Order& others = neighbours(block);
+    offsets_[block] = lightest_position(block, others, random).first * in_.alignment[block];
+    return static_cast<std::int64_t>(others.size());
+  }
+
+  // A position, in units of the block's alignment, where it ejects the least weight; one of several by chance.
+  std::pair<Bytes, std::int64_t> lightest_position(int block, const Order& others, Random& random) {
+    const Bytes unit = in_.alignment[block], highest = (ceiling_ - in_.size[block]) / unit;
+    std::int64_t weight = 0;
+    events_.clear();
+    for (int other : others) {
+      if (!is_placed_[other]) continue;
+      const Bytes open = offsets_[other] - in_.size[block];
+      const Bytes begin = open < 0 ? -1 : open / unit;
+      const Bytes end = (offsets_[other] + in_.size[other] + unit - 1) / unit;
+      if (begin >= highest) continue;
+      if (begin < 0) {
+        weight += weight_[other];
+      } else {
+        events_.push_back({2 * begin + 1, weight_[other]});
+      }
+      if (end <= highest) events_.push_back({2 * end, -weight_[other]});
+    }
+    std::sort(events_.begin(), events_.end(), [](const Event& a, const Event& b) { return a.key < b.key; });
+    Bytes lightest = 0;
+    std::int64_t least = weight, ties = 1;
+    const auto consider = [&](Bytes position) {
+      if (weight < least) {
+        least = weight, lightest = position, ties = 1;
+      } else if (weight == least && random.below(++ties) == 0) {
+        lightest = position;
+      }
+    };
+    for (std::size_t k = 0; k < events_.size();) {
+      const Bytes key = events_[k].key;
+      if (key % 2 == 1) consider(key / 2);  // still free here: the conflict begins behind it
+      for (; k < events_.size() && events_[k].key == key; ++k) weight += events_[k].weight;
+      if (key % 2 == 0) consider(key / 2);
+    }
+    consider(highest);
+    return {lightest, least};
+  }
+
+  const Instance& in_;
+  Bytes granule_;
+  Best& best_;
+  Order by_lower_;
+  std::vector<Order> kept_;  // blocks that live at the same time as a block, once they were asked for
+  std::int64_t n_kept_ = 0;
+  Order beside_;  // those of the last block for which there was no room in kept_
+  std::vector<char> is_placed_;
+  std::vector<std::int64_t> weight_;
+  std::vector<Bytes> offsets_;
+  Order homeless_;
+  std::vector<Event> events_;
+  Bytes known_arena_ = kNoStop;
+  Bytes ceiling_ = 0;
+};
+
+Order order_at(const std::int32_t* orders, int index, int n) {
+  return Order(orders + static_cast<std::ptrdiff_t>(index) * n, orders + static_cast<std::ptrdiff_t>(index + 1) * n);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Writes the offsets of one order, and returns the arena's bytes.
+std::int64_t pooch_packing_decode(
+    std::int32_t n, std::int32_t n_times, const std::int32_t* lower, const std::int32_t* upper,
+    const std::int64_t* size, const std::int64_t* alignment, const std::int32_t* order, std::int64_t* offsets) {
+  const Instance instance{n, n_times, lower, upper, size, alignment, 0, 0.0};
+  std::vector<Bytes> found(n);
+  const Bytes arena = Skyline(instance).decode(order_at(order, 0, n), kNoStop, found);
+  std::copy(found.begin(), found.end(), offsets);
+  return arena;
+}
+
+// Writes the offsets of the best layout that is found until the bound, the rounds or the CPU seconds are used up.
+// Returns the rounds that were begun.
+std::int64_t pooch_packing_search(
+    std::int32_t n, std::int32_t n_times, const std::int32_t* lower, const std::int32_t* upper,
+    const std::int64_t* size, const std::int64_t* alignment, std::int32_t n_orders, const std::int32_t* orders,
+    std::int64_t bound, std::int64_t granule, std::uint64_t seed, std::int64_t max_rounds, double limit_s,
+    std::int64_t* offsets) {
+  const Instance instance{n, n_times, lower, upper, size, alignment, bound, cpu_seconds() + limit_s};
+  std::vector<Order> starts;
+  for (int k = 0; k < n_orders; ++k) starts.push_back(order_at(orders, k, n));
+  Best best;
+  Random random(seed);
+  OrderSearch order_search(instance, std::move(starts), best);
+  std::int64_t rounds = 0;
+  if (best.arena > bound && max_rounds > 0 && !instance.is_late()) {
+    Ejections ejections(instance, granule, best);
+    for (; rounds < max_rounds && best.arena > bound && !instance.is_late(); ++rounds) {
+      order_search.round(random);
+      ejections.round(random);
+    }
+  }
+  std::copy(best.offsets.begin(), best.offsets.end(), offsets);
+  return rounds;
+}
+
+}  // extern "C"

@@ -1,0 +1,215 @@
+"""Every policy's layout holds and is not below the bound; the search repeats itself, compiled and in Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.packing_instances import random_blocks, training_step
+from pooch.errors import InvalidLayout, UsageError
+from pooch.native import BuildError, built_library
+from pooch.packing import POLICIES, Block, Layout, bound_of, pack, verify
+from pooch.packing.kernels import SOURCE, PythonKernels, kernels
+from tests.packing.strategies import any_blocks
+
+SHORT_S = 1e-4  # of CPU: the eight orders end first, or nearly
+ROOMY_S = 1e6  # never used up: rounds or the bound end the search
+
+
+def overlapping(blocks: list[Block], layout: Layout) -> list[tuple[int, int]]:
+    """Pairs that overlap in time and place: by comparing all pairs, as the verifier does not."""
+
+    def meet(i: int, j: int) -> bool:
+        a, b, low, high = blocks[i], blocks[j], layout.offsets[i], layout.offsets[j]
+        in_time = a.lower < b.upper and b.lower < a.upper
+        return in_time and low < high + b.size_bytes and high < low + a.size_bytes and bool(a.size_bytes * b.size_bytes)
+
+    return [(i, j) for i, j in combinations(range(len(blocks)), 2) if meet(i, j)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=40, deadline=None)
+@given(blocks=any_blocks)
+def test_every_layout_holds(policy: str, blocks: list[Block]) -> None:
+    layout = pack(blocks, policy=policy, max_rounds=2, time_limit_s=ROOMY_S)
+    verify(blocks, layout)
+    assert overlapping(blocks, layout) == []
+    assert layout.arena_bytes >= layout.bound_bytes == bound_of(blocks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks=any_blocks, offsets=st.lists(st.integers(0, 60), min_size=24, max_size=24))
+def test_the_verifier_agrees_with_comparing_all_pairs(blocks: list[Block], offsets: list[int]) -> None:
+    blocks = [replace(block, alignment_bytes=1) for block in blocks]
+    used = tuple(offsets[: len(blocks)])
+    arena = max((offset + block.size_bytes for offset, block in zip(used, blocks, strict=True)), default=0)
+    layout = Layout(used, arena, bound_of(blocks), "drawn")
+    if overlapping(blocks, layout):
+        with pytest.raises(InvalidLayout, match="overlap at time"):
+            verify(blocks, layout)
+    else:
+        verify(blocks, layout)
+
+
+def test_the_verifier_names_a_planted_overlap() -> None:
+    blocks = [replace(block, name=f"b{k}") for k, block in enumerate(training_step(10))]
+    layout = pack(blocks, time_limit_s=SHORT_S)
+    verify(blocks, layout)
+    first, second = next(
+        (i, j) for i, j in combinations(range(len(blocks)), 2)
+        if blocks[i].lower < blocks[j].upper and blocks[j].lower < blocks[i].upper
+    )  # fmt: skip
+    offsets = list(layout.offsets)
+    offsets[second] = offsets[first]
+    arena = max(offset + block.size_bytes for offset, block in zip(offsets, blocks, strict=True))
+    with pytest.raises(InvalidLayout, match="overlap at time") as raised:
+        verify(blocks, replace(layout, offsets=tuple(offsets), arena_bytes=arena))
+    assert f"b{first} " in str(raised.value) or f"b{second} " in str(raised.value)
+
+
+def test_the_verifier_checks_more_than_overlaps() -> None:
+    blocks = [Block(0, 2, 8, 4), Block(1, 3, 8, 4)]
+    good = Layout((0, 8), 16, 16, "by hand")
+    verify(blocks, good)
+    for changed, message in (
+        ({"offsets": (0, 9), "arena_bytes": 17}, "not aligned"),
+        ({"offsets": (-4, 8)}, "not aligned"),
+        ({"arena_bytes": 20}, "arena at 20"),
+        ({"bound_bytes": 12}, "not 12"),
+        ({"offsets": (0,)}, "1 offsets"),
+    ):
+        with pytest.raises(InvalidLayout, match=message):
+            verify(blocks, replace(good, **changed))
+
+
+def test_lifetimes_are_half_open() -> None:
+    blocks = [Block(0, 5, 7), Block(5, 9, 7)]
+    layout = pack(blocks)
+    assert layout.offsets == (0, 0)
+    assert layout.arena_bytes == layout.bound_bytes == 7
+
+
+def test_sekiyama_is_as_published() -> None:
+    """The longest lifetime first, in the lowest segment; one that nothing fits is lifted to its lower neighbour."""
+    blocks = [Block(0, 4, 2), Block(3, 6, 5), Block(4, 8, 4), Block(0, 3, 1), Block(6, 8, 3)]
+    # [0, 4) at 0, then [4, 8) at 0; the lowest segment is now [0, 4) at 2 and takes [0, 3); [3, 4) at 2 is lifted to 3,
+    # then with [0, 3) to 4, where all is level: [3, 6) lies at 4, and [6, 8) beside it.
+    assert pack(blocks, policy="sekiyama").offsets == (0, 4, 0, 2, 4)
+
+
+def test_first_fit_fills_the_lowest_gap() -> None:
+    blocks = [Block(0, 9, 10), Block(0, 3, 8), Block(0, 9, 6), Block(5, 9, 5), Block(4, 9, 3)]
+    assert pack(blocks, policy="greedy_by_size").offsets == (0, 10, 18, 10, 15)
+
+
+def test_ours_is_at_least_as_good_as_sekiyama_and_reaches_the_bound_of_a_step() -> None:
+    for seed in range(5):
+        blocks = random_blocks(80, seed=seed)
+        ours = pack(blocks, max_rounds=2, time_limit_s=ROOMY_S)
+        assert ours.arena_bytes <= pack(blocks, policy="sekiyama").arena_bytes
+    step = training_step(60)
+    assert pack(step, max_rounds=20, time_limit_s=ROOMY_S).ratio == 1.0
+
+
+def test_the_search_improves_on_its_first_layout() -> None:
+    blocks = random_blocks(150, seed=3)
+    first, later = (pack(blocks, max_rounds=rounds, time_limit_s=ROOMY_S) for rounds in (0, 30))
+    assert first.rounds == 0
+    assert later.arena_bytes < first.arena_bytes
+    verify(blocks, later)
+
+
+def test_the_same_seed_gives_the_same_layout() -> None:
+    blocks = random_blocks(150, seed=3)
+    layouts = [pack(blocks, max_rounds=4, seed=seed, time_limit_s=ROOMY_S) for seed in (1, 1, 2)]
+    assert layouts[0] == layouts[1]
+    assert layouts[0].offsets != layouts[2].offsets
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("aligned", [False, True])
+def test_python_gives_the_same_layout_as_the_compiled_search(policy: str, aligned: bool) -> None:
+    if not kernels().is_native:
+        pytest.skip("there is no C++ compiler")
+    for seed in range(3):
+        blocks = random_blocks(36, seed=seed, times=25, aligned=aligned)
+        compiled = pack(blocks, policy=policy, max_rounds=3, seed=seed, time_limit_s=ROOMY_S)
+        slow = pack(blocks, policy=policy, max_rounds=3, seed=seed, time_limit_s=ROOMY_S, with_kernels=PythonKernels())
+        assert (compiled.is_native, slow.is_native) == (True, False)
+        assert replace(compiled, is_native=False) == slow
+
+
+def test_a_search_stops_with_its_time_limit() -> None:
+    blocks = random_blocks(400, seed=1)
+    for used in (kernels(), PythonKernels()):
+        layout = pack(blocks, time_limit_s=SHORT_S, with_kernels=used)
+        verify(blocks, layout)
+        assert layout.rounds <= 1
+
+
+def test_bad_blocks_are_told_in_one_line() -> None:
+    for block, message in (
+        (Block(3, 3, 1, name="x"), "block x lives from 3 to 3"),
+        (Block(0, 1, -1), "negative size"),
+        (Block(0, 1, 1, 0), "alignment of 0"),
+        (Block(0, 1, 2**61), "2\\*\\*60"),
+        (Block(0, 2**63, 1), "time beyond"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            pack([block])
+    with pytest.raises(UsageError, match="unknown packing policy 'best': choose from ours"):
+        pack([], policy="best")
+    with pytest.raises(UsageError, match="more than 0 seconds"):
+        pack([], time_limit_s=0)
+
+
+def test_no_blocks_and_no_bytes_make_an_empty_arena() -> None:
+    for blocks in ([], [Block(0, 3, 0), Block(1, 2, 0, 8)]):
+        for policy in POLICIES:
+            layout = pack(blocks, policy=policy)
+            verify(blocks, layout)
+            assert (layout.arena_bytes, layout.ratio) == (0, 1.0)
+
+
+def test_without_a_compiler_python_packs(tmp_path: Path) -> None:
+    code = (
+        "from pooch.packing import Block, pack; import sys; "
+        "layout = pack([Block(0, 2, 5), Block(1, 3, 6), Block(2, 4, 5)]); "
+        "print(layout.is_native, layout.arena_bytes, 'torch' in sys.modules)"
+    )
+    environment = {**os.environ, "CXX": "/bin/false", "POOCH_CACHE_DIRECTORY": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["False", "11", "False"]
+
+
+def test_a_build_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kernels().is_native:
+        pytest.skip("there is no C++ compiler")
+    monkeypatch.setenv("POOCH_CACHE_DIRECTORY", str(tmp_path))
+    broken = tmp_path / "broken.cpp"
+    broken.write_text("int main( {")
+    with pytest.raises(BuildError, match=r"failed: .*error"):
+        built_library("broken", broken)
+    library = built_library("packing", SOURCE)
+    written = library.stat().st_mtime_ns
+    assert built_library("packing", SOURCE) == library
+    assert library.stat().st_mtime_ns == written, "it was built twice"
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
+    if not kernels().is_native:
+        pytest.skip("there is no C++ compiler")
+    library = tmp_path / built_library("packing", SOURCE).name
+    library.write_bytes(b"not a library")
+    code = "from pooch.packing import Block, pack; print(pack([Block(0, 2, 5)]).is_native)"
+    environment = {**os.environ, "POOCH_CACHE_DIRECTORY": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "True"
