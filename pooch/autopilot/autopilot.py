@@ -14,48 +14,32 @@ from typing import Any
 
 import torch
 
-from ..api.budgets import is_smallest, parse_budget
+from ..api.budgets import parse_budget
 from ..api.options import PlanOptions
 from ..errors import UsageError
-from ..executor.attachment import callable_parts
 from ..executor.engines import make_engine
 from ..executor.online import Evictor, live_bytes_of
 from ..executor.statistics import RunStats
 from ..ir import Plan, Profile
 from ..profiler.live import is_profiling
-from ..torchtools.calls import PLACE, CallRegion, refuse_compiled, refuse_taken
-from ..torchtools.training_state import model_device
-from ..units import format_bytes, parse_bytes
+from ..units import format_bytes
 from .backward import BackwardWatch
+from .budget import budget_of
 from .cache import PlanCache
-from .library import Decision, Known, Library
+from .governed import GovernedModels
+from .library import MOST_FAILURES, Decision, Known, Library
 from .optimizers import OptimizerWatch
 from .signature import StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call
 from .steps import FollowingStep, InCoreStep, RecordedStep, Step, UnplannedStep
 from .summary import AutoSummary
+from .tally import Tally
 
 PLANNING_TIME_LIMIT_S = 10.0
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)
 
 _ACTIVE: weakref.WeakValueDictionary[str, Auto]
-
-
-class _GovernedCall(CallRegion):
-    """A call of a governed module, which may begin a step."""
-
-    def __init__(self, module: torch.nn.Module, auto: Auto, number: int) -> None:
-        super().__init__(module, _nothing, "plan" if number >= 0 else "watch")
-        self._auto, self._number = auto, number  # the model keeps the budget alive, and nothing else does
-
-    def region_of(self, args: Any, kwargs: Any) -> Any:
-        return self._auto._call(self._number, args, kwargs)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 class _Running:
@@ -90,22 +74,14 @@ class Auto:
         cache: str | Path | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        for model in models:
-            if not isinstance(model, torch.nn.Module):
-                raise UsageError(f"auto() takes a torch.nn.Module or a list of them, not {type(model).__name__}")
-            refuse_taken(model)
-        devices = {model_device(model) for model in models}
-        if len(devices) != 1:
-            raise UsageError(f"the models are on {len(devices)} devices: use pooch.auto for those of one device")
-        self._device = devices.pop()
+        self._governed = GovernedModels(models)
+        self._device = self._governed.device
         if self._device.type in _ACTIVE:
             raise UsageError(
                 f"a budget is held on {self._device.type} already: give all models in one list, as in "
                 "pooch.auto([generator, discriminator], ...), or call remove() on the other first"
             )
         self.budget_bytes, self._share = budget_of(budget)
-        self._models: list[Callable[[], torch.nn.Module | None]] = [weakref.ref(model) for model in models]
-        self._name = " + ".join(type(model).__name__ for model in models)
         self._tell = tell or _announce
         host_bytes = None if host_budget is None else parse_budget(host_budget, None, name="host budget")
         self._live = live_bytes_of(self._device)
@@ -119,14 +95,10 @@ class Auto:
         self._running: _Running | None = None
         self._depth = threading.local()
         self._lock = threading.RLock()
-        self._counts = dict.fromkeys(("in-core", "plan", "online", "record", "left plan", "over budget"), 0)
-        self._peak_bytes = self._between_bytes = self._swapped_bytes = self._recomputed_ops = 0
-        self._lost_ms = 0.0
-        self._warned = False
+        self._tally = Tally()
+        self._told: set[str] = set()
         self._is_removed = False
-        self._calls: list[weakref.ref[_GovernedCall]] = []
-        for number, model in enumerate(models):
-            self._place(model, number)
+        self._governed.place(self._call)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._state: OptimizerWatch | None = None
@@ -137,11 +109,6 @@ class Auto:
         self._closed = weakref.finalize(self, _close, self._backward, self._library, self._evictor)
         self._closed.atexit = False
         _ACTIVE[self._device.type] = self
-
-    def _place(self, model: torch.nn.Module, number: int) -> None:
-        placed = [_GovernedCall(model, self, number)]
-        placed += [_GovernedCall(part, self, -1 - number) for _, part in callable_parts(model)]
-        self._calls += [weakref.ref(each) for each in placed]
 
     def add(self, model: torch.nn.Module) -> None:
         """Hold the budget over a further model too, such as the second network of a GAN.
@@ -154,22 +121,7 @@ class Auto:
         Raises:
             UsageError: It is compiled, under a plan, or on another device.
         """
-        for number, whole in enumerate(self._models):
-            if any(each is model for each in _modules_of(whole())):
-                if not isinstance(vars(model).get(PLACE), _GovernedCall):
-                    self._calls.append(weakref.ref(_GovernedCall(model, self, -1 - number)))
-                return
-        if model_device(model) != self._device:
-            raise UsageError(f"the budget is held on {self._device}, and the model is on {model_device(model)}")
-        refuse_compiled(model)
-        self.release(model)
-        refuse_taken(model)
-        free = (number for number, each in enumerate(self._models) if each() is None)
-        number = next(free, len(self._models))  # copies that live for one step share a number, and so their plans
-        self._models[number : number + 1] = [weakref.ref(model)]
-        self._place(model, number)
-        self._name = " + ".join(type(each).__name__ for each in self._living())
-        if self._running is not None:
+        if self._governed.add(model, self._call) and self._running is not None:
             self._running.is_whole = False
 
     def release(self, model: torch.nn.Module) -> None:
@@ -178,21 +130,11 @@ class Auto:
         Args:
             model: The model.
         """
-        parts = list(model.modules())
-        for part in parts:
-            placed = vars(part).get(PLACE)
-            if isinstance(placed, _GovernedCall):
-                placed.remove()
-        for number, reference in enumerate(self._models):
-            if any(each is reference() for each in parts):
-                self._models[number] = _no_model  # others keep their numbers
+        self._governed.release(model)
 
     def is_within_call(self) -> bool:
         """Whether the calling thread is within a governed call."""
         return getattr(self._depth, "now", 0) > 0
-
-    def _living(self) -> list[torch.nn.Module]:
-        return [model for model in (each() for each in self._models) if model is not None]
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
@@ -248,11 +190,11 @@ class Auto:
             self._go_online(running)
 
     def _begin(self, number: int, args: Any, kwargs: Any) -> None:
-        models = self._living()
+        models = self._governed.living
         parameters = [parameter for model in models for parameter in model.parameters()]
         key = step_key(number, args, kwargs, models, parameters)
         self._look_between()
-        if sum(self._counts[kind] for kind in ("in-core", "plan", "online", "record")) + 1 in _RECOUNTED_STEPS:
+        if self._tally.all_steps + 1 in _RECOUNTED_STEPS:
             self._live.recount()
             if self.budget_bytes is not None:
                 self._evictor.set_budget(self.budget_bytes)
@@ -280,7 +222,7 @@ class Auto:
                 assert known.plan is not None
                 return FollowingStep(self._evictor, known.plan, known)
             case "record":
-                return RecordedStep(self._evictor, models, start_bytes, self._name)
+                return RecordedStep(self._evictor, models, start_bytes, self._governed.name)
             case _:
                 return UnplannedStep(self._evictor)
 
@@ -362,36 +304,38 @@ class Auto:
         )
 
     def _count(self, running: _Running, step_ms: float, peak_bytes: int) -> None:
-        counts, stats = self._counts, running.stats
-        left = running.step.left_plan
-        counts["online" if left else running.decision] += 1
-        counts["left plan"] += left
+        left, known = running.step.left_plan, running.known
         if running.decision == "plan":
-            running.known.left_plan = running.known.left_plan + 1 if left else 0
-        self._peak_bytes = max(self._peak_bytes, peak_bytes)
-        self._swapped_bytes += stats.swapped_out_bytes
-        self._recomputed_ops += stats.recomputed_ops
-        profile = running.known.profile
-        if profile is not None and running.decision in ("plan", "online"):
-            self._lost_ms += max(0.0, step_ms - profile.step_ms)
+            known.left_plan = known.left_plan + 1 if left else 0
+        is_slower = running.decision in ("plan", "online") and known.profile is not None
+        lost_ms = step_ms - known.profile.step_ms if is_slower and known.profile is not None else 0.0
+        self._tally.count(running.decision, left, running.stats, peak_bytes, lost_ms)
         if self.budget_bytes is not None and peak_bytes > self.budget_bytes:
-            counts["over budget"] += 1
-            self._warn_of(peak_bytes)
+            self._tally.over_budget += 1
+            self._tell_of(running, peak_bytes, self.budget_bytes)
 
-    def _warn_of(self, peak_bytes: int) -> None:
-        if not self._warned:
-            self._warned = True
-            assert self.budget_bytes is not None
+    def _tell_of(self, running: _Running, peak_bytes: int, budget_bytes: int) -> None:
+        """Tell of a peak over the budget, once for each way of running."""
+        if running.decision == "in-core" and running.known.profile is not None:
+            running.known.left_plan = MOST_FAILURES  # it does more than it did when it was recorded
+            why = "it was known to fit, and did more than when it was recorded; its next step is recorded again"
+        elif running.decision == "in-core":
+            why = "the program has saved-tensor hooks of its own, so nothing is done: take them away"
+        else:
+            why = (
+                "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state and "
+                "what single ops need; raise the budget or lower the batch size"
+            )
+        if why not in self._told:
+            self._told.add(why)
             self._tell(
-                f"a step took {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - self.budget_bytes)} over the "
-                f"budget of {format_bytes(self.budget_bytes)}: everything that can leave had left, and the rest is "
-                "parameters, gradients, the optimizer's state and what single ops need; raise the budget or lower the "
-                "batch size"
+                f"a step took {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - budget_bytes)} over the budget of "
+                f"{format_bytes(budget_bytes)}: {why}"
             )
 
     def _look_between(self) -> None:
         """Take the peak since the last backward pass into account."""
-        self._between_bytes = max(self._between_bytes, self._live.peak())
+        self._tally.between_bytes = max(self._tally.between_bytes, self._live.peak())
 
     # For the user -----------------------------------------------------------------------------------------------------
 
@@ -412,25 +356,7 @@ class Auto:
 
     def summary(self) -> AutoSummary:
         """Return what happened so far."""
-        counts = self._counts
-        recorded, online = counts["record"], counts["online"] + counts["record"]
-        return AutoSummary(
-            budget_bytes=self.budget_bytes,
-            steps=counts["in-core"] + counts["plan"] + online,
-            steps_in_core=counts["in-core"],
-            steps_on_plan=counts["plan"],
-            steps_online=online,
-            steps_recorded=recorded,
-            steps_left_plan=counts["left plan"],
-            peak_bytes=self._peak_bytes,
-            between_peak_bytes=self._between_bytes,
-            steps_over_budget=counts["over budget"],
-            lost_ms=self._lost_ms,
-            swapped_bytes=self._swapped_bytes,
-            recomputed_ops=self._recomputed_ops,
-            shapes=self._library.shapes(),
-            events=tuple(self._library.events),
-        )
+        return self._tally.summary(self.budget_bytes, self._library)
 
     def remove(self) -> None:
         """Hold the budget no longer. A step that is running ends under it.
@@ -448,10 +374,7 @@ class Auto:
         self._look_between()
         if self._state is not None:
             self._state.stop()
-        for reference in self._calls:
-            placed = reference()
-            if placed is not None:
-                placed.remove()
+        self._governed.remove()
         self._closed()
         if _ACTIVE.get(self._device.type) is self:
             del _ACTIVE[self._device.type]
@@ -464,14 +387,6 @@ class Auto:
 
 
 _ACTIVE = weakref.WeakValueDictionary()
-
-
-def _no_model() -> None:
-    return None
-
-
-def _modules_of(model: torch.nn.Module | None) -> Iterator[torch.nn.Module]:
-    return iter(()) if model is None else model.modules()
 
 
 def _leave_child_alone() -> None:
@@ -494,27 +409,6 @@ def _close(backward: BackwardWatch, library: Library, evictor: Evictor) -> None:
     backward.stop()
     library.close()
     evictor.close()
-
-
-def budget_of(budget: int | str) -> tuple[int | None, float | None]:
-    """Return the budget in bytes, or the share of the first step's in-core peak.
-
-    Args:
-        budget: Bytes, a text such as "16GiB", or a share such as "60%".
-
-    Raises:
-        UsageError: It does not parse.
-    """
-    if is_smallest(budget):
-        raise UsageError(
-            "the budget cannot be 'min' here, as nothing is known before the first step: give bytes or a %"
-        )
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        parsed = parse_bytes(budget, whole_bytes=10**6)
-        if parsed is None or not 0 < parsed <= 10**6:
-            raise UsageError(f"the budget {budget!r} is no share: give a percentage such as 60%, or bytes")
-        return None, parsed / 10**6
-    return parse_budget(budget, None), None
 
 
 def _announce(text: str) -> None:

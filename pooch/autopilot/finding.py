@@ -18,8 +18,9 @@ from ..api.budgets import parse_budget
 from ..errors import UsageError
 from ..executor.online import live_bytes_of
 from ..torchtools.calls import PLACE, compiled_part
-from .autopilot import Auto, auto, budget_of
+from .autopilot import Auto, auto
 from .backward import BackwardWatch
+from .budget import budget_of
 from .stacks import is_ordinary_call
 from .summary import AutoSummary
 

@@ -1,0 +1,128 @@
+"""The models that a budget is held over, and the regions around their calls."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+from ..executor.attachment import callable_parts
+from ..torchtools.calls import PLACE, CallRegion, refuse_compiled, refuse_taken
+from ..torchtools.training_state import model_device
+
+# Surrounds one call: the number of what is called (negative for parts of a model), and its arguments.
+Surround = Callable[[int, Any, Any], AbstractContextManager[object]]
+
+
+class _GovernedCall(CallRegion):
+    """A call of a governed module, which may begin a step."""
+
+    def __init__(self, module: torch.nn.Module, surround: Surround, number: int) -> None:
+        super().__init__(module, nullcontext, "plan" if number >= 0 else "watch")
+        self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
+
+    def region_of(self, args: Any, kwargs: Any) -> AbstractContextManager[object]:
+        return self._surround(self._number, args, kwargs)
+
+
+class GovernedModels:
+    """Models with a region around each of their calls, and around calls of their parts on their own.
+
+    Only the models hold the regions; this holds neither.
+
+    Args:
+        models: The models.
+
+    Attributes:
+        device: Their device.
+
+    Raises:
+        UsageError: If one of them is no module, is compiled or under a plan, or if they are on several devices.
+    """
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        for model in models:
+            if not isinstance(model, torch.nn.Module):
+                raise UsageError(f"auto() takes a torch.nn.Module or a list of them, not {type(model).__name__}")
+            refuse_taken(model)
+        devices = {model_device(model) for model in models}
+        if len(devices) != 1:
+            raise UsageError(f"the models are on {len(devices)} devices: use pooch.auto for those of one device")
+        self.device = devices.pop()
+        self._models: list[Callable[[], torch.nn.Module | None]] = [weakref.ref(model) for model in models]
+        self._calls: list[weakref.ref[_GovernedCall]] = []
+
+    @property
+    def living(self) -> list[torch.nn.Module]:
+        """The models that are still there."""
+        return [model for model in (each() for each in self._models) if model is not None]
+
+    @property
+    def name(self) -> str:
+        """Their kinds, for people."""
+        return " + ".join(type(model).__name__ for model in self.living)
+
+    def place(self, surround: Surround) -> None:
+        """Put regions around the calls of all models."""
+        for number, model in enumerate(self.living):
+            self._place(model, number, surround)
+
+    def _place(self, model: torch.nn.Module, number: int, surround: Surround) -> None:
+        placed = [_GovernedCall(model, surround, number)]
+        placed += [_GovernedCall(part, surround, -1 - number) for _, part in callable_parts(model)]
+        self._calls += [weakref.ref(each) for each in placed]
+
+    def add(self, model: torch.nn.Module, surround: Surround) -> bool:
+        """Govern a further model, and return whether it is no part of one that is governed already.
+
+        A part of a governed model is from now on also governed where it is called on its own. Parts that were governed
+        on their own belong to the model from now on.
+
+        Raises:
+            UsageError: It is compiled, under a plan, or on another device.
+        """
+        for number, whole in enumerate(self._models):
+            if any(each is model for each in _modules_of(whole())):
+                if not isinstance(vars(model).get(PLACE), _GovernedCall):
+                    self._calls.append(weakref.ref(_GovernedCall(model, surround, -1 - number)))
+                return False
+        if model_device(model) != self.device:
+            raise UsageError(f"the budget is held on {self.device}, and the model is on {model_device(model)}")
+        refuse_compiled(model)
+        self.release(model)
+        refuse_taken(model)
+        free = (number for number, each in enumerate(self._models) if each() is None)
+        number = next(free, len(self._models))  # copies that live for one step share a number, and so their plans
+        self._models[number : number + 1] = [weakref.ref(model)]
+        self._place(model, number, surround)
+        return True
+
+    def release(self, model: torch.nn.Module) -> None:
+        """Govern a model and its parts no longer."""
+        parts = list(model.modules())
+        for part in parts:
+            placed = vars(part).get(PLACE)
+            if isinstance(placed, _GovernedCall):
+                placed.remove()
+        for number, reference in enumerate(self._models):
+            if any(each is reference() for each in parts):
+                self._models[number] = _no_model  # others keep their numbers
+
+    def remove(self) -> None:
+        """Take all regions away."""
+        for reference in self._calls:
+            placed = reference()
+            if placed is not None:
+                placed.remove()
+
+
+def _no_model() -> None:
+    return None
+
+
+def _modules_of(model: torch.nn.Module | None) -> Iterator[torch.nn.Module]:
+    return iter(()) if model is None else model.modules()
