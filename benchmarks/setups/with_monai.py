@@ -60,7 +60,7 @@ def monai_swin_unetr(way: Way) -> None:
     from monai.networks.nets import SwinUNETR
 
     model = SwinUNETR(in_channels=1, out_channels=2, feature_size=12, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8))
-    segmented(way, model, 32, steps=8)
+    segmented(way, model, 64, steps=6)
 
 
 @setup("ignite: create_supervised_trainer and an evaluator after each epoch", needs="ignite")
