@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from ..autopilot import auto as hold_budget
 from ..errors import UsageError
+from .budgeted import BudgetedTraining
 
 if TYPE_CHECKING:
     import torch
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-    from ..autopilot import Auto, AutoSummary
 
-
-class PoochCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+class PoochCallback(BudgetedTraining, TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Trains within a budget: `Trainer(..., callbacks=[PoochCallback("16GiB")])`.
 
     Evaluation and saving are unaffected. One callback serves several trainings in a row.
@@ -34,14 +31,6 @@ class PoochCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         UsageError: when the Trainer is made or begins, if it has `gradient_checkpointing=True`.
     """
 
-    def __init__(
-        self, budget: int | str, *, host_budget: int | str | None = None, cache: str | Path | None = None
-    ) -> None:
-        self._budget = budget
-        self._options: dict[str, Any] = {"host_budget": host_budget, "cache": cache}
-        self.auto: Auto | None = None
-        self._summary: AutoSummary | None = None
-
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Refuses what cannot be combined before anything is loaded or trained."""
         _check(args)
@@ -56,34 +45,14 @@ class PoochCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Attaches to the model."""
         _check(args)  # a callback that was added later saw no `on_init_end`
-        self.remove()  # a training that ended with an error had no `on_train_end`
         assert model is not None
-        self.auto = hold_budget(model, self._budget, **self._options)
+        self.hold(model)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Detaches from the model."""
         self.remove()
-
-    def summary(self) -> AutoSummary:
-        """Returns what happened so far, or in the training that ended last.
-
-        Raises:
-            UsageError: if no training has begun.
-        """
-        if self.auto is not None:
-            return self.auto.summary()
-        if self._summary is None:
-            raise UsageError("no training has begun: call trainer.train() before asking for a summary")
-        return self._summary
-
-    def remove(self) -> None:
-        """Detaches from the model; only needed after a training that ended with an error."""
-        if self.auto is not None:
-            self._summary = self.auto.summary()
-            self.auto.remove()
-            self.auto = None
 
 
 _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")  # the second is the name since transformers 5
