@@ -26,7 +26,7 @@ from benchmarks.tables import Row, tell, write_results
 from pooch.units import format_bytes
 
 NAME, TITLE = "auto-against-switches", "`pooch.auto` beside the switches of frameworks"
-_BATCH, _LENGTH, _WORDS = 8, 192, 2000
+_BATCH, _LENGTH, _WORDS = 4, 128, 2000
 
 
 def train(way: str, budget_bytes: int, steps: int) -> dict[str, Any]:

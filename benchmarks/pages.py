@@ -39,6 +39,16 @@ def table(results: str, *left_out: str) -> Part:
     return made
 
 
+def more_table(results: str, number: int) -> Part:
+    """Make a part with one of the further tables of a result."""
+
+    def made(stored: Stored) -> str:
+        rows = list(stored(results)["more"].values())[number]
+        return f"\n{markdown_table(rows)}\n"
+
+    return made
+
+
 def table_at(results: str, budget: str, *columns: str) -> Part:
     """Make a part with the rows of a table at one budget, such as "60%", and some of its columns."""
 
@@ -71,6 +81,12 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
             "slowdown",
             "predicted",
         ),
+    },
+    "docs/auto.md": {
+        "random lengths": table("random-lengths"),
+        "random lengths, parts": more_table("random-lengths", 0),
+        "random lengths, own plans": more_table("random-lengths", 1),
+        "auto beside switches": table("auto-against-switches"),
     },
     "docs/measurements.md": {
         "main job times": paragraph(sentences.main_job_times),

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 _settings: Any = torch.utils.deterministic
+_mutation_allowed: Any = getattr(torch.backends, "__allow_nonbracketed_mutation")
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _NO_DETERMINISTIC = re.compile(r"^(\S+) does not have a deterministic implementation")
 
@@ -96,7 +97,13 @@ def use_deterministic_algorithms() -> None:
     os.environ.setdefault(_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     _settings.fill_uninitialized_memory = False  # it costs time and changes no number that is read
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    _set_cudnn(deterministic=True, benchmark=False)
+
+
+def _set_cudnn(deterministic: bool, benchmark: bool) -> None:
+    """Sets both flags, in a process that has called `torch.backends.disable_global_flags()` as well."""
+    with _mutation_allowed():
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
 
 
 def _remembered() -> Callable[[], None]:
@@ -109,7 +116,7 @@ def _remembered() -> Callable[[], None]:
     def restore() -> None:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         _settings.fill_uninitialized_memory = fill
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+        _set_cudnn(*cudnn)
         if workspace is None:
             os.environ.pop(_WORKSPACE, None)
         else:

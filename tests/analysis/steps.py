@@ -14,8 +14,8 @@ from pooch.analysis.interpolation import KnownStep
 from pooch.devices import find_device
 from pooch.ir import Profile
 from pooch.profiler import ProfileOptions
-from pooch.profiler.fake import FakeSetting, profile_fake_step
 from pooch.profiler.fake.costs import OpCost
+from pooch.profiler.fake.profiler import FakeSetting, profile_fake_step
 from pooch.profiler.hardware import describe_device
 from pooch.torchtools.tensors import find_tensors, storage_bytes
 from pooch.workloads import Workload

@@ -570,7 +570,7 @@ ACTIONS = (
     Mutation(
         "a replay writes into a value that is still needed",
         "actions.py",
-        "            storage = self.ensure(record)\n        return storage.clone() if written else storage\n",
+        "            storage = self.ensure(record)\n        return copied_storage(storage) if written else storage\n",
         "            storage = self.ensure(record)\n        return storage\n",
         "whoever reads it next reads another value",
         REPLAYED_IN_PLACE,
@@ -578,7 +578,7 @@ ACTIONS = (
     Mutation(
         "a replay off the path writes into what others still read",
         "actions.py",
-        "                return self._resolve(read, written, ())\n            return storage.clone() if written else storage\n",
+        "                return self._resolve(read, written, ())\n            return copied_storage(storage) if written else storage\n",
         "                return self._resolve(read, written, ())\n            return storage\n",
         "values are computed again from others",
         REPLAYED_IN_PLACE,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -32,13 +34,27 @@ def test_modes_are_set_inside_and_put_back_whatever_happens(
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     if workspace is not None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    before = modes()
-    inside: list[tuple[object, ...]] = []
-    with pytest.raises(KeyError):
-        fail_inside(inside)
-    assert inside == [(True, True, False, True, False, workspace or ":4096:8")]
-    assert modes() == before
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        before = modes()
+        inside: list[tuple[object, ...]] = []
+        with pytest.raises(KeyError):
+            fail_inside(inside)
+        assert inside == [(True, True, False, True, False, workspace or ":4096:8")]
+        assert modes() == before
+
+
+def test_modes_are_set_where_the_flags_of_the_process_are_frozen() -> None:
+    text = """
+import torch
+from pooch.torchtools.determinism import deterministic_algorithms
+torch.backends.disable_global_flags()
+before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+with deterministic_algorithms():
+    assert torch.backends.cudnn.deterministic
+assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == before
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def fail_inside(seen: list[tuple[object, ...]]) -> None:

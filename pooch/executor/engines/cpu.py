@@ -38,6 +38,7 @@ class CpuTicket:
     thread: threading.Thread
     error: BaseException | None = None
     _done: threading.Event = field(default_factory=threading.Event)
+    _is_finalizing = staticmethod(sys.is_finalizing)  # the names of this module may be gone by then
 
     def is_done(self) -> bool:
         """Whether the copy has ended."""
@@ -50,10 +51,10 @@ class CpuTicket:
         when threads no longer run, or in the copy thread itself, where the garbage collector may free a step: the copy
         holds what it needs until it ends.
         """
-        if self._done.is_set() or threading.current_thread() is self.thread:
+        if self._done.is_set() or self._is_finalizing() or threading.current_thread() is self.thread:
             return 0.0
         start = time.perf_counter()
-        while not (sys.is_finalizing() or self._done.wait(LOOK_AGAIN_S)):
+        while not (self._is_finalizing() or self._done.wait(LOOK_AGAIN_S)):
             if not self.thread.is_alive() and not self._done.is_set():
                 self.error = TierError("the thread that copies has died")
                 self.storage = None
