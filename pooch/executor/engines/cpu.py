@@ -54,7 +54,7 @@ class CpuTicket:
         if self._done.is_set() or self._is_finalizing() or threading.current_thread() is self.thread:
             return 0.0
         start = time.perf_counter()
-        while not (self._is_finalizing() or self._done.wait(LOOK_AGAIN_S)):
+        while not (sys.is_finalizing() or self._done.wait(LOOK_AGAIN_S)):
             if not self.thread.is_alive() and not self._done.is_set():
                 self.error = TierError("the thread that copies has died")
                 self.storage = None
