@@ -204,6 +204,8 @@ def test_unwrapping_a_model_leaves_the_plan_on_it() -> None:
 
 def test_accelerate_itself_in_any_order() -> None:
     accelerate = pytest.importorskip("accelerate")
+    if next(new_net().parameters()).device.type != "cpu":
+        pytest.skip("an Accelerator of the CPU moves the model there")
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
     profiled = accelerator.prepare(new_net())
     plain, plan = step(profiled), plan_of(profiled)
