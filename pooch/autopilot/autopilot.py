@@ -94,7 +94,6 @@ class Auto:
         )
         self._running: _Running | None = None
         self._depth = threading.local()
-        self._lock = threading.RLock()
         self._tally = Tally()
         self._told: set[str] = set()
         self._is_removed = False

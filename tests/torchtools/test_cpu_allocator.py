@@ -6,34 +6,19 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
+from pooch.torchtools.cpu_allocator import CountingAllocator
 from pooch.torchtools.cpu_allocator.building import built_library
 from pooch.torchtools.memory_trace import MemoryTracer
 from tests.children import child_environment
+from tests.counting import counting
 
 pytestmark = pytest.mark.cpu
 KIB = 1024
-
-
-@contextmanager
-def counting() -> Iterator[CountingAllocator]:
-    """The allocator in place, and afterwards as it was."""
-    allocator = counting_allocator()
-    assert isinstance(allocator, CountingAllocator), allocator
-    assert allocator.install()
-    try:
-        yield allocator
-    finally:
-        allocator.lift_limit()
-        allocator.ask_for_room(False)
-        allocator.remove()
 
 
 def block(kib: int) -> torch.Tensor:

@@ -301,7 +301,10 @@ class Evictor:
         while self._ahead and (self._ahead[0].ticket is None or self._ahead[0].ticket.is_done()):
             with self.lock:
                 self._finish_copy_out(self._ahead.popleft())
-        if self.live.now() < self._start_bytes + _WRITE_AHEAD_SHARE * room_bytes or len(self._ahead) >= _COPIES_AHEAD:
+        if (
+            self.live.recent() < self._start_bytes + _WRITE_AHEAD_SHARE * room_bytes
+            or len(self._ahead) >= _COPIES_AHEAD
+        ):
             return
         with self.lock:
             for record in self._records:  # the oldest is read last
@@ -371,7 +374,7 @@ class Evictor:
 
     def read_ahead(self, record: OnlineRecord) -> None:
         """After a read: start to bring back what the backward pass will most likely read next, if there is room."""
-        spare_bytes = self.budget_bytes - self.live.now() - 2 * self._largest_bytes  # what the next op may need
+        spare_bytes = self.budget_bytes - self.live.recent() - 2 * self._largest_bytes  # what the next op may need
         if spare_bytes <= 0:
             return
         for other in reversed(list(self._records)):

@@ -35,6 +35,9 @@ class LiveBytes(Protocol):
     def now(self) -> int:
         """Live bytes."""
 
+    def recent(self) -> int:
+        """Live bytes at the last time that they were counted: `now`, unless counting takes long. Asked at each op."""
+
     def peak(self) -> int:
         """Highest live bytes since `reset_peak`."""
 
@@ -80,6 +83,10 @@ class CountedBytes:
     def now(self) -> int:
         """Live bytes."""
         return self._earlier_bytes + self._allocator.live_bytes()
+
+    def recent(self) -> int:
+        """Live bytes."""
+        return self.now()
 
     def peak(self) -> int:
         """Highest live bytes since `reset_peak`."""
@@ -137,6 +144,10 @@ class DeviceBytes:
         """Live bytes."""
         return accelerators.allocated_bytes(self._device)
 
+    def recent(self) -> int:
+        """Live bytes."""
+        return self.now()
+
     def peak(self) -> int:
         """Highest live bytes since `reset_peak`."""
         return max(self._peak_bytes, accelerators.peak_allocated_bytes(self._device))
@@ -169,27 +180,32 @@ class WalkedBytes:
 
     def __init__(self) -> None:
         self._device = torch.device("cpu")
-        self._peak_bytes = 0
+        self._peak_bytes = self._last_bytes = 0
         self._again_s = 0.0
+
+    def _is_due(self) -> bool:
+        """Whether the last walk took only a small share of the time since."""
+        return time.perf_counter() >= self._again_s
 
     def look(self) -> tuple[int, int] | None:
         """Live bytes now, unless the last walk took a large share of the time since."""
-        begin_s = time.perf_counter()
-        if begin_s < self._again_s:
-            return None
-        now = self.now()
-        end_s = time.perf_counter()
-        self._again_s = end_s + _TIMES_A_WALK * (end_s - begin_s)
-        return now, 0
+        return (self.now(), 0) if self._is_due() else None
+
+    def recent(self) -> int:
+        """Live bytes at the last walk, or now if the next one is due."""
+        return self.now() if self._is_due() else self._last_bytes
 
     def recount(self) -> None:
         """Do nothing: every figure is a walk."""
 
     def now(self) -> int:
         """Live bytes of the tensors that Python knows."""
-        found = live_bytes(self._device)
-        self._peak_bytes = max(self._peak_bytes, found)
-        return found
+        begin_s = time.perf_counter()
+        self._last_bytes = live_bytes(self._device)
+        end_s = time.perf_counter()
+        self._again_s = end_s + _TIMES_A_WALK * (end_s - begin_s)
+        self._peak_bytes = max(self._peak_bytes, self._last_bytes)
+        return self._last_bytes
 
     def peak(self) -> int:
         """Highest of the figures since `reset_peak`."""

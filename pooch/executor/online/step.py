@@ -65,7 +65,6 @@ class OnlineStep:
         self.values = StorageMap() if values is None else values
         self.records: dict[int, OnlineRecord] = {}
         self.op = threading.Lock()
-        self.late = False
         self._calls: dict[int, _Call] = {}
         self._costs: dict[int, float] = {}
         self._numbers = itertools.count(_FIRST_VALUE)

@@ -16,28 +16,11 @@ from pooch.executor.online import Evictor, OnlineStep
 from pooch.executor.online.live_bytes import CountedBytes
 from pooch.executor.online.speed import CopySpeed
 from pooch.executor.statistics import RunStats
-from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
+from tests.counting import counting as counting
+from tests.counting import the_allocator
 from tests.executor.online.zoo import Found, Training
 
 CPU = torch.device("cpu")
-
-
-def the_allocator() -> CountingAllocator:
-    allocator = counting_allocator()
-    assert isinstance(allocator, CountingAllocator), allocator
-    return allocator
-
-
-@contextmanager
-def counting() -> Iterator[CountingAllocator]:
-    allocator = the_allocator()
-    assert allocator.install()
-    try:
-        yield allocator
-    finally:
-        allocator.lift_limit()
-        allocator.ask_for_room(False)
-        allocator.remove()
 
 
 @contextmanager
