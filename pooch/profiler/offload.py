@@ -18,7 +18,7 @@ import torch
 
 from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import marker
-from ..torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, storage_key
+from ..torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, new_storage, storage_key
 
 COPY_BACK = "copy back"  # marks, in a profiler, a copy that brings a value back and is no op of the step
 
@@ -84,7 +84,7 @@ class OffloadStore:
     def _copy_in(self, entry: _Entry) -> torch.UntypedStorage:
         if entry.host is not None:
             return entry.host.to(entry.device).untyped_storage()
-        storage = torch.UntypedStorage(entry.size_bytes)
+        storage = new_storage(entry.size_bytes, entry.device)
         view, position = bytes_in_place(storage).data, entry.offset
         while view:
             count = os.preadv(self._file.fileno(), [view], position)  # type: ignore[attr-defined]
