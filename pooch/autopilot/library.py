@@ -105,6 +105,7 @@ class Library:
         self._worker = PlanningWorker(estimate, measure)
         self._answers: list[tuple[StepKey, Known, Answer]] = []
         self._lock = threading.Lock()
+        self._budget_bytes = 0
         self._is_warm = False  # whether a step was run
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
         self.events: list[str] = []
@@ -119,9 +120,11 @@ class Library:
             start_bytes: Bytes that are live before it.
             budget_bytes: The budget, or None if it is not known yet.
         """
+        if budget_bytes is not None:
+            self._budget_bytes = budget_bytes
         self._take_answers()
         if budget_bytes is not None:
-            self._plan_ahead(start_bytes, int(PLANNED_SHARE * budget_bytes))
+            self._plan_ahead(start_bytes, budget_bytes)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._found(key)
@@ -133,7 +136,7 @@ class Library:
 
     def _decision(self, key: StepKey, known: Known, start_bytes: int, budget_bytes: int | None) -> Decision:
         family = self._families.setdefault(key.family, _Family())
-        target_bytes = 0 if budget_bytes is None else int(PLANNED_SHARE * budget_bytes)
+        target_bytes = _target_bytes(known, budget_bytes)
         if known.left_plan >= MOST_FAILURES:
             family.recording += 1
             known.left_plan = 0
@@ -168,12 +171,12 @@ class Library:
         if self._cache is not None and known.profile is not None:
             self._cache.keep(key, Cached(known.profile, known.plan, known.origin == "recorded"))
 
-    def _plan_ahead(self, start_bytes: int, target_bytes: int) -> None:
+    def _plan_ahead(self, start_bytes: int, budget_bytes: int) -> None:
         """Have plans made for steps that were recorded, before they come again. The optimizer's state is there now."""
         fresh, self._fresh = self._fresh, []
         for key in fresh:
             known = self._known[key]
-            profile = known.profile
+            profile, target_bytes = known.profile, _target_bytes(known, budget_bytes)
             if profile is not None and profile.peak_bytes + start_bytes - profile.persistent_bytes > target_bytes:
                 self._request(key, known, [Anchor(key.sizes, profile)], start_bytes, target_bytes)
 
@@ -252,11 +255,12 @@ class Library:
         if answer.plan is not None:
             again = "" if known.plan is None else " again"
             known.profile, known.plan, known.table = answer.profile, answer.plan, ActionTable.of(answer.plan)
-            known.minimum_bytes = 0
             self._say(f"planned{again} for steps of {key.text}: {_described(answer.plan)}")
             self._keep(key, known)
         elif answer.refusal:
             known.minimum_bytes = answer.minimum_bytes or _NEVER
+            if known.minimum_bytes <= self._budget_bytes:
+                return  # it is asked for again without a reserve
             self._say(f"no plan for steps of {key.text}, so they run online: {answer.refusal}")
 
     def _say(self, text: str) -> None:
@@ -339,6 +343,14 @@ class Library:
     def close(self) -> None:
         """Plan no longer."""
         self._worker.stop()
+
+
+def _target_bytes(known: Known, budget_bytes: int | None) -> int:
+    """Return what a step's plan may take: less than the budget, unless plans are only feasible in all of it."""
+    if budget_bytes is None:
+        return 0
+    target_bytes = int(PLANNED_SHARE * budget_bytes)
+    return budget_bytes if target_bytes < known.minimum_bytes <= budget_bytes else target_bytes
 
 
 def _described(plan: Plan) -> str:
