@@ -210,10 +210,12 @@ class Auto:
         self._evictor.begin_step(stats)
         if self._share is not None and self.budget_bytes is None:
             self._evictor.grow_with(self._share)
-        step = self._new_step(decision, known, models, start_bytes)
+        step = self._new_step(key, decision, known, models, start_bytes)
         self._running = _Running(key, decision, known, step, stats, outlasts)
 
-    def _new_step(self, decision: Decision, known: Known, models: list[torch.nn.Module], start_bytes: int) -> Step:
+    def _new_step(
+        self, key: StepKey, decision: Decision, known: Known, models: list[torch.nn.Module], start_bytes: int
+    ) -> Step:
         match decision:
             case "in-core":
                 return InCoreStep()
@@ -222,8 +224,8 @@ class Auto:
                 return FollowingStep(self._evictor, known.plan, known)
             case "record":
                 return RecordedStep(self._evictor, models, start_bytes, self._governed.name)
-            case _:
-                return UnplannedStep(self._evictor)
+            case _:  # where allocations do not ask for room, it is made before each op
+                return UnplannedStep(self._evictor, replays=not self._live.asks or self._library.replays(key))
 
     def _call_ended(self) -> None:
         """Take hooks and modes away with the call where they cannot stay until the backward pass."""
@@ -285,6 +287,8 @@ class Auto:
                 self._budget_is(int(self._share * profile.peak_bytes))
         elif running.decision == "record":
             self._library.not_recorded(running.key, running.known)
+        if isinstance(running.step, UnplannedStep) and running.step.is_faster_copied:
+            self._library.is_faster_copied(running.key)
         self._count(running, step_ms, peak_bytes)
         self._live.reset_peak()
 

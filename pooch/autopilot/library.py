@@ -23,6 +23,7 @@ MOST_RECORDED = 3  # shapes of one family that are recorded without further reas
 MOST_FAILURES = 3  # steps in a row that left their plan, after which the step is recorded again
 OFTEN = 3  # steps of a shape that cannot be derived, after which it is recorded
 PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where values decide what it computes
+COPIED_STEPS = 50  # after which it is looked again whether replaying is worth its cost
 _NEVER = 2**62
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 
@@ -73,9 +74,11 @@ class _Family:
     Attributes:
         recording: Number of shapes that were or are being recorded.
         recorded: The recorded ones.
+        copied_steps: Number of online steps that are still to come in which nothing is replayed.
     """
 
     recording: int = 0
+    copied_steps: int = 0
     recorded: dict[tuple[int, ...], Profile] = field(default_factory=dict)
 
 
@@ -133,6 +136,18 @@ class Library:
         if known.decision == "record":
             self._worker.warm_up()
         return known.decision, known
+
+    def replays(self, key: StepKey) -> bool:
+        """Whether an online step of a key that begins now records its ops, so that values can be replayed."""
+        family = self._families[key.family]
+        if family.copied_steps == 0:
+            return True
+        family.copied_steps -= 1
+        return False
+
+    def is_faster_copied(self, key: StepKey) -> None:
+        """Note that recording the ops of an online step took longer than its replays gained over copies."""
+        self._families[key.family].copied_steps = COPIED_STEPS
 
     def _decision(self, key: StepKey, known: Known, start_bytes: int, budget_bytes: int | None) -> Decision:
         family = self._families.setdefault(key.family, _Family())

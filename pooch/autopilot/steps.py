@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ProfileError
 from ..executor.actions import StepActions
-from ..executor.mode import following, looking, recognising
+from ..executor.mode import following, looking, recognising, saving
 from ..executor.online import Evictor, OnlineStep
 from ..executor.step import PlannedStep
 from ..ir import Plan, Profile
@@ -62,15 +62,22 @@ class UnplannedStep:
 
     Args:
         evictor: Holds the budget.
+        replays: Whether its ops are recorded, so that values can be replayed.
     """
 
     left_plan = False
 
-    def __init__(self, evictor: Evictor) -> None:
-        step = OnlineStep(evictor)
+    def __init__(self, evictor: Evictor, *, replays: bool = True) -> None:
+        step = OnlineStep(evictor, replays=replays)
+        self.replays, self._effort = replays, step.effort
         self._forward = LooseStack()
         weakref.finalize(self, self._forward.close)
-        self._forward.enter_context(recognising(step))
+        self._forward.enter_context(recognising(step) if replays else saving(step))
+
+    @property
+    def is_faster_copied(self) -> bool:
+        """Whether recording the step has taken longer than its replays have gained over copies."""
+        return self.replays and self._effort.recording_ms > self._effort.gained_ms
 
     def around_call(self) -> AbstractContextManager[None]:
         """Do nothing: the program's own values never leave."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -72,8 +72,13 @@ class WatchfulMode(StepMode):
 @contextmanager
 def recognising(step: PlannedStep | OnlineStep) -> Iterator[None]:
     """Pass to the step every op, and every tensor that autograd saves and reads."""
-    with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), StepMode(step):
+    with saving(step), StepMode(step):
         yield
+
+
+def saving(step: PlannedStep | OnlineStep) -> AbstractContextManager[None]:
+    """Pass to the step every tensor that autograd saves and reads."""
+    return torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack)
 
 
 @contextmanager

@@ -18,10 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pooch.autopilot import Auto
 from pooch.autopilot.library import Library
+from pooch.autopilot.steps import UnplannedStep
 from pooch.errors import UsageError
+from pooch.executor.online import Evictor
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_trace import live_bytes
 from tests.children import child_environment
+from tests.executor.online.support import copies_cost
 from tests.executor.online.zoo import Cube, Layers, rows
 from tests.executor.support import assert_same
 
@@ -235,6 +238,32 @@ def test_loops_are_those_without_it(name: str) -> None:
         assert summary.steps_recorded
     if name != "functional gradients":  # what a graph of gradients saves cannot leave
         assert summary.steps_over_budget == 0
+
+
+@pytest.mark.parametrize("copies_are_slow", [False, True])
+def test_ops_are_only_looked_at_where_replays_gain_more(copies_are_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies_cost(monkeypatch, 1e9 if copies_are_slow else 1e-9)
+    looked: list[bool] = []
+    new_step = UnplannedStep.__init__
+
+    def noted(self: UnplannedStep, evictor: Evictor, *, replays: bool = True) -> None:
+        looked.append(replays)
+        new_step(self, evictor, replays=replays)
+
+    monkeypatch.setattr(UnplannedStep, "__init__", noted)
+    model = a_model()
+    torch.manual_seed(2)
+    plain = ragged(model)
+    model = a_model()
+    torch.manual_seed(2)
+    with under(model) as auto:
+        found = ragged(model)
+    assert_same(plain, found)
+    assert auto.summary().steps_over_budget == 0
+    assert auto.summary().swapped_bytes if not copies_are_slow else auto.summary().recomputed_ops
+    assert looked[0]
+    assert looked[1:] == [copies_are_slow] * (len(looked) - 1)
+    assert len(looked) > 1
 
 
 def test_a_share_of_the_first_step_becomes_the_budget() -> None:

@@ -6,7 +6,7 @@ import heapq
 import threading
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _WRITE_AHEAD_SHARE = 0.5  # of what the step may use: from there on, the copy lane is kept busy
 _COPIES_AHEAD = 2
+_LOOKED_AT = 8  # values per op, so that the time to look does not grow with the step
 _SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking for candidates takes time
 
 
@@ -69,6 +70,8 @@ class Evictor:
         self._saves = 0
         self._position = 0.0  # of the backward pass: it reads what was saved before this
         self._ahead: deque[OnlineRecord] = deque()
+        # What may be copied out ahead of need, the oldest first. A dict would look through its holes each time.
+        self._unwritten: OrderedDict[OnlineRecord, None] = OrderedDict()
         self._start_bytes = 0
         self._largest_bytes = 0
         self._most_higher_bytes = 0
@@ -134,6 +137,7 @@ class Evictor:
     def saved(self, record: OnlineRecord) -> None:
         """Register a value that autograd has saved."""
         self._records[record] = None
+        self._unwritten[record] = None
         self._largest_bytes = max(self._largest_bytes, record.size_bytes)
 
     def next_save(self) -> int:
@@ -233,7 +237,11 @@ class Evictor:
                 record.ticket = None
             return self._drop(record)
         if record.ticket is None:
-            if self._replay_ms(record) < self._copy_ms(record):
+            gained_ms = self._copy_ms(record) - self._replay_ms(record)
+            if gained_ms > 0:
+                owner = record.owner()
+                assert owner is not None, "only its step can replay it"
+                owner.effort.gained_ms += gained_ms
                 return self._drop(record)
             self._start_copy_out(record)
         if not self._finish_copy_out(record) and self._replay_ms(record) == float("inf"):
@@ -307,16 +315,18 @@ class Evictor:
         ):
             return
         with self.lock:
-            for record in self._records:  # the oldest is read last
+            for _ in range(min(_LOOKED_AT, len(self._unwritten))):
                 if len(self._ahead) >= _COPIES_AHEAD:
                     return
-                if record.is_copied or record.ticket is not None or record.is_busy or record.is_held_elsewhere:
+                record, _ = self._unwritten.popitem(last=False)  # the oldest is read last
+                if record.storage is None or record.changed or record.is_copied or record.ticket is not None:
                     continue
-                if record.changed or self._replay_ms(record) < self._copy_ms(record):
-                    continue
-                if not self._start_copy_out(record):
-                    return
-                self._ahead.append(record)
+                if record.is_busy or record.is_held_elsewhere:
+                    self._unwritten[record] = None
+                elif self._replay_ms(record) >= self._copy_ms(record):
+                    if not self._start_copy_out(record):
+                        return
+                    self._ahead.append(record)
 
     # Reads ------------------------------------------------------------------------------------------------------------
 
@@ -377,7 +387,7 @@ class Evictor:
         spare_bytes = self.budget_bytes - self.live.recent() - 2 * self._largest_bytes  # what the next op may need
         if spare_bytes <= 0:
             return
-        for other in reversed(list(self._records)):
+        for other in reversed(self._records):
             if other.saved_at >= record.saved_at:
                 continue
             if other.storage is not None:
@@ -416,6 +426,7 @@ class Evictor:
 
     def _let_go(self, record: OnlineRecord) -> None:
         self._records.pop(record, None)
+        self._unwritten.pop(record, None)
         if record.ticket is not None:
             record.ticket.wait()
             record.ticket = None

@@ -38,11 +38,25 @@ class _Call:
 
 
 @dataclass(slots=True)
+class Effort:
+    """What being able to replay costs a step, and what it gains.
+
+    Attributes:
+        recording_ms: Time that recording its ops has taken.
+        gained_ms: By how much copying what was dropped would have taken longer than replaying it.
+    """
+
+    recording_ms: float = 0.0
+    gained_ms: float = 0.0
+
+
+@dataclass(slots=True)
 class _Running:
     """The op that is running: its call, if it can be replayed, and what it changes without saying so."""
 
     call: RecordedCall | None
     statistics: list[torch.Tensor]
+    begun_s: float
     start_s: float
     stall_ms: float
     is_alone: bool = True
@@ -56,10 +70,16 @@ class OnlineStep:
     Args:
         evictor: Holds the budget.
         values: Values that storages hold, if something else has begun to number them.
+        replays: Whether a dispatch mode passes its ops, so that values can be replayed. Otherwise they are copied, and
+            autograd's saves are all that the step sees.
+
+    Attributes:
+        effort: What replaying has cost and gained so far.
     """
 
-    def __init__(self, evictor: Evictor, values: StorageMap | None = None) -> None:
-        self.evictor = evictor
+    def __init__(self, evictor: Evictor, values: StorageMap | None = None, *, replays: bool = True) -> None:
+        self.evictor, self.replays = evictor, replays
+        self.effort = Effort()
         self.tier = OnlineTier(evictor.engine, evictor.host_bytes)
         self.arena = self.tier  # what the dispatch mode asks for streams
         self.values = StorageMap() if values is None else values
@@ -90,6 +110,7 @@ class OnlineStep:
 
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Record the call, and prepare for what it writes over."""
+        begun_s = time.perf_counter()
         statistics = _changed_statistics(func, facts, args)
         self._outer_changes([*written, *map(storage_key, statistics)])
         inside = True
@@ -103,7 +124,7 @@ class OnlineStep:
         # An op that changes a tensor from outside cannot run a second time.
         refused = not inside or facts.refusal or (facts.depends_on_call and call_refusal(func, args))
         call = None if refused else record_call(func, facts, args, kwargs, self.values, self.evictor.device)
-        self._running = _Running(call, statistics, time.perf_counter(), self.evictor.stall_ms)
+        self._running = _Running(call, statistics, begun_s, time.perf_counter(), self.evictor.stall_ms)
 
     def _is_mine(self) -> bool:
         """Whether the calling thread runs the op that holds `op`. Of ops that overlap, only one does."""
@@ -111,6 +132,7 @@ class OnlineStep:
 
     def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
         """Number the results, and keep the call that made them if it can be replayed."""
+        ended_s = time.perf_counter()
         writes = tuple(self._bind(tensor) for tensor in made)
         running = self._running if self._is_mine() else None
         if running is not None:
@@ -119,10 +141,12 @@ class OnlineStep:
                 if self.values.get(storage_key(tensor)) is not None:
                     self._bind(tensor)
             if running.call is not None and running.is_alone and all(map(has_plain_storage, outputs)):
-                self._keep(running.call, writes, running)
+                elapsed_ms = (ended_s - running.start_s) * 1000 - (self.evictor.stall_ms - running.stall_ms)
+                self._keep(running.call, writes, max(elapsed_ms, 0.0))
+            self.effort.recording_ms += (time.perf_counter() - ended_s + running.start_s - running.begun_s) * 1000
         self.evictor.write_ahead()
 
-    def _keep(self, call: RecordedCall, writes: tuple[int, ...], running: _Running) -> None:
+    def _keep(self, call: RecordedCall, writes: tuple[int, ...], time_ms: float) -> None:
         """Keep a call, if all that it reads can be replayed or comes from outside of the step."""
         reads: dict[int, None] = {}
         outer: list[OuterArgument] = []
@@ -135,8 +159,7 @@ class OnlineStep:
             return
         if not all(self._is_from_outside(each.tensor) for each in outer):
             return
-        elapsed_ms = (time.perf_counter() - running.start_s) * 1000 - (self.evictor.stall_ms - running.stall_ms)
-        kept = _Call(call, tuple(reads), writes, max(elapsed_ms, 0.0))
+        kept = _Call(call, tuple(reads), writes, time_ms)
         self._calls.update((value, kept) for value in writes)
         for each in outer:
             self._readers.setdefault(storage_key(each.tensor), []).append(kept)
@@ -203,10 +226,15 @@ class OnlineStep:
         if not has_plain_storage(tensor):
             return tensor
         value = self.values.get(tensor.untyped_storage()._cdata)
+        if value is None and not self.replays and _may_leave(tensor):
+            value = self._bind(tensor)
         if value is None or value < 0:
             return pack_kept(tensor, value)
         with torch._C._DisableTorchDispatch():
-            return self.hold(tensor, value, self)
+            handle = self.hold(tensor, value, self)
+            if not self.replays:
+                self.evictor.write_ahead()
+            return handle
 
     def hold(self, tensor: torch.Tensor, value: int, owner: object) -> OnlineHandle:
         """Return the handle for a tensor on a value of the step.
@@ -350,6 +378,16 @@ class OnlineStep:
                 if record is None or (record.storage is None and not record.is_copied):
                     ahead.append(read)
         return [found[first] for first in sorted(found)]
+
+
+def _may_leave(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of unknown origin can leave once nothing else holds its storage.
+
+    A parameter may be given other data, memory that PyTorch did not allocate can change without its knowledge, and
+    nothing tells whether a conjugate view was changed.
+    """
+    is_parameter = tensor.is_leaf and tensor.requires_grad
+    return not (is_parameter or tensor.is_conj() or tensor.is_neg()) and tensor.untyped_storage().resizable()
 
 
 def _changed_statistics(func: Any, facts: Any, args: Any) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pooch.executor.engines.cpu import CpuEngine
-from pooch.executor.mode import recognising
+from pooch.executor.mode import recognising, saving
 from pooch.executor.online import Evictor, OnlineStep
 from pooch.executor.online.live_bytes import CountedBytes
 from pooch.executor.online.speed import CopySpeed
@@ -67,7 +67,9 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def run_online(make: Callable[[], Training], budget_bytes: int, engine: CpuEngine | None = None) -> Seen:
+def run_online(
+    make: Callable[[], Training], budget_bytes: int, engine: CpuEngine | None = None, *, replays: bool = True
+) -> Seen:
     """Under an evictor that holds a budget above what is live before the step."""
     with without_collector(), holding(engine=engine) as evictor:
         torch.manual_seed(5)
@@ -79,8 +81,8 @@ def run_online(make: Callable[[], Training], budget_bytes: int, engine: CpuEngin
 
         @contextmanager
         def region() -> Iterator[OnlineStep]:
-            step = OnlineStep(evictor)
-            with recognising(step):
+            step = OnlineStep(evictor, replays=replays)
+            with recognising(step) if replays else saving(step):
                 yield step
 
         found = train(region)
