@@ -1,0 +1,191 @@
+"""One cell: a workload under one method, in a process of its own. Prints its result as one line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pooch
+from benchmarks.peers.methods import ways
+from benchmarks.peers.workloads import WORKLOADS, PeerWorkload
+from benchmarks.samples import StepCost, take_turns
+from pooch.errors import InfeasibleBudget
+from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
+
+WARM_STEPS = 3  # before anything is timed; the highest of their peaks counts
+PLANNING_TIME_LIMIT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What was measured.
+
+    Attributes:
+        workload: Its name.
+        method: "pooch", or a name of `methods.ways`, or "compile" with a share.
+        budget_bytes: Budget of Pooch or share of the compiler, or 0.
+        refusal: Why there is no step to measure, or "".
+        before_s: Time before the first step: profiling and planning, or compiling.
+        peak_bytes: Highest live bytes of a step under the method, counted by the allocator.
+        rss_bytes: Highest resident bytes of the process until its steps under the method were over.
+        steps_rss_bytes: Highest resident bytes during these steps.
+        base_rss_bytes: Resident bytes before the model was built.
+        predicted_ratio: Predicted step time over the predicted in-core time, or 0.
+        same_bits: Whether loss and all gradients are those of a plain step.
+        samples: Steps that took turns with plain ones.
+    """
+
+    workload: str
+    method: str
+    budget_bytes: float
+    refusal: str = ""
+    before_s: float = 0.0
+    peak_bytes: int = 0
+    rss_bytes: int = 0
+    steps_rss_bytes: int = 0
+    base_rss_bytes: int = 0
+    predicted_ratio: float = 0.0
+    same_bits: bool = False
+    samples: tuple[dict[str, Any], ...] = ()
+
+
+def _resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _reset_highest_resident() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+class _Steps:
+    """Steps of a workload, each from the same random state."""
+
+    def __init__(self, workload: PeerWorkload, allocator: CountingAllocator) -> None:
+        self.workload, self.allocator = workload, allocator
+        self.forward = workload.forward
+
+    def run(self, way: Callable[[], AbstractContextManager[Any]]) -> torch.Tensor:
+        self.workload.model.zero_grad(set_to_none=True)
+        torch.manual_seed(1)
+        with way():
+            loss = self.forward()
+        loss.backward()
+        return loss.detach()
+
+    def bits(self, way: Callable[[], AbstractContextManager[Any]]) -> str:
+        found = hashlib.blake2b(self.run(way).numpy().tobytes())
+        for parameter in self.workload.model.parameters():
+            if parameter.grad is not None:
+                found.update(parameter.grad.contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    def peak_bytes(self, way: Callable[[], AbstractContextManager[Any]]) -> int:
+        self.allocator.reset_peak()
+        self.run(way)
+        return self.allocator.peak_bytes()
+
+    def cost(self, way: Callable[[], AbstractContextManager[Any]]) -> StepCost:
+        before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        self.run(way)
+        wall_ms, after = (time.perf_counter() - start) * 1000, resource.getrusage(resource.RUSAGE_SELF)
+        return StepCost(
+            wall_ms,
+            after.ru_utime - before.ru_utime,
+            after.ru_stime - before.ru_stime,
+            after.ru_minflt - before.ru_minflt,
+        )
+
+
+def measure(name: str, method: str, budget: float, turns: int) -> Cell:
+    """Measure one cell in this process."""
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    base_rss_bytes = _resident("VmRSS")
+    allocator = counting_allocator()
+    if isinstance(allocator, str) or not allocator.install():
+        raise SystemExit(f"the counting allocator is needed here: {allocator}")
+    workload = WORKLOADS[name]()
+    workload.model.train()
+    steps = _Steps(workload, allocator)
+    plain: Callable[[], AbstractContextManager[Any]] = nullcontext
+    begin_s, predicted_ratio = time.perf_counter(), 0.0
+    if method == "pooch":
+        torch.manual_seed(1)
+        try:
+            profile = pooch.profile(workload.forward, workload.model)
+            plan = pooch.plan(profile, int(budget), region="step", time_limit_s=PLANNING_TIME_LIMIT_S)
+        except InfeasibleBudget as error:
+            return Cell(name, method, budget, str(error), time.perf_counter() - begin_s)
+        predicted_ratio = plan.predicted_step_ms / plan.predicted_in_core_ms
+        run = pooch.apply(plan, workload.model, measure_every=None)
+        way, plain = run.forward_region, run.paused
+        del profile
+    elif method == "compile":
+        torch._functorch.config.activation_memory_budget = budget  # type: ignore[attr-defined]
+        compiled = torch.compile(workload.forward)
+        eager = workload.forward
+        steps.forward = lambda: (compiled if steps_compiled[0] else eager)()
+        steps_compiled = [True]
+        way = nullcontext
+        steps.run(way)
+    else:
+        way = ways(workload)[method]
+    before_s = time.perf_counter() - begin_s
+    _reset_highest_resident() if method != "pooch" else None
+    whole_rss_bytes = _resident("VmHWM")
+    _reset_highest_resident()
+    peak_bytes = max(steps.peak_bytes(way) for _ in range(WARM_STEPS))
+    steps_rss_bytes = _resident("VmHWM")
+    bits = steps.bits(way)
+    if method == "compile":
+        plain = _eager(steps_compiled)
+    same_bits = bits == steps.bits(plain)
+    samples = take_turns({"plain": lambda: steps.cost(plain), method: lambda: steps.cost(way)}, turns)
+    return Cell(
+        name, method, budget, "", before_s, peak_bytes, max(whole_rss_bytes, steps_rss_bytes), steps_rss_bytes,
+        base_rss_bytes, predicted_ratio, same_bits, tuple(samples),
+    )  # fmt: skip
+
+
+def _eager(flag: list[bool]) -> Callable[[], AbstractContextManager[Any]]:
+    from contextlib import contextmanager
+
+    @contextmanager
+    def way() -> Any:
+        flag[0] = False
+        try:
+            yield
+        finally:
+            flag[0] = True
+
+    return way
+
+
+def main() -> None:
+    """Measure one cell and print it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("method")
+    parser.add_argument("budget", type=float)
+    parser.add_argument("--turns", type=int, default=7)
+    arguments = parser.parse_args()
+    cell = measure(arguments.workload, arguments.method, arguments.budget, arguments.turns)
+    sys.stdout.write(json.dumps(asdict(cell)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
