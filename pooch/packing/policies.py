@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ..errors import UsageError
-from .blocks import Block, Layout, bound_of
+from ..ir.layout import Block, Layout, bound_of
 from .first_fit import first_fit
 from .instance import Instance, Integers, instance_of
 from .kernels import NO_ROUND_LIMIT, Kernels, Order, kernels
