@@ -8,15 +8,19 @@ from ..ir.layout import Layout, PlacedBlock, StepLayout
 from ..packing import pack, verify
 from ..simulator import BlockMaker, StepBlocks
 from .hooked import dataflow_of
-from .simulation import simulate
+from .simulation import simulate, simulate_in_core
+
+NOTHING = Schedule((), (), (), (), (), 0)
 
 
-def layout_of(profile: Profile, plan: Plan, *, policy: str = "ours", time_limit_s: float = 10.0) -> StepLayout:
+def layout_of(
+    profile: Profile, plan: Plan | None = None, *, policy: str = "ours", time_limit_s: float = 10.0
+) -> StepLayout:
     """Pack the step of a plan.
 
     Args:
         profile: that the plan was made for.
-        plan: whose step is packed.
+        plan: whose step is packed; None: the step as it was profiled.
         policy: of packing, such as "ours".
         time_limit_s: CPU seconds that "ours" searches for, unless it reaches the bound before.
 
@@ -25,16 +29,37 @@ def layout_of(profile: Profile, plan: Plan, *, policy: str = "ours", time_limit_
         PlanMismatch: the plan was made for another profile.
         InvalidSchedule: the plan's schedule cannot be executed.
     """
-    simulate(profile, plan)  # refuses what does not belong together
+    if plan is not None:
+        simulate(profile, plan)  # refuses what does not belong together
+    found = _blocks_of(profile, plan)
+    return placed(found, verified(found, pack(found.blocks, policy=policy, time_limit_s=time_limit_s)))
+
+
+def _blocks_of(profile: Profile, plan: Plan | None) -> StepBlocks:
+    if plan is None:
+        return BlockMaker(Dataflow(profile)).blocks(NOTHING)
     dataflow = dataflow_of(profile, plan.region, hooked=bool(plan.schedule.actions))
-    found = BlockMaker(dataflow).blocks(plan.schedule)
-    return placed(found, verified(found, pack(found.blocks, policy=policy, time_limit_s=time_limit_s)))
+    return BlockMaker(dataflow).blocks(plan.schedule)
 
 
-def in_core_layout(profile: Profile, *, policy: str = "ours", time_limit_s: float = 10.0) -> StepLayout:
-    """Pack the step as it was profiled."""
-    found = BlockMaker(Dataflow(profile)).blocks(Schedule((), (), (), (), (), 0))
-    return placed(found, verified(found, pack(found.blocks, policy=policy, time_limit_s=time_limit_s)))
+def tick_times_ms(profile: Profile, plan: Plan | None = None) -> list[float]:
+    """When each tick of a step begins, and when the last one ends: the ticks in which the blocks of a layout live.
+
+    The ticks of an entry share the time between the op before it and its own op.
+
+    Args:
+        profile: the measured step.
+        plan: whose layout it is; None: that of the step as it was profiled.
+    """
+    timeline = simulate_in_core(profile) if plan is None else simulate(profile, plan)
+    ends_ms = {each.target: each.end_ms for each in timeline.intervals if each.kind == "op"}
+    times_ms: list[float] = []
+    entries = _blocks_of(profile, plan).point_ticks[0::2]
+    for slot, (first, end) in enumerate(entries):
+        begin_ms, until_ms = ends_ms.get(slot - 1, 0.0), float(timeline.slot_start_ms[slot])
+        times_ms += [begin_ms + (until_ms - begin_ms) * place / (end - first) for place in range(end - first)]
+        times_ms.append(until_ms)
+    return [*times_ms, timeline.step_ms]
 
 
 def verified(found: StepBlocks, layout: Layout) -> Layout:
