@@ -12,11 +12,15 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import pooch
+from pooch.analysis.dataflow import Dataflow
+from pooch.api.arena_fitting import ArenaFitting
+from pooch.api.evaluation import StageEvaluator
 from pooch.errors import FileFormatError, InfeasibleBudget, InvalidSchedule, UsageError
 from pooch.ir import Plan, Profile
 from pooch.ir.executable import check_executable
 from pooch.ir.layout import StepLayout
 from pooch.packing import bound_of, verify
+from pooch.planner import PolicyOutcome
 from tests import toys
 
 SCALE = 4096  # so that what alignment wastes is small beside the values, as in real steps
@@ -124,11 +128,14 @@ def _with_block(plan: Plan, **changed: int) -> Plan:
     return replace(plan, layout=replace(plan.layout, blocks=blocks))
 
 
-def test_the_host_budget_holds_in_fitted_plans() -> None:
-    profile = toys.blocks(6, link=toys.FAST_LINK)
-    host_budget = 3 << 20
-    plan = planned(profile, "85%", host_budget=host_budget)
-    assert plan.schedule.host_bytes <= host_budget
+def test_a_plan_that_takes_more_of_the_tier_than_it_may_does_not_fit() -> None:
+    dataflow = Dataflow(toys.blocks(6, link=toys.FAST_LINK))
+    evaluator = StageEvaluator(dataflow)
+    swaps = toys.some_decisions(dataflow, "s")
+    outcome = PolicyOutcome(swaps, evaluator.evaluate(swaps, 0), 0.0)
+    host_bytes = outcome.schedule.host_bytes
+    assert ArenaFitting(evaluator, 1 << 40, host_bytes).as_it_is(outcome) is not None
+    assert ArenaFitting(evaluator, 1 << 40, host_bytes - 1).as_it_is(outcome) is None
 
 
 def test_there_are_two_bounds() -> None:
