@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
@@ -79,6 +79,26 @@ def instance_of(blocks: Sequence[Block]) -> Instance:
         bound_bytes=int(np.cumsum(changes).max(initial=0)),
         granule_bytes=gcd(*granules),
     )
+
+
+def part_of(instance: Instance, chosen: Integers) -> Instance:
+    """Return some of the blocks as an instance whose bound is that of all."""
+    if len(chosen) == len(instance.sizes):
+        return instance
+    return replace(
+        instance,
+        places=instance.places[chosen],
+        lower=np.ascontiguousarray(instance.lower[chosen]),
+        upper=np.ascontiguousarray(instance.upper[chosen]),
+        lifetimes=instance.lifetimes[chosen],
+        sizes=np.ascontiguousarray(instance.sizes[chosen]),
+        alignments=np.ascontiguousarray(instance.alignments[chosen]),
+    )
+
+
+def arena_of(instance: Instance, offsets: Integers) -> int:
+    """Return the end of the highest block."""
+    return int((offsets + instance.sizes).max(initial=0))
 
 
 def _check(block: Block, index: int) -> None:

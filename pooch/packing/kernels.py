@@ -24,7 +24,7 @@ _I32, _I64 = ctypes.c_int32, ctypes.c_int64
 _INTS = np.ctypeslib.ndpointer(np.int32, flags="C_CONTIGUOUS")
 _LONGS = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
 _INSTANCE: list[Any] = [_I32, _I32, _INTS, _INTS, _LONGS, _LONGS]
-_SEARCH: list[Any] = [_I32, _INTS, _I64, _I64, ctypes.c_uint64, _I64, ctypes.c_double, _LONGS]
+_SEARCH: list[Any] = [_I32, _INTS, _I64, _I64, ctypes.c_uint64, _I64, ctypes.c_double, _I32, _LONGS]
 
 
 class Kernels(Protocol):
@@ -36,9 +36,18 @@ class Kernels(Protocol):
         """Best fit on a skyline, with ties decided by the order."""
 
     def search(
-        self, instance: Instance, orders: Sequence[Order], seed: int, max_rounds: int, limit_s: float
+        self,
+        instance: Instance,
+        orders: Sequence[Order],
+        seed: int,
+        max_rounds: int,
+        limit_s: float,
+        start: Integers | None = None,
     ) -> tuple[Integers, int]:
-        """Search from these orders until the bound or a limit is reached; return the offsets and the rounds begun."""
+        """Search from these orders until the bound or a limit is reached; return the offsets and the rounds begun.
+
+        `start` is a layout to begin with, if no order gives a better one.
+        """
 
 
 class NativeKernels:
@@ -58,14 +67,20 @@ class NativeKernels:
         return offsets
 
     def search(
-        self, instance: Instance, orders: Sequence[Order], seed: int, max_rounds: int, limit_s: float
+        self,
+        instance: Instance,
+        orders: Sequence[Order],
+        seed: int,
+        max_rounds: int,
+        limit_s: float,
+        start: Integers | None = None,
     ) -> tuple[Integers, int]:
         """See `Kernels`."""
-        offsets = np.zeros(len(instance.sizes), dtype=np.int64)
+        offsets = np.zeros(len(instance.sizes), dtype=np.int64) if start is None else start.astype(np.int64)
         starts = np.ascontiguousarray(np.stack(orders), dtype=np.int32)
         rounds = self._search(
             *_arguments(instance), len(orders), starts, instance.bound_bytes, instance.granule_bytes, seed,
-            max_rounds, limit_s, offsets,
+            max_rounds, limit_s, start is not None, offsets,
         )  # fmt: skip
         return offsets, int(rounds)
 
@@ -80,11 +95,19 @@ class PythonKernels:
         return np.array(decode_in_python(instance, order.tolist()), dtype=np.int64)
 
     def search(
-        self, instance: Instance, orders: Sequence[Order], seed: int, max_rounds: int, limit_s: float
+        self,
+        instance: Instance,
+        orders: Sequence[Order],
+        seed: int,
+        max_rounds: int,
+        limit_s: float,
+        start: Integers | None = None,
     ) -> tuple[Integers, int]:
         """See `Kernels`."""
         starts = [order.tolist() for order in orders]
-        offsets, rounds = search_in_python(instance, starts, seed, max_rounds, limit_s)
+        offsets, rounds = search_in_python(
+            instance, starts, seed, max_rounds, limit_s, None if start is None else start.tolist()
+        )
         return np.array(offsets, dtype=np.int64), rounds
 
 

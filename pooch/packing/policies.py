@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from ..errors import UsageError
 from ..ir.layout import Block, Layout, bound_of
-from .first_fit import first_fit
-from .instance import Instance, Integers, instance_of
+from .first_fit import filled, first_fit
+from .instance import Instance, Integers, arena_of, instance_of, part_of
 from .kernels import NO_ROUND_LIMIT, Kernels, Order, kernels
 
 Policy = Callable[[Instance, Kernels, int, int, float], tuple[Integers, int]]
@@ -66,9 +68,48 @@ def greedy_by_size(
     return first_fit(instance, np.lexsort((-instance.lifetimes, -instance.sizes))), 0
 
 
+# Of the bound: a level of the search packs the blocks of at least this size; the last one packs all.
+_LEVELS = (0.003, 0.001, 0.0)
+
+
 def ours(instance: Instance, used: Kernels, seed: int, max_rounds: int, time_limit_s: float) -> tuple[Integers, int]:
-    """Skylines of eight orders, then a search over orders and ejections in turns."""
-    return used.search(instance, starting_orders(instance), seed, max_rounds, time_limit_s)
+    """Skylines of eight orders, then a search over orders and ejections in turns, the large blocks first.
+
+    Many small blocks make every step of a search slow and decide little. So it begins with the largest blocks alone,
+    until they fit below the bound of all; then smaller ones come where first fit has room for them, and so on.
+    """
+    offsets, rounds = used.search(instance, starting_orders(instance), seed, 0, time_limit_s)
+    started_s = time.thread_time()
+    chosen = np.zeros(0, dtype=np.int64)
+    placed = offsets[chosen]
+    levels = _levels(instance)
+    for number, level in enumerate(levels):
+        left_s = time_limit_s - (time.thread_time() - started_s)
+        if arena_of(instance, offsets) <= instance.bound_bytes or left_s <= 0 or rounds >= max_rounds:
+            break
+        part = part_of(instance, level)
+        start = filled(part, level, chosen, placed) if number else None
+        share = 1 / (len(levels) - number)
+        most = math.ceil((max_rounds - rounds) * share)
+        placed, more = used.search(part, starting_orders(part), seed, most, left_s * share, start)
+        chosen, rounds = level, rounds + more
+        if len(chosen) < len(instance.sizes):
+            whole = filled(instance, np.arange(len(instance.sizes)), chosen, placed)
+            offsets = whole if arena_of(instance, whole) < arena_of(instance, offsets) else offsets
+        elif arena_of(instance, placed) < arena_of(instance, offsets):
+            offsets = placed
+    return offsets, rounds
+
+
+def _levels(instance: Instance) -> list[Integers]:
+    """The blocks of each level, ascending; a level that adds hardly any is left out."""
+    found: list[Integers] = []
+    for share in _LEVELS:
+        level = np.flatnonzero(instance.sizes >= share * instance.bound_bytes)
+        is_last = share == _LEVELS[-1]
+        if is_last or 2 <= len(level) <= 0.9 * len(instance.sizes):
+            found.append(level)
+    return found
 
 
 POLICIES: Mapping[str, Policy] = {"ours": ours, "sekiyama": sekiyama, "greedy_by_size": greedy_by_size}

@@ -29,12 +29,21 @@ def decode(instance: Instance, order: Sequence[int]) -> list[int]:
 
 
 def search(
-    instance: Instance, orders: Sequence[list[int]], seed: int, max_rounds: int, limit_s: float
+    instance: Instance,
+    orders: Sequence[list[int]],
+    seed: int,
+    max_rounds: int,
+    limit_s: float,
+    start: list[int] | None = None,
 ) -> tuple[list[int], int]:
     """Return the offsets of the best layout that is found, and the rounds that were begun."""
     blocks = _Blocks(instance, time.thread_time() + limit_s)
     random, best = _Random(seed), _Best()
     order_search = _OrderSearch(blocks, orders, best)
+    if start is not None:
+        arena = max(offset + size for offset, size in zip(start, blocks.size, strict=True))
+        if arena < best.arena:
+            best.arena, best.offsets = arena, list(start)
     rounds = 0
     if best.arena > blocks.bound and max_rounds > 0 and not blocks.is_late():
         ejections = _Ejections(blocks, instance.granule_bytes, best)

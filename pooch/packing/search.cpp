@@ -469,18 +469,27 @@ std::int64_t pooch_packing_decode(
 }
 
 // Writes the offsets of the best layout that is found until the bound, the rounds or the CPU seconds are used up.
+// Where `has_start` is not 0, `offsets` holds a layout to begin with, if no order gives a better one.
 // Returns the rounds that were begun.
 std::int64_t pooch_packing_search(
     std::int32_t n, std::int32_t n_times, const std::int32_t* lower, const std::int32_t* upper,
     const std::int64_t* size, const std::int64_t* alignment, std::int32_t n_orders, const std::int32_t* orders,
     std::int64_t bound, std::int64_t granule, std::uint64_t seed, std::int64_t max_rounds, double limit_s,
-    std::int64_t* offsets) {
+    std::int32_t has_start, std::int64_t* offsets) {
   const Instance instance{n, n_times, lower, upper, size, alignment, bound, cpu_seconds() + limit_s};
   std::vector<Order> starts;
   for (int k = 0; k < n_orders; ++k) starts.push_back(order_at(orders, k, n));
   Best best;
   Random random(seed);
   OrderSearch order_search(instance, std::move(starts), best);
+  if (has_start != 0) {
+    Bytes arena = 0;
+    for (int block = 0; block < n; ++block) arena = std::max(arena, offsets[block] + size[block]);
+    if (arena < best.arena) {
+      best.arena = arena;
+      best.offsets.assign(offsets, offsets + n);
+    }
+  }
   std::int64_t rounds = 0;
   if (best.arena > bound && max_rounds > 0 && !instance.is_late()) {
     Ejections ejections(instance, granule, best);
