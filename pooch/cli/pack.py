@@ -125,16 +125,16 @@ def _pack_step(
 
 def _documents(path: Path, profile_path: Path | None) -> tuple[Profile, Plan | None]:
     from ..ir import Plan, Profile
-    from ..ir.files import load_document
+    from ..ir.files import Document, load_document
 
-    document = load_document(path, Plan, Profile)
+    document: Document = load_document(path, Plan, Profile)
     if isinstance(document, Profile):
         if profile_path is not None:
             raise UsageError(f"{path} is a profile itself: leave out --profile, or give a plan")
         return document, None
     if profile_path is None:
         raise UsageError(f"{path} is a plan, which needs the profile that it was made for: give it with --profile")
-    return Profile.load(profile_path), document
+    return Profile.load(profile_path), Plan.load(path)
 
 
 def _save_offsets(output: Path | None, blocks: Sequence[Block], layout: Layout) -> None:
@@ -149,11 +149,13 @@ def _tell_python_search(layout: Layout) -> None:
 
 def _record(blocks: Sequence[Block], layout: Layout) -> dict[str, object]:
     record: dict[str, object] = {"policy": layout.policy, "blocks": len(blocks), "arena_bytes": layout.arena_bytes}
-    return record | {"bound_bytes": layout.bound_bytes, "ratio": layout.ratio}
+    return record | {"bound_bytes": layout.bound_bytes, "ratio": layout.ratio, "proven": layout.is_proven}
 
 
 def _told(blocks: Sequence[Block], layout: Layout) -> str:
+    smallest = ", the smallest that there is" if layout.is_proven and layout.ratio > 1 else ""
     return (
         f"{len(blocks)} blocks by {layout.policy}: arena {format_bytes(layout.arena_bytes)} ({layout.arena_bytes} "
         f"bytes), bound {format_bytes(layout.bound_bytes)} ({layout.bound_bytes} bytes), ratio {layout.ratio:.4f}"
+        f"{smallest}"
     )

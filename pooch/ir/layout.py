@@ -38,6 +38,8 @@ class Layout:
         policy: what made it.
         rounds: of search that were begun; the same number with the same seed gives the same offsets.
         is_native: whether the compiled search ran, not its slower twin in Python.
+        is_proven: whether no arena is smaller by one unit of alignment or more: this one is at the bound, or all others
+            were tried.
     """
 
     offsets: tuple[int, ...]
@@ -46,6 +48,7 @@ class Layout:
     policy: str
     rounds: int = 0
     is_native: bool = False
+    is_proven: bool = False
 
     @property
     def ratio(self) -> float:

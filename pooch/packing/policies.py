@@ -45,13 +45,18 @@ def pack(
     if not time_limit_s > 0 or max_rounds < 0 or not 0 <= seed < 2**64:
         raise UsageError("a search needs more than 0 seconds, 0 or more rounds, and a seed of 64 bits")
     instance = instance_of(blocks)
-    offsets, rounds = np.zeros(len(blocks), dtype=np.int64), 0
+    offsets, rounds, is_proven = np.zeros(len(blocks), dtype=np.int64), 0, True
     used = with_kernels or kernels()
     if len(instance.sizes):
         found, rounds = POLICIES[policy](instance, used, seed, max_rounds, time_limit_s)
+        is_proven = arena_of(instance, found) <= instance.bound_bytes
+        if policy == "ours" and not is_proven:
+            found, is_proven = proven(instance, used, found)
         offsets[instance.places] = found
     ends = [offset + block.size_bytes for offset, block in zip(offsets.tolist(), blocks, strict=True)]
-    return Layout(tuple(offsets.tolist()), max(ends, default=0), bound_of(blocks), policy, rounds, used.is_native)
+    return Layout(
+        tuple(offsets.tolist()), max(ends, default=0), bound_of(blocks), policy, rounds, used.is_native, is_proven
+    )
 
 
 def sekiyama(
@@ -68,6 +73,8 @@ def greedy_by_size(
     return first_fit(instance, np.lexsort((-instance.lifetimes, -instance.sizes))), 0
 
 
+_MOST_PROVEN = 60  # blocks of an instance that is small enough to try all layouts
+_NODES = 20_000  # of the tree of layouts, after which the proof is given up
 # Of the bound: a level of the search packs the blocks of at least this size; the last one packs all.
 _LEVELS = (0.003, 0.001, 0.0)
 
@@ -99,6 +106,17 @@ def ours(instance: Instance, used: Kernels, seed: int, max_rounds: int, time_lim
         elif arena_of(instance, placed) < arena_of(instance, offsets):
             offsets = placed
     return offsets, rounds
+
+
+def proven(instance: Instance, used: Kernels, offsets: Integers) -> tuple[Integers, bool]:
+    """Look for smaller arenas until there is none: the best offsets, and whether it was proven that they are."""
+    if len(instance.sizes) > _MOST_PROVEN:
+        return offsets, False
+    while True:
+        found = used.exhaust(instance, arena_of(instance, offsets) - instance.granule_bytes, _NODES)
+        if found is None or found is False:
+            return offsets, found is False
+        offsets = found
 
 
 def _levels(instance: Instance) -> list[Integers]:
