@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy
@@ -29,7 +29,8 @@ Replan = Callable[[int, bool], PolicyOutcome]
 """Makes a plan for a budget of live bytes; True: as thoroughly as was asked for, False: quickly."""
 
 _LONG_ROUNDS = 30  # of the packer, for a plan that would fit as it is
-_ROUNDS = 2  # for each repair
+_FIRST_ROUNDS = 9  # for a plan for fewer live bytes
+_ROUNDS = 3  # for each repair of it
 _REPAIRS = 16
 _SHARES = (0.985, 0.97, 0.955, 0.94, 0.92, 0.90, 0.87, 0.83)  # of what the budget leaves for the arena
 _PIECES = (2, 4, 8, 16, 32)  # in which room is given back
@@ -110,44 +111,59 @@ class ArenaFitting:
         Raises:
             InfeasibleBudget: none was found; it carries the smallest total that was seen.
         """
-        best = self._repaired(planned, self.budget_bytes)
-        share = 1.0
-        for plan, smaller_share in self._smaller_plans(replan):
-            if best is not None and plan.step_ms >= best.step_ms:
-                break  # a plan for less is hardly faster, and repairs only take time
-            repaired = self._repaired(plan, self._live_bytes(smaller_share))
-            if repaired is not None and (best is None or repaired.step_ms < best.step_ms):
-                best, share = repaired, smaller_share
+        first = self._packed_long(planned)
+        best, share = None, 1.0
+        likely = self._shares(first)
+        larger = [each for each in reversed(_SHARES) if each > likely[0]]
+        for each in (*likely, *larger):  # repairs cost more time than less room does, so that comes first
+            found = self._planned_for(each, replan, math.inf if best is None else best.step_ms)
+            best, share = (best, share) if found is None else (found, each)
+        found = self._repaired(planned, self.budget_bytes, math.inf if best is None else best.step_ms)
+        best, share = (best, share) if found is None else (found, 1.0)
         if best is None:
             best = self._if_fits(self._packed_long(leanest()))
         if best is None:
             raise InfeasibleBudget(self.budget_bytes, self.smallest_bytes)
-        if share < 1 and not self._is_late():
-            live_bytes = self._live_bytes(share)
-            thorough = self._repaired(replan(live_bytes, True), live_bytes)
-            best = best if thorough is None or thorough.step_ms >= best.step_ms else thorough
+        if share < 1:
+            thorough = self._planned_for(share, replan, best.step_ms, is_thorough=True)
+            best = best if thorough is None else thorough
         return self._told(self._given_room(best), planned)
 
-    def _smaller_plans(self, replan: Replan) -> Iterator[tuple[PolicyOutcome, float]]:
-        for share in _SHARES:
-            if self._is_late():
-                return
-            try:
-                yield replan(self._live_bytes(share), False), share
-            except InfeasibleBudget:
-                return
+    def _shares(self, first: _Attempt) -> tuple[float, ...]:
+        """The shares to begin with: those under which an arena as wasteful as the first one may fit."""
+        likely = tuple(share for share in _SHARES if share * first.layout.ratio <= 1)
+        return likely or _SHARES[-1:]
+
+    def _planned_for(
+        self, share: float, replan: Replan, limit_ms: float, *, is_thorough: bool = False
+    ) -> _Attempt | None:
+        """Plan for a share of the room for the arena, and repair that; None unless it fits and is faster."""
+        if self._is_late():
+            return None
+        live_bytes = self._live_bytes(share)
+        try:
+            plan = replan(live_bytes, is_thorough)
+        except InfeasibleBudget:
+            return None
+        return self._repaired(plan, live_bytes, limit_ms)
 
     def _live_bytes(self, share: float) -> int:
         """A budget for live bytes: what is outside of the arena, and a share of what is left for it."""
         outside_bytes = self._maker.outside_bytes
         return outside_bytes + int((self.budget_bytes - outside_bytes) * share)
 
-    def _repaired(self, planned: PolicyOutcome, live_bytes: int) -> _Attempt | None:
-        """Take room away where blocks lie too high, until none does; None if they still do in the end."""
+    def _repaired(self, planned: PolicyOutcome, live_bytes: int, limit_ms: float) -> _Attempt | None:
+        """Take room away where blocks lie too high, until none does; None if they still do in the end, or if the step
+        gets as long as `limit_ms` before.
+        """
         budgets = self._everywhere(live_bytes)
+        rounds = _FIRST_ROUNDS
         least = self.evaluator.evaluate(planned.decisions, 0).timeline.point_bytes
         for _ in range(_REPAIRS):
-            attempt = self._lowered(planned, budgets, _ROUNDS)
+            lowered = self.evaluator.lowered_under(planned.decisions, budgets)
+            if lowered.timeline.step_ms >= limit_ms:
+                return None
+            attempt, rounds = self._attempt(planned, lowered, budgets, rounds), _ROUNDS
             if self._fits(attempt):
                 return attempt
             excess = self._excess(attempt)
@@ -191,9 +207,6 @@ class ArenaFitting:
         """Pack a plan as it is, and look longer than for repairs."""
         budgets = self._everywhere(planned.timeline.peak_bytes)
         return self._attempt(planned, planned.evaluation, budgets, _LONG_ROUNDS)
-
-    def _lowered(self, planned: PolicyOutcome, budgets: numpy.ndarray, rounds: int) -> _Attempt:
-        return self._attempt(planned, self.evaluator.lowered_under(planned.decisions, budgets), budgets, rounds)
 
     def _attempt(self, planned: PolicyOutcome, evaluation: Evaluation, budgets: numpy.ndarray, rounds: int) -> _Attempt:
         found = self._maker.blocks(evaluation.schedule)
