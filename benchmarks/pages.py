@@ -107,6 +107,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "online": table("online"),
     },
     "docs/packing.md": {
+        "layouts": table("layouts"),
         "packing": table("packing"),
     },
     "docs/planner.md": {

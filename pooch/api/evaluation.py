@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy
+
 from ..analysis.dataflow import Dataflow
 from ..ir import Decisions, Schedule, Timeline
 from ..planner import Evaluation
@@ -23,6 +25,11 @@ class StageEvaluator:
     def evaluate(self, decisions: Decisions, budget_bytes: int) -> Evaluation:
         """Lower for the budget and simulate; the peak of decisions that do not fit is over the budget."""
         schedule = self._lowering.lower(decisions, budget_bytes)
+        return Evaluation(schedule, simulate(self.dataflow, schedule, detail=False))
+
+    def lowered_under(self, decisions: Decisions, budgets: numpy.ndarray) -> Evaluation:
+        """Lower for a budget at each point and simulate."""
+        schedule = self._lowering.lower(decisions, budgets)
         return Evaluation(schedule, simulate(self.dataflow, schedule, detail=False))
 
     def play(self, schedule: Schedule) -> Timeline:

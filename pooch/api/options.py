@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..ir import Profile, Region
+from ..ir.plan import Bound
 from ..planner import Effort
 from .budgets import parse_budget
 
@@ -26,9 +27,10 @@ class PlanOptions:
         region: what the plan covers.
         explain: whether to simulate the other choices of each activation.
         effort: how long to search: "full", or "fast" for a good plan after few simulations.
+        bound: what the budget bounds: "live" bytes, or the "arena" in which they lie.
 
     Raises:
-        UsageError: there is no such region or effort, or the time limit is not positive.
+        UsageError: there is no such region, effort or bound, or the time limit is not positive.
     """
 
     policy: str = "ilp"
@@ -38,11 +40,14 @@ class PlanOptions:
     region: Region = "model"
     explain: bool = True
     effort: Effort = "full"
+    bound: Bound = "live"
 
     def __post_init__(self) -> None:
         checked_region(self.region)
         if self.effort not in ("full", "fast"):
             raise UsageError(f"there is no effort {self.effort!r}: choose full or fast")
+        if self.bound not in ("live", "arena"):
+            raise UsageError(f"there is no bound {self.bound!r}: choose live or arena")
         if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
             raise UsageError(f"the time limit {self.time_limit_s} is not positive: give seconds, such as 30")
 

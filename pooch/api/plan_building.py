@@ -6,12 +6,22 @@ from typing import Final
 
 from ..analysis.dataflow import Dataflow
 from ..ir import ExpectedOp, Plan, Profile
+from ..ir.layout import StepLayout
+from ..ir.plan import Bound
 from ..planner import PolicyOutcome
 
 MANUAL: Final = "manual"  # the policy, and the status, of decisions that a person made
 
 
-def pack_plan(dataflow: Dataflow, planned: PolicyOutcome, policy: str, budget_bytes: int) -> Plan:
+def pack_plan(
+    dataflow: Dataflow,
+    planned: PolicyOutcome,
+    policy: str,
+    budget_bytes: int,
+    *,
+    bound: Bound = "live",
+    layout: StepLayout | None = None,
+) -> Plan:
     """Make the plan that is saved, simulated and executed.
 
     Args:
@@ -19,6 +29,8 @@ def pack_plan(dataflow: Dataflow, planned: PolicyOutcome, policy: str, budget_by
         planned: the decisions and their detailed simulation.
         policy: who decided, with its parameters.
         budget_bytes: what was asked for.
+        bound: what the budget bounds.
+        layout: the arena of the step, if it was packed.
     """
     profile = dataflow.profile
     return Plan(
@@ -43,6 +55,8 @@ def pack_plan(dataflow: Dataflow, planned: PolicyOutcome, policy: str, budget_by
         first_slot=dataflow.forward_slots.start,
         planning_ms=planned.planning_ms,
         persistent_bytes=profile.persistent_bytes,
+        bound=bound,
+        layout=layout,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,10 +11,22 @@ from pathlib import Path
 from ..analysis.dataflow import Dataflow
 from ..errors import InfeasibleBudget, UsageError
 from ..ir import Choice, Decision, Decisions, Plan, Profile, Region
-from ..planner import Effort, Evaluation, PolicyOutcome, described, make_plan, smallest_plan_bytes, write_program
+from ..ir.layout import StepLayout
+from ..ir.plan import Bound
+from ..planner import (
+    SEARCHES,
+    Effort,
+    Evaluation,
+    PolicyOutcome,
+    described,
+    make_plan,
+    smallest_plan_bytes,
+    write_program,
+)
 from ..process_limits import is_limited
 from ..progress import PlanningProgress
 from ..simulator import simulate as simulate_schedule
+from .arena_fitting import ArenaFitting
 from .budgets import is_smallest, parse_budget
 from .evaluation import StageEvaluator, verified_timeline
 from .hooked import dataflow_of
@@ -37,6 +49,7 @@ def plan(
     policy_options: Mapping[str, object] | None = None,
     explain: bool = True,
     effort: Effort = "full",
+    bound: Bound = "live",
     progress: PlanningProgress | None = None,
 ) -> Plan:
     """Choose keep, swap or recompute for every activation so that the step fits into the budget and loses little time.
@@ -59,6 +72,8 @@ def plan(
             that is left out.
         effort: "full", or "fast" for a good plan after few simulations (about a second of the processor for 500
             activations), which a full search with `known` can refine.
+        bound: what the budget bounds: "live", the sum of live bytes, or "arena", the arena in which they lie, as the
+            layout saved with the plan has it. Fitting the arena may take the time limit once more.
         progress: called with what is being done and the share that is done.
 
     Raises:
@@ -68,7 +83,7 @@ def plan(
         PlanMismatch: a known plan was made for another profile.
         InfeasibleBudget: no plan fits; names the smallest budget that does.
     """
-    options = PlanOptions(policy, policy_options or {}, host_budget, time_limit_s, region, explain, effort)
+    options = PlanOptions(policy, policy_options or {}, host_budget, time_limit_s, region, explain, effort, bound)
     return plan_with(profile, budget, options, known=known, start=start, progress=progress)
 
 
@@ -124,9 +139,43 @@ def plan_here(
         dataflow = dataflow_of(profile, options.region, hooked=True)
         if simulate_schedule(dataflow, planned.schedule, detail=False).peak_bytes > budget_bytes:
             planned = make(dataflow, evaluator=StageEvaluator(dataflow))
+    layout = None
+    if options.bound == "arena":
+        dataflow, planned, layout = _with_arena(profile, dataflow, planned, budget_bytes, options, make)
     timeline = verified_timeline(dataflow, planned.schedule, planned.decisions, budget_bytes)
     planned = replace(planned, evaluation=Evaluation(planned.schedule, timeline))
-    return pack_plan(dataflow, planned, described(options.policy, options.policy_options), budget_bytes)
+    policy = described(options.policy, options.policy_options)
+    return pack_plan(dataflow, planned, policy, budget_bytes, bound=options.bound, layout=layout)
+
+
+def _with_arena(
+    profile: Profile,
+    dataflow: Dataflow,
+    planned: PolicyOutcome,
+    budget_bytes: int,
+    options: PlanOptions,
+    make: Callable[..., PolicyOutcome],
+) -> tuple[Dataflow, PolicyOutcome, StepLayout]:
+    """Change a plan until its arena fits, and return it with what it was made for.
+
+    Raises:
+        InfeasibleBudget: no plan was found whose arena fits.
+    """
+    in_core = ArenaFitting(StageEvaluator(dataflow), budget_bytes)
+    fitted = in_core.as_it_is(planned)
+    if fitted is None:
+        dataflow = dataflow_of(profile, options.region, hooked=True)
+        evaluator = StageEvaluator(dataflow)
+        quick: Effort = "fast" if options.policy in SEARCHES else "full"
+        deadline_s = time.monotonic() + options.time_limit_s
+        fitting = ArenaFitting(evaluator, budget_bytes, options.host_bytes(profile), deadline_s)
+
+        def replan(live_bytes: int, thorough: bool) -> PolicyOutcome:
+            effort = options.effort if thorough else quick
+            return make(dataflow, budget_bytes=live_bytes, evaluator=evaluator, known=(), effort=effort)
+
+        fitted = fitting.fit(planned, replan, lambda: _leanest(profile, dataflow, evaluator, options))
+    return dataflow, fitted.planned, fitted.layout
 
 
 def _known_outcome(profile: Profile, known: Plan) -> PolicyOutcome:
@@ -244,14 +293,38 @@ def smallest_with(profile: Profile, options: PlanOptions) -> int:
     """`smallest_budget` with its options in one object."""
     _check_region_of(profile, options.region)
     dataflow = dataflow_of(profile, options.region, hooked=True)  # as `plan` has it for what does not fit
-    needed = smallest_plan_bytes(
+    evaluator = StageEvaluator(dataflow)
+    needed = _smallest_live_bytes(profile, dataflow, evaluator, options)
+    if options.bound == "arena":
+        needed = ArenaFitting(evaluator, 0).total_bytes(_leanest(profile, dataflow, evaluator, options))
+        plain = StageEvaluator(Dataflow(profile, options.region))
+        in_core = PolicyOutcome({}, plain.evaluate({}, profile.peak_bytes), 0.0)
+        return min(needed, ArenaFitting(plain, 0).total_bytes(in_core))
+    return min(needed, profile.peak_bytes)
+
+
+def _leanest(profile: Profile, dataflow: Dataflow, evaluator: StageEvaluator, options: PlanOptions) -> PolicyOutcome:
+    """The plan for the fewest live bytes that the policy is known to need."""
+    return make_plan(
         dataflow,
-        StageEvaluator(dataflow),
+        _smallest_live_bytes(profile, dataflow, evaluator, options),
+        evaluator,
+        policy=options.policy,
+        policy_options=options.policy_options,
+        host_budget_bytes=options.host_bytes(profile),
+        explain=False,
+        effort="fast" if options.policy in SEARCHES else "full",
+    )
+
+
+def _smallest_live_bytes(profile: Profile, dataflow: Dataflow, evaluator: StageEvaluator, options: PlanOptions) -> int:
+    return smallest_plan_bytes(
+        dataflow,
+        evaluator,
         policy=options.policy,
         policy_options=options.policy_options,
         host_budget_bytes=options.host_bytes(profile),
     )
-    return min(needed, profile.peak_bytes)
 
 
 def _check_region_of(profile: Profile, region: Region) -> None:

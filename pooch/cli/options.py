@@ -65,25 +65,32 @@ effort_option = click.option(
     show_default=True,
     help="How long to search: fast is content with a good plan after few simulations.",
 )
+bound_option = click.option(
+    "--bound",
+    type=click.Choice(["live", "arena"]),
+    default="live",
+    show_default=True,
+    help="What the budget bounds: live bytes, or the arena in which they lie.",
+)
 host_budget_option = click.option(
     "--host-budget", metavar="BYTES", help="Limit on the bytes in the swap tier (default: none)."
 )
 
 
 def planning_options(region: str) -> Decorator:
-    """The options of planning, --policy to --effort, which the command gets as `options`."""
+    """The options of planning, --policy to --bound, which the command gets as `options`."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(policy: str, policy_options: tuple[str, ...], **others: Any) -> Any:
             from ..api.options import PlanOptions
 
-            names = ("host_budget", "time_limit_s", "region", "effort")
+            names = ("host_budget", "time_limit_s", "region", "effort", "bound")
             shared = {name: others.pop(name) for name in names}
             return function(options=PlanOptions(policy, options_of_policy(policy_options, policy), **shared), **others)
 
         policy_option = click.option("--policy", default="ilp", show_default=True, help="Policy that decides.")
-        return _together(policy_option, shared_planning_options(region), effort_option)(command)
+        return _together(policy_option, shared_planning_options(region), effort_option, bound_option)(command)
 
     return decorate
 

@@ -1,21 +1,28 @@
-"""`pooch pack`: offsets in one arena for blocks with known lifetimes."""
+"""`pooch pack`: offsets in one arena for blocks with known lifetimes, or for the step of a plan."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ..packing import POLICIES, pack, verify
+from ..errors import UsageError
+from ..packing import POLICIES, Block, Layout, pack, verify
 from ..packing.files import load_blocks, save_offsets
 from ..units import format_bytes
 from .options import PATH, force_option, json_option, output_option, plot_option
 from .output import print_json, print_written
 
+if TYPE_CHECKING:
+    from ..ir import Plan, Profile
+
 
 @click.command("pack")
-@click.argument("path", metavar="FILE.csv", type=PATH)
+@click.argument("path", metavar="FILE.csv|PLAN.json|P.json", type=PATH)
+@click.option("--profile", "profile_path", type=PATH, metavar="P.json", help="The profile that the plan was made for.")
 @click.option("--policy", type=click.Choice(list(POLICIES)), default="ours", show_default=True, help="How to pack.")
 @click.option(
     "--time-limit",
@@ -32,35 +39,123 @@ from .output import print_json, print_written
 @json_option
 @force_option
 def command(
-    path: Path, policy: str, time_limit_s: float, seed: int, output: Path | None, plot: Path | None, as_json: bool
+    path: Path,
+    profile_path: Path | None,
+    policy: str,
+    time_limit_s: float,
+    seed: int,
+    output: Path | None,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Place blocks in one arena, as low as they get.
 
-    The file has the columns id, lower, upper, size and, if wanted, alignment. A block lives from lower until just
+    FILE.csv has the columns id, lower, upper, size and, if wanted, alignment. A block lives from lower until just
     before upper; blocks that live at the same time do not overlap.
+
+    PLAN.json is a plan: the blocks of its step are predicted from its schedule, with those of gradients, temporaries
+    and replays. It needs --profile. P.json is a profile: the blocks are those of the step without a plan.
     """
+    if path.suffix.lower() == ".json":
+        if seed:
+            raise UsageError("--seed is for CSV files: leave it out")
+        _pack_step(path, profile_path, policy, time_limit_s, output, plot, as_json)
+        return
+    if profile_path is not None:
+        raise UsageError(f"{path} is no plan: --profile goes with a plan, a file that ends in .json")
     blocks = load_blocks(path)
     started_s = time.process_time()
     layout = pack(blocks, policy=policy, time_limit_s=time_limit_s, seed=seed)
     seconds = time.process_time() - started_s
     verify(blocks, layout)
-    if output is not None:
-        save_offsets(output, blocks, layout)
     if plot is not None:
         from ..report.arena import draw_layout
         from ..report.figures import save_figure
 
         save_figure(draw_layout(blocks, layout), plot)
-    if policy == "ours" and not layout.is_native:
-        click.echo("  no C++ compiler: the search ran in Python and got less far; install g++", err=True)
+    _tell_python_search(layout)
+    _save_offsets(output, blocks, layout)
     if as_json:
-        record = {"policy": policy, "blocks": len(blocks), "arena_bytes": layout.arena_bytes}
-        record |= {"bound_bytes": layout.bound_bytes, "ratio": layout.ratio, "seconds": seconds, "verified": True}
-        print_json(record)
+        print_json(_record(blocks, layout) | {"seconds": seconds, "verified": True})
         return
-    click.echo(
-        f"{len(blocks)} blocks by {policy}: arena {format_bytes(layout.arena_bytes)} ({layout.arena_bytes} bytes), "
-        f"bound {format_bytes(layout.bound_bytes)} ({layout.bound_bytes} bytes), ratio {layout.ratio:.4f}, "
-        f"{seconds:.2f} CPU s, verified"
-    )
+    click.echo(f"{_told(blocks, layout)}, {seconds:.2f} CPU s, verified")
     print_written(output, plot)
+
+
+def _pack_step(
+    path: Path,
+    profile_path: Path | None,
+    policy: str,
+    time_limit_s: float,
+    output: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    from ..api.step_layouts import layout_of
+    from ..report.summaries import layout_record
+
+    profile, plan = _documents(path, profile_path)
+    started_s = time.process_time()
+    packed = layout_of(profile, plan, policy=policy, time_limit_s=time_limit_s)
+    seconds = time.process_time() - started_s
+    blocks = [block.block for block in packed.blocks]
+    verify(blocks, packed.layout)
+    _save_offsets(output, blocks, packed.layout)
+    if plot is not None:
+        from ..report.arena import draw_step_layout
+        from ..report.figures import save_figure
+
+        save_figure(draw_step_layout(profile, packed, plan), plot)
+    fits = None if plan is None or not plan.budget_bytes else packed.total_bytes <= plan.budget_bytes
+    if as_json:
+        budget_bytes = plan.budget_bytes if plan is not None else None
+        record = layout_record(packed) | {"seconds": seconds, "verified": True}
+        print_json(record | {"budget_bytes": budget_bytes, "fits": fits})
+        return
+    click.echo(f"{_told(blocks, packed.layout)}, {seconds:.2f} CPU s, verified")
+    outside = f"with {format_bytes(packed.outside_bytes)} outside of it, {format_bytes(packed.total_bytes)}"
+    if plan is not None and fits is not None:
+        within = "within" if fits else "over"
+        outside += f": {within} the budget of {format_bytes(plan.budget_bytes)}"
+    click.echo(f"  {outside}")
+    if fits is False:
+        click.echo("  `pooch plan --bound arena` makes a plan whose arena fits")
+    print_written(output, plot)
+
+
+def _documents(path: Path, profile_path: Path | None) -> tuple[Profile, Plan | None]:
+    from ..ir import Plan, Profile
+    from ..ir.files import Document, load_document
+
+    document: Document = load_document(path, Plan, Profile)
+    if isinstance(document, Profile):
+        if profile_path is not None:
+            raise UsageError(f"{path} is a profile itself: leave out --profile, or give a plan")
+        return document, None
+    if profile_path is None:
+        raise UsageError(f"{path} is a plan, which needs the profile that it was made for: give it with --profile")
+    return Profile.load(profile_path), Plan.load(path)
+
+
+def _save_offsets(output: Path | None, blocks: Sequence[Block], layout: Layout) -> None:
+    if output is not None:
+        save_offsets(output, blocks, layout)
+
+
+def _tell_python_search(layout: Layout) -> None:
+    if layout.policy == "ours" and not layout.is_native:
+        click.echo("  no C++ compiler: the search ran in Python and got less far; install g++", err=True)
+
+
+def _record(blocks: Sequence[Block], layout: Layout) -> dict[str, object]:
+    record: dict[str, object] = {"policy": layout.policy, "blocks": len(blocks), "arena_bytes": layout.arena_bytes}
+    return record | {"bound_bytes": layout.bound_bytes, "ratio": layout.ratio, "proven": layout.is_proven}
+
+
+def _told(blocks: Sequence[Block], layout: Layout) -> str:
+    smallest = ", the smallest that there is" if layout.is_proven and layout.ratio > 1 else ""
+    return (
+        f"{len(blocks)} blocks by {layout.policy}: arena {format_bytes(layout.arena_bytes)} ({layout.arena_bytes} "
+        f"bytes), bound {format_bytes(layout.bound_bytes)} ({layout.bound_bytes} bytes), ratio {layout.ratio:.4f}"
+        f"{smallest}"
+    )

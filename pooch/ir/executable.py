@@ -13,9 +13,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidSchedule
+from ..errors import InvalidLayout, InvalidSchedule
 from ..units import round_up
 from .consistency import anchor_faults, are_bytes, is_time
+from .layout_check import verify as verify_layout
 from .schedule import TIER_ALIGNMENT_BYTES, Action
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
     yield from _list_faults(plan)
     yield from _slot_faults(plan)
     yield from _tier_faults(plan)
+    yield from _layout_faults(plan)
     yield from _Walk(plan).faults()
 
 
@@ -156,6 +158,33 @@ def _tier_faults(plan: Plan) -> Iterator[str]:
     if schedule.host_bytes > sum(sizes[value] for value in offsets):
         yield f"the tier has {schedule.host_bytes} bytes, more than the swapped values take"
     yield from tier_overlaps(schedule.actions, offsets, sizes)
+
+
+def _layout_faults(plan: Plan) -> Iterator[str]:
+    """The layout holds, is that of a step with the plan's peak, and fits into a budget that bounds the arena."""
+    found = plan.layout
+    if found is None:
+        if plan.bound == "arena":
+            yield "its budget bounds the arena, but it has no layout"
+        return
+    if not are_bytes(found.outside_bytes, found.arena_bytes, found.bound_bytes):
+        yield "the bytes of its layout are negative or too large"
+        return
+    for block in found.blocks:
+        if not 0 <= block.lower < block.upper < _MOST_SLOTS or not are_bytes(block.size_bytes):
+            yield f"block {block.kind} {block.target} of its layout has no size or lifetime"
+            return
+        if not 1 <= block.alignment_bytes <= _MOST_SLOTS:
+            yield f"block {block.kind} {block.target} of its layout is aligned to {block.alignment_bytes} bytes"
+            return
+    try:
+        verify_layout([block.block for block in found.blocks], found.layout)
+    except InvalidLayout as error:
+        yield f"in its layout, {error}"
+    if found.outside_bytes + found.bound_bytes != plan.predicted_peak_bytes:
+        yield "its layout is for another peak"
+    if plan.bound == "arena" and plan.budget_bytes and found.total_bytes > plan.budget_bytes:
+        yield f"its arena takes {found.total_bytes} bytes, over the budget of {plan.budget_bytes}"
 
 
 def tier_overlaps(actions: Sequence[Action], offsets: dict[int, int], sizes: dict[int, int]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .executable import check_plan
 from .files import Document
+from .layout import StepLayout
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 Choice = Literal["keep", "swap", "recompute"]
 Region = Literal["model", "step"]
+Bound = Literal["live", "arena"]
 Decisions = Mapping[int, Choice]
 
 
@@ -89,6 +91,8 @@ class Plan(Document):
         first_slot: slot of the first op in `expected`.
         planning_ms: wall time of planning.
         persistent_bytes: of the profile (0: unknown).
+        bound: what the budget bounds: "live", the sum of live bytes, or "arena", the arena in which they lie.
+        layout: the arena of the step, predicted from the schedule; None: it was not packed.
     """
 
     format_name: ClassVar[str] = "pooch-plan"
@@ -114,6 +118,8 @@ class Plan(Document):
     first_slot: int
     planning_ms: float
     persistent_bytes: int = 0
+    bound: Bound = "live"
+    layout: StepLayout | None = None
 
     @property
     def decisions(self) -> dict[int, Choice]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import FileFormatError
 from ..ir.files import replace_file
-from .blocks import Block, Layout
+from ..ir.layout import Block, Layout
 
 COLUMNS = ("id", "lower", "upper", "size")
 _ALIGNMENT = "alignment"

@@ -24,3 +24,19 @@ def first_fit(instance: Instance, order: Integers) -> Integers:
     found = np.zeros(count, dtype=np.int64)
     found[order] = offsets
     return found
+
+
+def filled(instance: Instance, blocks: Integers, placed: Integers, offsets: Integers) -> Integers:
+    """Return the offsets of all blocks of an instance: those with a place as low as they can fall, then the others.
+
+    Args:
+        instance: of the blocks.
+        blocks: which blocks they are, of those that `placed` counts in, ascending.
+        placed: the blocks with a place, ascending.
+        offsets: of them.
+    """
+    has_place = np.isin(blocks, placed)
+    below_first = np.flatnonzero(has_place)[np.argsort(offsets, kind="stable")]
+    others = np.flatnonzero(~has_place)
+    others = others[np.lexsort((-instance.lifetimes[others], -instance.sizes[others]))]
+    return first_fit(instance, np.concatenate([below_first, others]))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .blocks import Block, bound_of
+from ..ir.layout import Block
 
 Integers = NDArray[np.int64]
 _MOST_BYTES = 2**60
@@ -25,9 +25,11 @@ class Instance:
         places: their positions among the blocks that were given; the others have no bytes.
         lower, upper: ranks of their times.
         lifetimes: how long each lives, in the unit that was given.
-        sizes, alignments: in bytes.
+        sizes: in bytes, up to the next multiple of what all alignments are multiples of: nothing else fits in between.
+        alignments: in bytes.
         n_times: number of distinct times.
-        bound_bytes: the highest sum of live bytes.
+        bound_bytes: the highest sum of these sizes that live at once. A search is content with it, although the gap
+            above the highest block may leave the arena a little smaller.
         granule_bytes: what all sizes and alignments are multiples of.
     """
 
@@ -57,19 +59,46 @@ def instance_of(blocks: Sequence[Block]) -> Instance:
         (block.lower, block.upper, block.size_bytes, block.alignment_bytes) for block in map(blocks.__getitem__, places)
     ]
     lower, upper, sizes, alignments = np.array(table, dtype=np.int64).reshape(-1, 4).T
+    unit = gcd(*alignments.tolist()) or 1
+    sizes = -(-sizes // unit) * unit
     times, ranks = np.unique(np.concatenate([lower, upper]), return_inverse=True)
-    granules = (gcd(size, alignment) if alignment > 1 else size for _, _, size, alignment in table)
+    begins, ends = ranks[: len(table)], ranks[len(table) :]
+    changes = np.zeros(len(times) + 1, dtype=np.int64)
+    np.add.at(changes, begins, sizes)
+    np.add.at(changes, ends, -sizes)
+    both = zip(sizes.tolist(), alignments.tolist(), strict=True)
+    granules = (gcd(size, alignment) if alignment > 1 else size for size, alignment in both)
     return Instance(
         places=np.array(places, dtype=np.int64),
-        lower=ranks[: len(table)].astype(np.int32),
-        upper=ranks[len(table) :].astype(np.int32),
+        lower=begins.astype(np.int32),
+        upper=ends.astype(np.int32),
         lifetimes=upper - lower,
         sizes=np.ascontiguousarray(sizes),
         alignments=np.ascontiguousarray(alignments),
         n_times=len(times),
-        bound_bytes=bound_of(blocks),
+        bound_bytes=int(np.cumsum(changes).max(initial=0)),
         granule_bytes=gcd(*granules),
     )
+
+
+def part_of(instance: Instance, chosen: Integers) -> Instance:
+    """Return some of the blocks as an instance whose bound is that of all."""
+    if len(chosen) == len(instance.sizes):
+        return instance
+    return replace(
+        instance,
+        places=instance.places[chosen],
+        lower=np.ascontiguousarray(instance.lower[chosen]),
+        upper=np.ascontiguousarray(instance.upper[chosen]),
+        lifetimes=instance.lifetimes[chosen],
+        sizes=np.ascontiguousarray(instance.sizes[chosen]),
+        alignments=np.ascontiguousarray(instance.alignments[chosen]),
+    )
+
+
+def arena_of(instance: Instance, offsets: Integers) -> int:
+    """Return the end of the highest block."""
+    return int((offsets + instance.sizes).max(initial=0))
 
 
 def _check(block: Block, index: int) -> None:

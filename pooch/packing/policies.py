@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from ..errors import UsageError
-from .blocks import Block, Layout, bound_of
-from .first_fit import first_fit
-from .instance import Instance, Integers, instance_of
+from ..ir.layout import Block, Layout, bound_of
+from .first_fit import filled, first_fit
+from .instance import Instance, Integers, arena_of, instance_of, part_of
 from .kernels import NO_ROUND_LIMIT, Kernels, Order, kernels
 
 Policy = Callable[[Instance, Kernels, int, int, float], tuple[Integers, int]]
@@ -43,13 +45,18 @@ def pack(
     if not time_limit_s > 0 or max_rounds < 0 or not 0 <= seed < 2**64:
         raise UsageError("a search needs more than 0 seconds, 0 or more rounds, and a seed of 64 bits")
     instance = instance_of(blocks)
-    offsets, rounds = np.zeros(len(blocks), dtype=np.int64), 0
+    offsets, rounds, is_proven = np.zeros(len(blocks), dtype=np.int64), 0, True
     used = with_kernels or kernels()
     if len(instance.sizes):
         found, rounds = POLICIES[policy](instance, used, seed, max_rounds, time_limit_s)
+        is_proven = arena_of(instance, found) <= instance.bound_bytes
+        if policy == "ours" and not is_proven:
+            found, is_proven = proven(instance, used, found)
         offsets[instance.places] = found
     ends = [offset + block.size_bytes for offset, block in zip(offsets.tolist(), blocks, strict=True)]
-    return Layout(tuple(offsets.tolist()), max(ends, default=0), bound_of(blocks), policy, rounds, used.is_native)
+    return Layout(
+        tuple(offsets.tolist()), max(ends, default=0), bound_of(blocks), policy, rounds, used.is_native, is_proven
+    )
 
 
 def sekiyama(
@@ -66,9 +73,61 @@ def greedy_by_size(
     return first_fit(instance, np.lexsort((-instance.lifetimes, -instance.sizes))), 0
 
 
+_MOST_PROVEN = 60  # blocks of an instance that is small enough to try all layouts
+_NODES = 20_000  # of the tree of layouts, after which the proof is given up
+# Of the bound: a level of the search packs the blocks of at least this size; the last one packs all.
+_LEVELS = (0.003, 0.001, 0.0)
+
+
 def ours(instance: Instance, used: Kernels, seed: int, max_rounds: int, time_limit_s: float) -> tuple[Integers, int]:
-    """Skylines of eight orders, then a search over orders and ejections in turns."""
-    return used.search(instance, starting_orders(instance), seed, max_rounds, time_limit_s)
+    """Skylines of eight orders, then a search over orders and ejections in turns, the large blocks first.
+
+    Many small blocks make every step of a search slow and decide little. So it begins with the largest blocks alone,
+    until they fit below the bound of all; then smaller ones come where first fit has room for them, and so on.
+    """
+    offsets, rounds = used.search(instance, starting_orders(instance), seed, 0, time_limit_s)
+    started_s = time.thread_time()
+    chosen = np.zeros(0, dtype=np.int64)
+    placed = offsets[chosen]
+    levels = _levels(instance)
+    for number, level in enumerate(levels):
+        left_s = time_limit_s - (time.thread_time() - started_s)
+        if arena_of(instance, offsets) <= instance.bound_bytes or left_s <= 0 or rounds >= max_rounds:
+            break
+        part = part_of(instance, level)
+        start = filled(part, level, chosen, placed) if number else None
+        share = 1 / (len(levels) - number)
+        most = math.ceil((max_rounds - rounds) * share)
+        placed, more = used.search(part, starting_orders(part), seed, most, left_s * share, start)
+        chosen, rounds = level, rounds + more
+        if len(chosen) < len(instance.sizes):
+            whole = filled(instance, np.arange(len(instance.sizes)), chosen, placed)
+            offsets = whole if arena_of(instance, whole) < arena_of(instance, offsets) else offsets
+        elif arena_of(instance, placed) < arena_of(instance, offsets):
+            offsets = placed
+    return offsets, rounds
+
+
+def proven(instance: Instance, used: Kernels, offsets: Integers) -> tuple[Integers, bool]:
+    """Look for smaller arenas until there is none: the best offsets, and whether it was proven that they are."""
+    if len(instance.sizes) > _MOST_PROVEN:
+        return offsets, False
+    while True:
+        found = used.exhaust(instance, arena_of(instance, offsets) - instance.granule_bytes, _NODES)
+        if found is None or found is False:
+            return offsets, found is False
+        offsets = found
+
+
+def _levels(instance: Instance) -> list[Integers]:
+    """The blocks of each level, ascending; a level that adds hardly any is left out."""
+    found: list[Integers] = []
+    for share in _LEVELS:
+        level = np.flatnonzero(instance.sizes >= share * instance.bound_bytes)
+        is_last = share == _LEVELS[-1]
+        if is_last or 2 <= len(level) <= 0.9 * len(instance.sizes):
+            found.append(level)
+    return found
 
 
 POLICIES: Mapping[str, Policy] = {"ours": ours, "sekiyama": sekiyama, "greedy_by_size": greedy_by_size}

@@ -6,7 +6,7 @@ import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from .instance import Instance
@@ -29,12 +29,21 @@ def decode(instance: Instance, order: Sequence[int]) -> list[int]:
 
 
 def search(
-    instance: Instance, orders: Sequence[list[int]], seed: int, max_rounds: int, limit_s: float
+    instance: Instance,
+    orders: Sequence[list[int]],
+    seed: int,
+    max_rounds: int,
+    limit_s: float,
+    start: list[int] | None = None,
 ) -> tuple[list[int], int]:
     """Return the offsets of the best layout that is found, and the rounds that were begun."""
     blocks = _Blocks(instance, time.thread_time() + limit_s)
     random, best = _Random(seed), _Best()
     order_search = _OrderSearch(blocks, orders, best)
+    if start is not None:
+        arena = max(offset + size for offset, size in zip(start, blocks.size, strict=True))
+        if arena < best.arena:
+            best.arena, best.offsets = arena, list(start)
     rounds = 0
     if best.arena > blocks.bound and max_rounds > 0 and not blocks.is_late():
         ejections = _Ejections(blocks, instance.granule_bytes, best)
@@ -43,6 +52,64 @@ def search(
             ejections.round(random)
             rounds += 1
     return best.offsets, rounds
+
+
+def exhaust(instance: Instance, ceiling: int, max_nodes: int) -> list[int] | Literal[False] | None:
+    """Return the offsets of an arena of at most `ceiling` bytes, False if there is none, None after `max_nodes`."""
+    return _Exhaustive(_Blocks(instance, float("inf")), ceiling, max_nodes).visit(len(instance.sizes), 0, -1)
+
+
+class _Exhaustive:
+    """All layouts in which every block lies on another one or on the bottom, each once.
+
+    Blocks are placed by ascending offset, on the skyline. A block is passed over only for one that begins below its
+    top, since otherwise it could fall into the gap that is left.
+    """
+
+    def __init__(self, blocks: _Blocks, ceiling: int, max_nodes: int) -> None:
+        self._in, self._ceiling, self._left = blocks, ceiling, max_nodes
+        self._heights = [0] * blocks.n_times
+        self._waiting_bytes = [0] * blocks.n_times
+        self._is_placed = [False] * blocks.n
+        self._offsets = [0] * blocks.n
+        for block in range(blocks.n):
+            self._wait(block, blocks.size[block])
+
+    def _wait(self, block: int, size_bytes: int) -> None:
+        for t in range(self._in.lower[block], self._in.upper[block]):
+            self._waiting_bytes[t] += size_bytes
+
+    def visit(self, waiting: int, floor: int, last: int) -> list[int] | Literal[False] | None:
+        if waiting == 0:
+            return self._offsets
+        if self._left <= 0:
+            return None
+        self._left -= 1
+        both = zip(self._heights, self._waiting_bytes, strict=True)
+        if any(bytes_ > 0 and max(height, floor) + bytes_ > self._ceiling for height, bytes_ in both):
+            return False
+        blocks, heights = self._in, self._heights
+        spans = {k: slice(blocks.lower[k], blocks.upper[k]) for k in range(blocks.n) if not self._is_placed[k]}
+        lowest = {block: blocks.aligned(max(heights[span]), block) for block, span in spans.items()}
+        tops = [offset + blocks.size[block] for block, offset in lowest.items()]
+        lowest_top = min(tops)
+        if max(tops) > self._ceiling:
+            return False
+        able = sorted((offset, block) for block, offset in lowest.items() if (offset, block) > (floor, last))
+        for offset, block in able:
+            if offset >= lowest_top:
+                break
+            before = heights[spans[block]]
+            heights[spans[block]] = [offset + blocks.size[block]] * len(before)
+            self._wait(block, -blocks.size[block])
+            self._is_placed[block], self._offsets[block] = True, offset
+            found = self.visit(waiting - 1, offset, block)
+            if found is not False:
+                return found
+            self._is_placed[block] = False
+            self._wait(block, blocks.size[block])
+            heights[spans[block]] = before
+        return False
 
 
 class _Random:

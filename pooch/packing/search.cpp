@@ -449,6 +449,73 @@ class Ejections {
   Bytes ceiling_ = 0;
 };
 
+// Looks for a layout under a ceiling among all that have every block lie on another one or on the bottom, each made once:
+// blocks are placed by ascending offset, on the skyline. A block is passed over only for one that begins below its top,
+// since otherwise it could fall into the gap that is left.
+class Exhaustive {
+ public:
+  Exhaustive(const Instance& instance, Bytes ceiling, std::int64_t max_nodes)
+      : in_(instance),
+        ceiling_(ceiling),
+        left_(max_nodes),
+        heights_(instance.n_times),
+        waiting_bytes_(instance.n_times),
+        is_placed_(instance.n),
+        offsets_(instance.n) {
+    for (int block = 0; block < in_.n; ++block) {
+      for (int t = in_.lower[block]; t < in_.upper[block]; ++t) waiting_bytes_[t] += in_.size[block];
+    }
+  }
+
+  // 1: found, see offsets; 0: there is none; -1: too many nodes.
+  int run() { return visit(in_.n, 0, -1); }
+  const std::vector<Bytes>& offsets() const { return offsets_; }
+
+ private:
+  int visit(int waiting, Bytes floor, int last) {
+    if (waiting == 0) return 1;
+    if (left_-- <= 0) return -1;
+    for (int t = 0; t < in_.n_times; ++t) {
+      if (waiting_bytes_[t] > 0 && std::max(heights_[t], floor) + waiting_bytes_[t] > ceiling_) return 0;
+    }
+    std::vector<std::pair<Bytes, int>> able;
+    Bytes lowest_top = kNoStop;
+    for (int block = 0; block < in_.n; ++block) {
+      if (is_placed_[block]) continue;
+      const auto from = heights_.begin() + in_.lower[block], to = heights_.begin() + in_.upper[block];
+      const Bytes offset = in_.aligned(*std::max_element(from, to), block);
+      if (offset + in_.size[block] > ceiling_) return 0;
+      lowest_top = std::min(lowest_top, offset + in_.size[block]);
+      if (offset > floor || (offset == floor && block > last)) able.push_back({offset, block});
+    }
+    std::sort(able.begin(), able.end());
+    for (const auto& [offset, block] : able) {
+      if (offset >= lowest_top) break;
+      const std::vector<Bytes> before(heights_.begin() + in_.lower[block], heights_.begin() + in_.upper[block]);
+      for (int t = in_.lower[block]; t < in_.upper[block]; ++t) {
+        heights_[t] = offset + in_.size[block];
+        waiting_bytes_[t] -= in_.size[block];
+      }
+      is_placed_[block] = true;
+      offsets_[block] = offset;
+      const int found = visit(waiting - 1, offset, block);
+      if (found != 0) return found;
+      is_placed_[block] = false;
+      for (int t = in_.lower[block]; t < in_.upper[block]; ++t) waiting_bytes_[t] += in_.size[block];
+      std::copy(before.begin(), before.end(), heights_.begin() + in_.lower[block]);
+    }
+    return 0;
+  }
+
+  const Instance& in_;
+  Bytes ceiling_;
+  std::int64_t left_;
+  std::vector<Bytes> heights_;
+  std::vector<Bytes> waiting_bytes_;  // by time: of blocks without a place
+  std::vector<char> is_placed_;
+  std::vector<Bytes> offsets_;
+};
+
 Order order_at(const std::int32_t* orders, int index, int n) {
   return Order(orders + static_cast<std::ptrdiff_t>(index) * n, orders + static_cast<std::ptrdiff_t>(index + 1) * n);
 }
@@ -469,18 +536,27 @@ std::int64_t pooch_packing_decode(
 }
 
 // Writes the offsets of the best layout that is found until the bound, the rounds or the CPU seconds are used up.
+// Where `has_start` is not 0, `offsets` holds a layout to begin with, if no order gives a better one.
 // Returns the rounds that were begun.
 std::int64_t pooch_packing_search(
     std::int32_t n, std::int32_t n_times, const std::int32_t* lower, const std::int32_t* upper,
     const std::int64_t* size, const std::int64_t* alignment, std::int32_t n_orders, const std::int32_t* orders,
     std::int64_t bound, std::int64_t granule, std::uint64_t seed, std::int64_t max_rounds, double limit_s,
-    std::int64_t* offsets) {
+    std::int32_t has_start, std::int64_t* offsets) {
   const Instance instance{n, n_times, lower, upper, size, alignment, bound, cpu_seconds() + limit_s};
   std::vector<Order> starts;
   for (int k = 0; k < n_orders; ++k) starts.push_back(order_at(orders, k, n));
   Best best;
   Random random(seed);
   OrderSearch order_search(instance, std::move(starts), best);
+  if (has_start != 0) {
+    Bytes arena = 0;
+    for (int block = 0; block < n; ++block) arena = std::max(arena, offsets[block] + size[block]);
+    if (arena < best.arena) {
+      best.arena = arena;
+      best.offsets.assign(offsets, offsets + n);
+    }
+  }
   std::int64_t rounds = 0;
   if (best.arena > bound && max_rounds > 0 && !instance.is_late()) {
     Ejections ejections(instance, granule, best);
@@ -491,6 +567,19 @@ std::int64_t pooch_packing_search(
   }
   std::copy(best.offsets.begin(), best.offsets.end(), offsets);
   return rounds;
+}
+
+// Looks for a layout whose arena is at most `ceiling`, and writes its offsets. Returns 1 if it found one, 0 if there is
+// none, and -1 if it gave up after `max_nodes`.
+std::int32_t pooch_packing_exhaust(
+    std::int32_t n, std::int32_t n_times, const std::int32_t* lower, const std::int32_t* upper,
+    const std::int64_t* size, const std::int64_t* alignment, std::int64_t ceiling, std::int64_t max_nodes,
+    std::int64_t* offsets) {
+  const Instance instance{n, n_times, lower, upper, size, alignment, 0, 0.0};
+  Exhaustive exhaustive(instance, ceiling, max_nodes);
+  const int found = exhaustive.run();
+  if (found == 1) std::copy(exhaustive.offsets().begin(), exhaustive.offsets().end(), offsets);
+  return found;
 }
 
 }  // extern "C"

@@ -3,9 +3,10 @@
 from .contract import Effort, Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome
 from .options import described, option_names
 from .planner import make_plan, smallest_plan_bytes, write_program
-from .policies import find_policy, policy_names
+from .policies import SEARCHES, find_policy, policy_names
 
 __all__ = [
+    "SEARCHES",
     "Effort",
     "Evaluation",
     "Evaluator",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy
+from matplotlib.axes import Axes
 
 from ..ir import Interval, Profile, Timeline
 
@@ -42,3 +43,10 @@ def profile_title(profile: Profile) -> str:
     batch = f", batch {profile.batch_size}" if profile.batch_size else ""
     modelled = " (modelled)" if profile.device.modelled else ""
     return f"{profile.workload}{batch} on {profile.device.name}{modelled}"
+
+
+def mark_passes(axes: Axes, boundary: float) -> None:
+    """Write the names of the passes beside the time at which the second one begins."""
+    place = axes.get_xaxis_transform()
+    axes.text(boundary, 0.99, "forward  ", ha="right", va="top", fontsize=9, transform=place)
+    axes.text(boundary, 0.99, "  backward", ha="left", va="top", fontsize=9, transform=place)

@@ -15,7 +15,7 @@ from ..ir import Plan, Profile, Timeline
 from ..ir.files import replace_file
 from ..units import format_bytes, format_ms
 from .colours import BUDGET, IN_CORE, KINDS, PLANNED
-from .curves import memory_curve, profile_title, stream_bars
+from .curves import mark_passes, memory_curve, profile_title, stream_bars
 from .layers import layer_frame
 
 _STREAM_ROWS = {"compute": 2, "copy_out": 1, "copy_in": 0}
@@ -41,7 +41,7 @@ def draw_plan(profile: Profile, plan: Plan) -> Figure:
     backward = float(planned.slot_start_ms[profile.forward_ops]) / divisor
     for axes in (memory, streams):
         axes.axvline(backward, color="black", linestyle=":", linewidth=1)
-    _mark_passes(memory, backward)
+    mark_passes(memory, backward)
     streams.set_xlabel(f"time since the step began ({unit})")
     return figure
 
@@ -62,7 +62,7 @@ def draw_profile(profile: Profile, *, depth: int | None = 2, longest: int = 24) 
     backward = float(in_core.slot_start_ms[profile.forward_ops]) / divisor
     memory.axvline(backward, color="black", linestyle=":", linewidth=1)
     _finish_memory(memory, scale, profile_title(profile))
-    _mark_passes(memory, backward)
+    mark_passes(memory, backward)
     memory.set_xlabel(f"time since the step began ({unit})")
     which = f"the {len(shown)} largest of {len(sizes)} layers" if len(shown) < len(sizes) else "layers"
     _draw_layers(layers, {str(layer): int(size) for layer, size in shown.items()}, which)
@@ -107,12 +107,6 @@ def _finish_memory(axes: Axes, scale: int, title: str) -> None:
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower center", fontsize=9, framealpha=0.9)
-
-
-def _mark_passes(axes: Axes, boundary: float) -> None:
-    place = axes.get_xaxis_transform()
-    axes.text(boundary, 0.99, "forward  ", ha="right", va="top", fontsize=9, transform=place)
-    axes.text(boundary, 0.99, "  backward", ha="left", va="top", fontsize=9, transform=place)
 
 
 def _draw_streams(axes: Axes, timeline: Timeline, divisor: float) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from ..devices import DeviceModel
 from ..ir import Device, Link, Plan, Profile, Timeline
+from ..ir.layout import StepLayout
 from ..measure.comparison import ComparisonRow
 
 Record = dict[str, object]
@@ -91,6 +92,21 @@ def plan_record(plan: Plan) -> Record:
         "planning_ms": plan.planning_ms,
         "modelled": is_modelled(plan),
         "notes": list(plan.notes),
+        "bound": plan.bound,
+        "arena": layout_record(plan.layout) if plan.layout is not None else None,
+    }
+
+
+def layout_record(layout: StepLayout) -> Record:
+    """A packed step in figures."""
+    return {
+        "policy": layout.policy,
+        "blocks": len(layout.blocks),
+        "arena_bytes": layout.arena_bytes,
+        "bound_bytes": layout.bound_bytes,
+        "ratio": layout.ratio,
+        "outside_bytes": layout.outside_bytes,
+        "total_bytes": layout.total_bytes,
     }
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..ir import Device, HookCosts, Link, Plan, Profile, Timeline
+from ..ir.layout import StepLayout
 from ..measure.comparison import ComparisonRow, Measured
 from ..units import format_bytes, format_ms
 from .layers import choice_frame, layer_frame
@@ -72,8 +73,16 @@ def plan_table(plan: Plan) -> Table:
         "swap tier": f"{format_bytes(plan.schedule.host_bytes)} taken",
         "planned in": format_ms(plan.planning_ms),
     }
+    if plan.layout is not None:
+        facts["arena"] = arena_text(plan.layout)
     facts |= {f"note {number}": note for number, note in enumerate(plan.notes, start=1)}
     return facts_table(f"plan of {plan.workload} by {plan.policy}", facts)
+
+
+def arena_text(layout: StepLayout) -> str:
+    """What a step takes with its arena, in one line."""
+    parts = f"{format_bytes(layout.arena_bytes)} in the arena, {format_bytes(layout.outside_bytes)} outside of it"
+    return f"{format_bytes(layout.total_bytes)} ({parts}), {layout.ratio:.4f} times its bound"
 
 
 def layers_table(profile: Profile, plan: Plan | None = None, *, depth: int | None = 2) -> Table:

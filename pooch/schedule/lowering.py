@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
+import numpy
+
 from ..analysis.dataflow import Dataflow
 from ..analysis.occupancy import occupancy
 from ..errors import UsageError
@@ -15,7 +17,7 @@ from .replays import Replays, ReplayTables, action, plan_replays
 from .swaps import Absence, SwapTables, place_absences
 
 
-def lower(dataflow: Dataflow, decisions: Decisions, budget_bytes: int) -> Schedule:
+def lower(dataflow: Dataflow, decisions: Decisions, budget_bytes: int | numpy.ndarray) -> Schedule:
     """Lower decisions once. To lower repeatedly on one dataflow, use `Lowering`."""
     return Lowering(dataflow).lower(decisions, budget_bytes)
 
@@ -30,7 +32,7 @@ class Lowering:
         # A value that is overwritten later cannot be restored to what autograd saved, so it stays.
         self._decidable = frozenset(v.id for v in dataflow.activations if dataflow.is_source(v))
 
-    def lower(self, decisions: Decisions, budget_bytes: int) -> Schedule:
+    def lower(self, decisions: Decisions, budget_bytes: int | numpy.ndarray) -> Schedule:
         """Lower decisions; activations not named are kept.
 
         The budget determines when values leave and come back. If the decisions do not fit, the schedule comes as close
@@ -39,7 +41,8 @@ class Lowering:
 
         Args:
             decisions: the choice for each activation.
-            budget_bytes: bound on all device bytes.
+            budget_bytes: bound on all device bytes: one number, or an int64 array of shape (2 * ops,) with one for each
+                point of the step.
 
         Raises:
             UsageError: a decision is not about an activation, or recomputes a value that cannot be recomputed.
@@ -59,7 +62,9 @@ class Lowering:
                 refusal = self.dataflow.refusal(value)
                 raise UsageError(f"value {value} cannot be recomputed: {refusal}; keep or swap it")
 
-    def _place_absences(self, decided: dict[int, Choice], replays: Replays, budget_bytes: int) -> list[Absence]:
+    def _place_absences(
+        self, decided: dict[int, Choice], replays: Replays, budget_bytes: int | numpy.ndarray
+    ) -> list[Absence]:
         tables = self._swap_tables
         windows = [window for value in replays.recomputed for window in tables.recomputed(value)]
         for value, choice in decided.items():

@@ -131,20 +131,22 @@ class SwapTables:
 
 
 def place_absences(
-    tables: SwapTables, windows: Iterable[AwayWindow], memory: Occupancy, budget_bytes: int
+    tables: SwapTables, windows: Iterable[AwayWindow], memory: Occupancy, budget_bytes: int | numpy.ndarray
 ) -> list[Absence]:
     """Decide where each value leaves and where its copy in starts; values that can stay are left out.
 
-    `memory` is that of the step if all of them stay; it is updated in place for the absences.
+    `memory` is that of the step if all of them stay; it is updated in place for the absences. The budget
+    is one for all points or one for each.
 
     Returns:
         The absences in order of need.
     """
-    left = _place_leaving(tables, sorted(windows, key=_first_leaving), memory.point_bytes, budget_bytes)
+    budgets = numpy.broadcast_to(budget_bytes, memory.point_bytes.shape)
+    left = _place_leaving(tables, sorted(windows, key=_first_leaving), memory.point_bytes, budgets)
     gaps = [(window, slot) for window, slot in left if window.kind == "gap"]
     others = [(window, slot) for window, slot in left if window.kind != "gap"]
-    back_in_forward = _place_copies_in(tables.forward_slots, gaps, memory, budget_bytes)
-    return back_in_forward + _place_copies_in(tables.anchor_slots, others, memory, budget_bytes)
+    back_in_forward = _place_copies_in(tables.forward_slots, gaps, memory, budgets)
+    return back_in_forward + _place_copies_in(tables.anchor_slots, others, memory, budgets)
 
 
 def _first_leaving(window: AwayWindow) -> tuple[int, int, int]:
@@ -154,7 +156,7 @@ def _first_leaving(window: AwayWindow) -> tuple[int, int, int]:
 
 
 def _place_leaving(
-    tables: SwapTables, windows: list[AwayWindow], live: numpy.ndarray, budget_bytes: int
+    tables: SwapTables, windows: list[AwayWindow], live: numpy.ndarray, budgets: numpy.ndarray
 ) -> list[tuple[AwayWindow, int]]:
     """At every slot over the budget, let the first values leave that can, in the order of `windows`, until it fits."""
     waiting = sorted(range(len(windows)), key=lambda place: -windows[place].ready_slot)
@@ -162,7 +164,7 @@ def _place_leaving(
     left: list[tuple[AwayWindow, int]] = []
     point = 0
     while waiting or able:
-        point = _first_over(live, point, budget_bytes)
+        point = _first_over(live, point, budgets)
         if point < 0:
             break
         slot = tables.last_action_slot(point // 2)
@@ -179,17 +181,17 @@ def _place_leaving(
     return left
 
 
-def _first_over(live: numpy.ndarray, start: int, budget_bytes: int) -> int:
-    """Return the first point from `start` on that is over the budget, or -1."""
+def _first_over(live: numpy.ndarray, start: int, budgets: numpy.ndarray) -> int:
+    """Return the first point from `start` on that is over its budget, or -1."""
     if start >= len(live):
         return -1
-    over = live[start:] > budget_bytes
+    over = live[start:] > budgets[start:]
     place = int(over.argmax())
     return start + place if over[place] else -1
 
 
 def _place_copies_in(
-    slots: Sequence[int], left: list[tuple[AwayWindow, int]], memory: Occupancy, budget_bytes: int
+    slots: Sequence[int], left: list[tuple[AwayWindow, int]], memory: Occupancy, budgets: numpy.ndarray
 ) -> list[Absence]:
     """In order of need, start each copy at the earliest of `slots` from which on there is room for it."""
     placed = []
@@ -199,21 +201,23 @@ def _place_copies_in(
             placed.append(Absence(window, out_slot, -1))
             continue
         first = max(earliest, bisect_right(slots, out_slot))
-        earliest = _earliest_place(slots, window, first, memory, budget_bytes)
+        earliest = _earliest_place(slots, window, first, memory, budgets)
         in_slot = slots[earliest]
         _occupy(memory, in_slot, window)
         placed.append(Absence(window, out_slot, in_slot))
     return placed
 
 
-def _earliest_place(slots: Sequence[int], window: AwayWindow, first: int, memory: Occupancy, budget_bytes: int) -> int:
+def _earliest_place(
+    slots: Sequence[int], window: AwayWindow, first: int, memory: Occupancy, budgets: numpy.ndarray
+) -> int:
     """Return the index in `slots` of the first slot from which on the value fits until its need."""
-    room = budget_bytes - window.bytes
     need_place = bisect_left(slots, window.need_slot)
     if first >= need_place:
         return need_place
     live = memory.point_bytes
-    over = (live[2 * slots[first] : window.back_point] > room)[::-1]
+    begin, end = 2 * slots[first], window.back_point
+    over = (live[begin:end] > budgets[begin:end] - window.bytes)[::-1]
     distance = int(over.argmax())
     if not over[distance]:
         return first
@@ -222,7 +226,7 @@ def _earliest_place(slots: Sequence[int], window: AwayWindow, first: int, memory
     place = bisect_right(slots, slot)
     # If only an entry is over the budget, and only while replays run in it, the copy starts after them.
     excess = memory.entry_excess_bytes.get(slot, 0) if last_over == 2 * slot else 0
-    if excess and live[last_over] - excess <= room:
+    if excess and live[last_over] - excess <= budgets[last_over] - window.bytes:
         place -= 1
     return min(place, need_place)
 

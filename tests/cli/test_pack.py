@@ -6,13 +6,18 @@ import csv
 import json
 from pathlib import Path
 
+import matplotlib.colors
 import matplotlib.image
 import pytest
 
 from benchmarks.packing_instances import training_step
+from pooch import plan
+from pooch.ir import Plan, Profile
 from pooch.packing import POLICIES, Layout, verify
 from pooch.packing.files import load_blocks
+from pooch.report.colours import BLOCKS
 from tests.cli.conftest import Command
+from tests.toys import FAST_LINK, blocks
 
 HEADER = "id,lower,upper,size"
 
@@ -94,3 +99,70 @@ def test_files_that_cannot_be_read_are_told(pooch_command: Command, tmp_path: Pa
     (tmp_path / "binary.csv").write_bytes(bytes(range(128, 256)))
     assert "cannot read" in pooch_command("pack", tmp_path / "binary.csv").error_line
     assert pooch_command("pack", tmp_path / "none.csv", "--time-limit", 0).code == 2
+
+
+@pytest.fixture
+def step_paths(tmp_path: Path) -> tuple[Path, Path]:
+    """A profile, and a plan of it."""
+    profile = blocks(4, link=FAST_LINK)
+    profile.save(tmp_path / "profile.json")
+    plan(profile, "70%", region="step", time_limit_s=5, explain=False).save(tmp_path / "plan.json")
+    return tmp_path / "profile.json", tmp_path / "plan.json"
+
+
+def test_a_plan_is_packed_with_its_profile(pooch_command: Command, step_paths: tuple[Path, Path]) -> None:
+    profile_path, plan_path = step_paths
+    outcome = pooch_command("pack", plan_path, "--profile", profile_path, "--time-limit", 0.2, "--json")
+    assert outcome.code == 0, outcome.error
+    answer = json.loads(outcome.out)
+    saved = Plan.load(plan_path)
+    assert answer["bound_bytes"] + answer["outside_bytes"] == saved.predicted_peak_bytes
+    assert answer["total_bytes"] == answer["outside_bytes"] + answer["arena_bytes"]
+    assert answer["fits"] == (answer["total_bytes"] <= saved.budget_bytes)
+
+
+def test_a_profile_is_packed_by_itself(pooch_command: Command, step_paths: tuple[Path, Path]) -> None:
+    outcome = pooch_command("pack", step_paths[0], "--time-limit", 0.2, "--json")
+    assert outcome.code == 0, outcome.error
+    answer = json.loads(outcome.out)
+    assert answer["bound_bytes"] + answer["outside_bytes"] == Profile.load(step_paths[0]).peak_bytes
+    assert answer["fits"] is None
+
+
+def test_the_picture_of_a_plan_has_its_colours(
+    pooch_command: Command, step_paths: tuple[Path, Path], tmp_path: Path
+) -> None:
+    profile_path, plan_path = step_paths
+    picture = tmp_path / "step.png"
+    outcome = pooch_command("pack", plan_path, "--profile", profile_path, "--time-limit", 0.2, "--plot", picture)
+    assert outcome.code == 0, outcome.error
+    pixels = matplotlib.image.imread(picture)[..., :3]
+    for kind in {"swap", "recompute", "keep"} & set(Plan.load(plan_path).decisions.values()):
+        wanted = matplotlib.colors.to_rgb(BLOCKS[kind])
+        assert (abs(pixels - wanted).max(axis=2) < 0.02).mean() > 0.001, f"nothing has the colour of {kind}"
+
+
+def test_bad_files_of_steps_get_one_line(pooch_command: Command, step_paths: tuple[Path, Path]) -> None:
+    profile_path, plan_path = step_paths
+    for arguments, words in (
+        ((plan_path,), "--profile"),
+        ((profile_path, "--profile", profile_path), "leave out --profile"),
+        ((plan_path, "--profile", profile_path, "--seed", 3), "--seed"),
+        ((plan_path, "--profile", plan_path), "pooch-plan"),
+    ):
+        outcome = pooch_command("pack", *arguments)
+        assert outcome.code in (1, 2)
+        assert words in outcome.error_line
+
+
+def test_a_plan_bounds_its_arena(pooch_command: Command, step_paths: tuple[Path, Path], tmp_path: Path) -> None:
+    made = tmp_path / "arena.json"
+    options = ("--budget", "75%", "--bound", "arena", "--region", "step", "--effort", "fast", "-o", made, "--json")
+    outcome = pooch_command("plan", step_paths[0], *options)
+    assert outcome.code == 0, outcome.error
+    answer = json.loads(outcome.out)
+    assert answer["bound"] == "arena"
+    assert answer["arena"]["total_bytes"] <= answer["budget_bytes"]
+    saved = Plan.load(made)
+    assert saved.layout is not None
+    assert saved.layout.total_bytes == answer["arena"]["total_bytes"]

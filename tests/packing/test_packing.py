@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from benchmarks.packing_instances import random_blocks, training_step
 from pooch.errors import InvalidLayout, UsageError
 from pooch.native import BuildError, built_library
-from pooch.packing import POLICIES, Block, Layout, bound_of, pack, verify
+from pooch.packing import POLICIES, Block, Layout, bound_of, pack, policies, verify
+from pooch.packing.instance import arena_of, instance_of
 from pooch.packing.kernels import SOURCE, PythonKernels, kernels
 from tests.packing.strategies import any_blocks
 
@@ -213,3 +215,94 @@ def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
     environment = {**os.environ, "POOCH_CACHE_DIRECTORY": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "True"
+
+
+def smallest_arena(blocks: list[Block]) -> int:
+    """By first fit in every order, of which one gives the smallest arena."""
+    return min(_first_fit_arena(order) for order in permutations(blocks))
+
+
+def _first_fit_arena(order: tuple[Block, ...]) -> int:
+    placed: list[tuple[int, Block]] = []
+    for block in order:
+        beside = [(low, each) for low, each in placed if each.lower < block.upper and block.lower < each.upper]
+        starts = sorted(
+            -(-end // block.alignment_bytes) * block.alignment_bytes
+            for end in (0, *(low + each.size_bytes for low, each in beside))
+        )
+        fits = (
+            start
+            for start in starts
+            if all(start + block.size_bytes <= low or low + each.size_bytes <= start for low, each in beside)
+        )
+        placed.append((next(fits), block))
+    return max(low + block.size_bytes for low, block in placed)
+
+
+few_blocks = st.lists(
+    st.builds(
+        lambda lower, length, size, alignment: Block(lower, lower + length, size, alignment),
+        st.integers(0, 5), st.integers(1, 4), st.integers(1, 12), st.sampled_from([1, 1, 1, 2, 3]),
+    ),
+    min_size=1,
+    max_size=6,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks=few_blocks)
+def test_trying_all_layouts_finds_the_smallest_arena_and_proves_it(blocks: list[Block]) -> None:
+    instance = instance_of(blocks)
+    padded = [replace(b, size_bytes=size) for b, size in zip(blocks, instance.sizes.tolist(), strict=True)]
+    smallest = smallest_arena(padded)
+    for used in (kernels(), PythonKernels()):
+        found = used.exhaust(instance, smallest, 10**6)
+        assert isinstance(found, np.ndarray)
+        assert arena_of(instance, found) == smallest
+        assert used.exhaust(instance, smallest - 1, 10**6) is False
+        assert used.exhaust(instance, smallest, 0) is None
+    layout = pack(blocks, max_rounds=0, time_limit_s=ROOMY_S)
+    assert layout.is_proven
+    assert arena_of(instance, np.array(layout.offsets)) == smallest
+
+
+@settings(max_examples=40, deadline=None)
+@given(blocks=any_blocks, nodes=st.integers(1, 60))
+def test_both_kernels_try_the_same_layouts(blocks: list[Block], nodes: int) -> None:
+    instance = instance_of(blocks)
+    if not len(instance.sizes):
+        return
+    ceiling = instance.bound_bytes + instance.granule_bytes
+    one, other = (used.exhaust(instance, ceiling, nodes) for used in (kernels(), PythonKernels()))
+    assert (one is None, one is False) == (other is None, other is False)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        assert one.tolist() == other.tolist()
+
+
+ABOVE_ITS_BOUND = [  # five bytes at most live at once, and no arena has less than six
+    Block(4, 6, 2), Block(2, 4, 3), Block(3, 5, 1), Block(3, 6, 1), Block(0, 3, 2), Block(6, 7, 3), Block(5, 7, 2)
+]  # fmt: skip
+
+
+def test_an_arena_above_the_bound_can_be_proven_to_be_the_smallest() -> None:
+    layout = pack(ABOVE_ITS_BOUND, max_rounds=0, time_limit_s=ROOMY_S)
+    assert layout.is_proven
+    assert layout.arena_bytes == smallest_arena(ABOVE_ITS_BOUND) > layout.bound_bytes
+
+
+def test_a_proof_that_was_given_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "_NODES", 3)
+    assert not pack(ABOVE_ITS_BOUND, max_rounds=0, time_limit_s=ROOMY_S).is_proven
+
+
+def test_layouts_of_the_rules_are_proven_only_at_the_bound() -> None:
+    for policy in ("sekiyama", "greedy_by_size"):
+        layout = pack(ABOVE_ITS_BOUND, policy=policy)
+        assert layout.is_proven == (layout.arena_bytes == layout.bound_bytes)
+
+
+def test_large_blocks_are_searched_first_and_small_ones_fill_the_rest() -> None:
+    blocks = [*training_step(40), *(replace(block, size_bytes=1) for block in random_blocks(300, times=120))]
+    layout = pack(blocks, max_rounds=3, time_limit_s=ROOMY_S)
+    verify(blocks, layout)
+    assert layout == pack(blocks, max_rounds=3, time_limit_s=ROOMY_S)

@@ -11,7 +11,7 @@ from pooch.errors import InvalidSchedule
 from pooch.ir import Action, Schedule
 from pooch.ir.schedule import TIER_ALIGNMENT_BYTES, ActionKind
 from pooch.schedule import lower, verify
-from pooch.schedule.host_layout import NEVER, lay_out, tier_stays
+from pooch.schedule.host_layout import NEVER, _best_fit, lay_out, tier_stays
 from pooch.schedule.wellformed import check_form
 from tests.toys import chain, random_decisions, random_profile
 
@@ -75,6 +75,28 @@ def test_random_trips_never_meet_and_take_no_more_than_their_sum() -> None:
         assert max(offsets[v] + sizes[v] for v in offsets) <= host_bytes <= total
         shared += host_bytes < total
     assert shared > 100
+
+
+def test_where_best_fit_wastes_room_the_packer_places_the_values() -> None:
+    random = Random(2)
+    best_fit_bytes = tier_bytes = bound_bytes = 0
+    for _ in range(200):
+        actions, sizes = [], []
+        for value in range(random.randint(4, 14)):
+            out, away = random.randint(0, 30), random.randint(2, 12)
+            actions += trip(value, out, out + away, out + away + random.randint(0, 2))
+            sizes.append(random.randint(1, 5 * PAGE))
+        actions.sort(key=lambda action: action.slot)
+        stays = tier_stays(actions, range(len(sizes)))
+        _, top = _best_fit(stays, sizes)
+        tier = lay_out(actions, range(len(sizes)), sizes)[1]
+        assert tier <= top
+        best_fit_bytes, tier_bytes = best_fit_bytes + top, tier_bytes + tier
+        bound_bytes += max(
+            sum(-(-sizes[s.value] // PAGE) * PAGE for s in stays if s.first_slot <= slot <= s.last_slot)
+            for slot in range(60)
+        )
+    assert bound_bytes <= tier_bytes < best_fit_bytes
 
 
 def test_the_verifier_refuses_rooms_that_are_shared_too_early() -> None:

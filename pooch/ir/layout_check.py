@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from ..errors import InvalidLayout
-from .blocks import Block, Layout, bound_of
+from .layout import Block, Layout, bound_of
 
 
 def verify(blocks: Sequence[Block], layout: Layout) -> None:
