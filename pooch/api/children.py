@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +38,59 @@ def run_child(module: str, job: Event, progress: Callable[..., None]) -> Event |
 
     Raises:
         PoochError: the one that the child process raised.
+        KeyboardInterrupt: Ctrl-C was pressed, which the child process is told, and it ended without a "done" event.
     """
-    command = [sys.executable, "-m", module]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=child_environment()) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(json.dumps(job))
-        child.stdin.close()
-        for event in map(_event_of, child.stdout):
-            if "progress" in event:
-                progress(*event["progress"])
-            elif "error" in event:
-                raise _error_of(event)
-            elif "done" in event:
+    child = _started(module)
+    if child is None:
+        return None
+    with child:
+        try:
+            if not _told(child, job):
+                return None
+            try:
+                return _done_event(child, progress)
+            except KeyboardInterrupt:
+                child.send_signal(signal.SIGINT)
+                event = _done_event(child, progress)
+                if event is None:
+                    raise
                 return event
+        except BaseException:
+            child.kill()
+            raise
+
+
+def _started(module: str) -> subprocess.Popen[str] | None:
+    """Start the process in a group of its own: Ctrl-C reaches it once, from its parent, and not from the terminal."""
+    command, pipe = [sys.executable, "-m", module], subprocess.PIPE
+    try:
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=child_environment(), process_group=0)
+    except OSError:
+        return None
+
+
+def _told(child: subprocess.Popen[str], job: Event) -> bool:
+    """Write the job; False if the process has ended. Its input stays open, and with its end the process ends too."""
+    assert child.stdin is not None
+    try:
+        child.stdin.write(json.dumps(job) + "\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        with suppress(BrokenPipeError):  # closing tries to write once more
+            child.stdin.close()
+        return False
+    return True
+
+
+def _done_event(child: subprocess.Popen[str], progress: Callable[..., None]) -> Event | None:
+    assert child.stdout is not None
+    for event in map(_event_of, child.stdout):
+        if "progress" in event:
+            progress(*event["progress"])
+        elif "error" in event:
+            raise _error_of(event)
+        elif "done" in event:
+            return event
     return None
 
 
@@ -68,6 +108,20 @@ def _error_of(event: Event) -> PoochError:
         return InfeasibleBudget(*event["arguments"])
     kind: type[PoochError] = getattr(errors, event["error"])
     return kind(event["message"])
+
+
+def received() -> Event:
+    """In the child process: read the job. From then on this process ends with its parent, however that ends."""
+    job: Event = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_the_input, name="pooch-parent", daemon=True).start()
+    return job
+
+
+def _end_with_the_input() -> None:
+    descriptor = sys.stdin.fileno()
+    while os.read(descriptor, 1):  # not through `sys.stdin`, whose lock the interpreter needs when it ends
+        pass
+    os._exit(1)
 
 
 def send(event: Event) -> None:

@@ -14,6 +14,7 @@ from ..units import format_bytes
 from .budgets import is_smallest
 from .options import plan_options
 from .planning import budget_in_bytes, plan_with
+from .planning_aside import is_worthwhile
 from .profiling import profile as make_profile
 
 if TYPE_CHECKING:
@@ -286,7 +287,8 @@ def guard(
 
     def replan_of(measured: Profile, budget_bytes: int) -> Replan:
         def replan(target_bytes: int) -> Plan:
-            return replace(plan_with(measured, target_bytes, options, **telling), budget_bytes=budget_bytes)
+            made = plan_with(measured, target_bytes, options, **telling, aside=is_worthwhile(measured))
+            return replace(made, budget_bytes=budget_bytes)
 
         return replan
 

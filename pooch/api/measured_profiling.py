@@ -27,12 +27,14 @@ def measured_profile(workload: Workload, options: ProfileOptions, progress: Prog
     forward, model = workload.forward, workload.model
     device = model_device(model)
     engine = make_engine(device)
+    room_bytes = _left_by_limit(device, options)
     try:
         progress("measuring the link to the swap tier")
-        done = profile_step(forward, model, workload.optimizer, measure_link(engine, device), options, progress)
+        link = measure_link(engine, device, room_bytes=room_bytes)
+        done = profile_step(forward, model, workload.optimizer, link, options, progress)
         if not done.plain:  # the plain step may not fit, so copies cannot be timed beside it
             progress("timing copies beside compute")
-            return replace(done.profile, link=measure_link(engine, device, shares=True))
+            return replace(done.profile, link=measure_link(engine, device, shares=True, room_bytes=room_bytes))
 
         def time_plain_step(between: Callable[[], None]) -> tuple[float, float]:
             progress("timing a step with copies beside it")
@@ -42,10 +44,18 @@ def measured_profile(workload: Workload, options: ProfileOptions, progress: Prog
 
         alone = [(times.forward_ms, times.backward_ms) for times in done.plain]
         spare_bytes = _spare_bytes(done.profile, device, options)
-        link = with_step_shares(done.profile.link, engine, device, alone, time_plain_step, spare_bytes)
-        return replace(done.profile, link=link or measure_link(engine, device, shares=True))
+        beside = with_step_shares(done.profile.link, engine, device, alone, time_plain_step, spare_bytes)
+        return replace(done.profile, link=beside or measure_link(engine, device, shares=True, room_bytes=room_bytes))
     finally:
         engine.close()
+
+
+def _left_by_limit(device: torch.device, options: ProfileOptions) -> int | None:
+    """Device bytes that the limit for profiling leaves beside what lives there now. None: there is no limit."""
+    from ..torchtools.memory_trace import live_bytes
+
+    limit = options.memory_limit_bytes
+    return None if limit is None else max(0, limit - live_bytes(device))
 
 
 def _spare_bytes(profile: Profile, device: torch.device, options: ProfileOptions) -> int:

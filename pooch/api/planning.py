@@ -13,16 +13,7 @@ from ..errors import InfeasibleBudget, UsageError
 from ..ir import Choice, Decision, Decisions, Plan, Profile, Region
 from ..ir.layout import StepLayout
 from ..ir.plan import Bound
-from ..planner import (
-    SEARCHES,
-    Effort,
-    Evaluation,
-    PolicyOutcome,
-    described,
-    make_plan,
-    smallest_plan_bytes,
-    write_program,
-)
+from ..planner import Effort, Evaluation, PolicyOutcome, described
 from ..process_limits import is_limited
 from ..progress import PlanningProgress
 from ..simulator import simulate as simulate_schedule
@@ -32,7 +23,7 @@ from .evaluation import StageEvaluator, verified_timeline
 from .hooked import dataflow_of
 from .options import PlanOptions, checked_region
 from .plan_building import MANUAL, pack_plan
-from .planning_aside import plan_in_child
+from .planning_aside import is_worthwhile, plan_in_child
 from .simulation import simulate
 
 
@@ -84,7 +75,9 @@ def plan(
         InfeasibleBudget: no plan fits; names the smallest budget that does.
     """
     options = PlanOptions(policy, policy_options or {}, host_budget, time_limit_s, region, explain, effort, bound)
-    return plan_with(profile, budget, options, known=known, start=start, progress=progress)
+    return plan_with(
+        profile, budget, options, known=known, start=start, progress=progress, aside=is_worthwhile(profile)
+    )
 
 
 def plan_with(
@@ -95,17 +88,24 @@ def plan_with(
     known: Sequence[Plan] = (),
     start: Decisions | None = None,
     progress: PlanningProgress | None = None,
+    aside: bool = False,
 ) -> Plan:
-    """`plan` with its options in one object."""
-    budget_bytes = budget_in_bytes(profile, budget, options)
+    """`plan` with its options in one object.
+
+    Planning aside takes a second to start a process, and returns all memory with its end. It is done in any case where
+    memory is limited: what the solver takes and what it leaves behind would be missing where tensors need it.
+    """
+    if not is_smallest(budget):
+        budget = parse_budget(budget, profile.peak_bytes)
     options.host_bytes(profile)  # an error here is clearer than one of a child process
     _check_region_of(profile, options.region)
     if start is not None:
         _check_start(profile, start)
-    if is_limited():  # what the solver takes and what it leaves behind would be missing where tensors need it
-        made = plan_in_child(profile, budget_bytes, options, known, start, progress)
+    if aside or is_limited():
+        made = plan_in_child(profile, budget, options, known, start, progress)
         if made is not None:
             return made
+    budget_bytes = budget_in_bytes(profile, budget, options)
     return plan_here(profile, budget_bytes, options, known=known, start=start, progress=progress)
 
 
@@ -119,6 +119,8 @@ def plan_here(
     start: Decisions | None = None,
 ) -> Plan:
     """`plan_with` in this process, with arguments that were checked."""
+    from ..planner import make_plan
+
     make = partial(
         make_plan,
         budget_bytes=budget_bytes,
@@ -161,6 +163,8 @@ def _with_arena(
     Raises:
         InfeasibleBudget: no plan was found whose arena fits.
     """
+    from ..planner import SEARCHES
+
     in_core = ArenaFitting(StageEvaluator(dataflow), budget_bytes)
     fitted = in_core.as_it_is(planned)
     if fitted is None:
@@ -189,6 +193,8 @@ def _known_outcome(profile: Profile, known: Plan) -> PolicyOutcome:
 
 def write_lp(profile: Profile, budget_bytes: int, options: PlanOptions, path: Path) -> None:
     """Write the integer program of a budget as an LP file."""
+    from ..planner import write_program
+
     _check_region_of(profile, options.region)
     dataflow = dataflow_of(profile, options.region, hooked=budget_bytes < profile.peak_bytes)
     write_program(dataflow, budget_bytes, StageEvaluator(dataflow), path, options.host_bytes(profile))
@@ -305,6 +311,8 @@ def smallest_with(profile: Profile, options: PlanOptions) -> int:
 
 def _leanest(profile: Profile, dataflow: Dataflow, evaluator: StageEvaluator, options: PlanOptions) -> PolicyOutcome:
     """The plan for the fewest live bytes that the policy is known to need."""
+    from ..planner import SEARCHES, make_plan
+
     return make_plan(
         dataflow,
         _smallest_live_bytes(profile, dataflow, evaluator, options),
@@ -318,6 +326,8 @@ def _leanest(profile: Profile, dataflow: Dataflow, evaluator: StageEvaluator, op
 
 
 def _smallest_live_bytes(profile: Profile, dataflow: Dataflow, evaluator: StageEvaluator, options: PlanOptions) -> int:
+    from ..planner import smallest_plan_bytes
+
     return smallest_plan_bytes(
         dataflow,
         evaluator,

@@ -1,33 +1,43 @@
-"""The child process of `planning_aside`: reads a job from standard input, plans, and writes the plan to a file."""
+"""The child process of `planning_aside`: reads a job, plans, and writes the plan to a file.
+
+Whatever takes long to import comes in `main`, so that Ctrl-C ends this process without a word.
+"""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
+import signal
+from contextlib import suppress
 
-from ..ir import Plan, Profile
-from .children import errors_sent, send
-from .options import PlanOptions
-from .planning import plan_here
+from .children import errors_sent, received, send
 
 
 def main() -> None:
     """Read the job, plan, write the plan."""
-    job = json.loads(sys.stdin.read())
-    folder = Path(job["folder"])
-    known = [Plan.load(folder / f"known-{number}.json") for number in range(job["known"])]
-    with errors_sent():
-        made = plan_here(
-            Profile.load(folder / "profile.json"),
-            job["budget_bytes"],
-            PlanOptions(**job["options"]),
-            known=known,
-            start=None if job["start"] is None else dict(job["start"]),
-            progress=lambda text, share: send({"progress": [text, share]}),
-        )
-        made.save(folder / "plan.json")
-        send({"done": True})
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells switch off in the background
+    job = received()
+    with suppress(KeyboardInterrupt), errors_sent():
+        _plan(job["folder"])
+
+
+def _plan(name: str) -> None:
+    import pickle
+    from pathlib import Path
+
+    from .planning import budget_in_bytes, plan_here
+    from .planning_aside import JOB, PLAN
+
+    folder = Path(name)
+    profile, budget, options, known, start = pickle.loads((folder / JOB).read_bytes())
+    made = plan_here(
+        profile,
+        budget_in_bytes(profile, budget, options),
+        options,
+        known=known,
+        start=start,
+        progress=lambda text, share: send({"progress": [text, share]}),
+    )
+    (folder / PLAN).write_bytes(pickle.dumps(made))
+    send({"done": True})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+import pickle
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from ..api.options import PlanOptions
 from ..api.planning import plan_here
 from ..errors import InfeasibleBudget, PoochError
 from ..ir import Plan, Profile
+
+_JOB, _ANSWER = "job.pickle", "answer.pickle"  # read back without JSON, the library for it and several times the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,54 +102,23 @@ def with_persistent(profile: Profile, persistent_bytes: int) -> Profile:
 
 
 def saved(job: Job, folder: Path) -> dict[str, Any]:
-    """Write a job's profiles into a folder, and return the rest of it as plain data."""
-    for number, anchor in enumerate(job.anchors):
-        anchor.profile.save(folder / f"anchor-{number}.json")
-    if job.known is not None:
-        job.known.save(folder / "known.json")
-    return {
-        "folder": str(folder),
-        "sizes": job.sizes,
-        "anchors": [anchor.sizes for anchor in job.anchors],
-        "persistent_bytes": job.persistent_bytes,
-        "budget_bytes": job.budget_bytes,
-        "options": asdict(job.options),
-    }
+    """Write a job into a folder, and return where it is as plain data."""
+    (folder / _JOB).write_bytes(pickle.dumps(job))
+    return {"folder": str(folder)}
 
 
 def loaded(data: dict[str, Any]) -> Job:
     """Read a job that `saved` wrote."""
-    folder = Path(data["folder"])
-    anchors = tuple(
-        Anchor(tuple(sizes), Profile.load(folder / f"anchor-{number}.json"))
-        for number, sizes in enumerate(data["anchors"])
-    )
-    known = folder / "known.json"
-    return Job(
-        tuple(data["sizes"]),
-        anchors,
-        data["persistent_bytes"],
-        data["budget_bytes"],
-        PlanOptions(**data["options"]),
-        Plan.load(known) if known.exists() else None,
-    )
+    job: Job = pickle.loads((Path(data["folder"]) / _JOB).read_bytes())
+    return job
 
 
-def answer_saved(answer: Answer, folder: Path) -> dict[str, Any]:
-    """Write an answer's profile and plan into a folder, and return the rest of it as plain data."""
-    if answer.profile is not None:
-        answer.profile.save(folder / "profile.json")
-    if answer.plan is not None:
-        answer.plan.save(folder / "plan.json")
-    return {"minimum_bytes": answer.minimum_bytes, "refusal": answer.refusal}
+def answer_saved(answer: Answer, folder: Path) -> None:
+    """Write an answer into the folder of its job."""
+    (folder / _ANSWER).write_bytes(pickle.dumps(answer))
 
 
-def answer_loaded(data: dict[str, Any], folder: Path) -> Answer:
+def answer_loaded(folder: Path) -> Answer:
     """Read an answer that `answer_saved` wrote."""
-    profile, plan = folder / "profile.json", folder / "plan.json"
-    return Answer(
-        Profile.load(profile) if profile.exists() else None,
-        Plan.load(plan) if plan.exists() else None,
-        data["minimum_bytes"],
-        data["refusal"],
-    )
+    answer: Answer = pickle.loads((folder / _ANSWER).read_bytes())
+    return answer

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from ..api.children import send
-from ..errors import FileFormatError
 from .jobs import answer_saved, done, loaded
 
 NICENESS = 10
@@ -31,8 +30,9 @@ def main() -> None:
         data = json.loads(line)
         folder = Path(data["folder"])
         try:
-            send(answer_saved(done(loaded(data)), folder))
-        except (FileFormatError, OSError):
+            answer_saved(done(loaded(data)), folder)
+            send({"done": True})
+        except OSError:
             if folder.exists():
                 raise
             return  # training has ended, and took the folder away

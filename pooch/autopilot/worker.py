@@ -163,7 +163,7 @@ def _asked(process: subprocess.Popen[str], job: Job, folder: Path) -> Answer:
     line = process.stdout.readline()
     if not line:
         raise PoochError("the planning process ended without a plan")
-    return answer_loaded(json.loads(line), folder)
+    return answer_loaded(folder)
 
 
 def _end(process: subprocess.Popen[str] | None) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from ..api.children import errors_sent, send
+from ..api.children import errors_sent, received, send
 from ..errors import PoochError, first_line
 from ..ir import Plan
 from ..torchtools.determinism import deterministic_algorithms, use_deterministic_algorithms
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Read the job, compare, and write the result."""
-    job = json.loads(sys.stdin.read())
+    job = received()
     with errors_sent():
         factory = WorkloadFactory(**job["workload"])
 

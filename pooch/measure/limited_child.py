@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from ..api.children import send
 from ..errors import first_line
-from ..torchtools.device_memory import return_large_blocks
+from ..torchtools.malloc import return_large_blocks
 from ..workloads.loading import WorkloadFactory
 from .hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.options import PlanOptions
 from ..api.planning import budget_in_bytes, plan_with
+from ..api.planning_aside import is_worthwhile
 from ..api.profiling import Mode, profile_workload
 from ..errors import InfeasibleBudget
 from ..ir import Plan, Profile
@@ -145,7 +146,13 @@ def optimize(
     budget_bytes = budget_in_bytes(shared, budget, options)
 
     def plan_within(target_bytes: int) -> Plan:
-        made = plan_with(shared, target_bytes, options, progress=lambda text, _: how.progress(f"planning: {text}"))
+        made = plan_with(
+            shared,
+            target_bytes,
+            options,
+            progress=lambda text, _: how.progress(f"planning: {text}"),
+            aside=is_worthwhile(shared),
+        )
         return replace(made, budget_bytes=budget_bytes)
 
     target_bytes, planned = budget_bytes, plan_within(budget_bytes)

@@ -1,9 +1,20 @@
-"""The planner: decides per activation between keep, swap and recompute. Needs neither torch nor a GPU."""
+"""The planner: decides per activation between keep, swap and recompute. Needs neither torch nor a GPU.
+
+What plans is imported on first use, and the solver with it: a process that trains and plans in another one never
+imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from .contract import Effort, Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome
 from .options import described, option_names
-from .planner import make_plan, smallest_plan_bytes, write_program
-from .policies import SEARCHES, find_policy, policy_names
+
+if TYPE_CHECKING:
+    from .planner import make_plan, smallest_plan_bytes, write_program
+    from .policies import SEARCHES, find_policy, policy_names
 
 __all__ = [
     "SEARCHES",
@@ -21,3 +32,12 @@ __all__ = [
     "smallest_plan_bytes",
     "write_program",
 ]
+
+_HOMES = dict.fromkeys(("SEARCHES", "find_policy", "policy_names"), "policies")  # the others are in `planner`
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name on first use (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES.get(name, 'planner')}", __package__), name)

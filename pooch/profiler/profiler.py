@@ -15,7 +15,8 @@ from ..ir import Link, Profile
 from ..process_limits import is_limited
 from ..progress import Progress, silent
 from ..torchtools import accelerators
-from ..torchtools.device_memory import give_memory_back, return_large_blocks, room_bytes
+from ..torchtools.device_memory import give_memory_back, room_bytes
+from ..torchtools.malloc import return_large_blocks
 from ..torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
 from ..torchtools.requested_sizes import allocated_as_requested

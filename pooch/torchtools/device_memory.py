@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
-from functools import cache
 
 import psutil
 import torch
 
 from ..process_limits import left_by_control_groups, left_by_limits
 from . import accelerators
+from .malloc import return_freed_memory
 
-_LARGE_BLOCK_BYTES = 256 * 1024
 _SLACK_BYTES = 32 * 2**20
-_M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
 def free_bytes(device: torch.device) -> int:
@@ -44,21 +40,4 @@ def give_memory_back(device: torch.device) -> None:
     if accelerators.has_streams(device):
         accelerators.empty_cache(device)
     else:
-        _trim()
-
-
-@cache
-def return_large_blocks() -> None:
-    """Makes the C library return each large block to the system as soon as it is freed, from now on.
-
-    By default, glibc keeps freed blocks of up to 32 MiB for later, in pieces that do not fit a larger tensor, and
-    these count against a memory limit as if they were in use. Fresh blocks from the system cost page faults, so this is
-    only done where memory is limited.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
-
-
-def _trim() -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        return_freed_memory()

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 import pooch
-from pooch.api import planning, planning_aside
-from pooch.api.children import run_child
+from pooch import planner
 from pooch.api.evaluation import StageEvaluator
 from pooch.api.planning import plan_from_decisions
 from pooch.api.simulation import simulate_in_core
 from pooch.errors import InfeasibleBudget, InvalidSchedule, PlanMismatch, UsageError
-from pooch.ir import Choice, Link
+from pooch.ir import Link
 from pooch.measure.comparison import compare, policy_names
 from tests.planner.support import leave_no_time
 from tests.toys import FAST_LINK, blocks, chain, ladder
@@ -132,7 +131,7 @@ def broken(evaluation: Any, kind: str) -> Any:
 def test_what_the_planner_gives_is_not_believed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan would be executed blindly, so whatever a policy has made of it is walked through once more."""
     profile = blocks(4, link=FAST_LINK)
-    make = planning.make_plan
+    make = planner.make_plan
     policy = "recompute_all" if kind == "replay" else "swap_all"
     assert kind in {action.kind for action in pooch.plan(profile, "60%", policy=policy).schedule.actions}
 
@@ -140,7 +139,7 @@ def test_what_the_planner_gives_is_not_believed(kind: str, monkeypatch: pytest.M
         planned = make(*args, **named)
         return replace(planned, evaluation=broken(planned.evaluation, kind))
 
-    monkeypatch.setattr(planning, "make_plan", forged)
+    monkeypatch.setattr(planner, "make_plan", forged)
     with pytest.raises(InvalidSchedule) as told:
         pooch.plan(profile, "60%", policy=policy)
     assert "\n" not in str(told.value)
@@ -149,12 +148,12 @@ def test_what_the_planner_gives_is_not_believed(kind: str, monkeypatch: pytest.M
 def test_a_schedule_over_the_budget_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner believes its evaluator; here one that lowers for more than there is, and says that it fits."""
     profile = blocks(4, link=FAST_LINK)
-    make = planning.make_plan
+    make = planner.make_plan
 
     def generous(dataflow: Any, budget_bytes: int, *args: Any, **named: Any) -> Any:
         return make(dataflow, budget_bytes + profile.peak_bytes // 10, *args, **named)
 
-    monkeypatch.setattr(planning, "make_plan", generous)
+    monkeypatch.setattr(planner, "make_plan", generous)
     with pytest.raises(InvalidSchedule, match="over the budget of"):
         pooch.plan(profile, "60%")
 
@@ -208,24 +207,3 @@ def test_the_in_core_step_is_simulated_as_it_was_measured() -> None:
     timeline = simulate_in_core(profile)
     assert timeline.peak_bytes == profile.peak_bytes
     assert timeline.step_ms == pytest.approx(profile.step_ms)
-
-
-def test_a_start_and_an_effort_reach_the_process_that_plans_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a process whose memory is limited, which therefore plans in another one
-    profile = blocks(4, link=FAST_LINK)
-    start: dict[int, Choice] = {value.id: "swap" for value in profile.activations[:3]}
-    here = pooch.plan(profile, "70%", start=start, effort="fast")
-    jobs = []
-
-    def run(module: str, job: dict[str, Any], progress: Any) -> Any:
-        jobs.append(job)
-        return run_child(module, job, progress)
-
-    monkeypatch.setattr(planning, "is_limited", lambda: True)
-    monkeypatch.setattr(planning_aside, "run_child", run)
-    # WHEN it plans fast, from a start
-    aside = pooch.plan(profile, "70%", start=start, effort="fast")
-    # THEN the other process was asked for that, and made the same plan
-    (job,) = jobs
-    assert (dict(job["start"]), job["options"]["effort"]) == (start, "fast")
-    assert (aside.decisions, aside.schedule, aside.notes) == (here.decisions, here.schedule, here.notes)

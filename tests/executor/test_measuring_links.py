@@ -137,3 +137,9 @@ def test_measuring_a_link_takes_at_most_half_of_what_is_free(
     measure_link(engine, CPU, shares=True)
     assert engine.taken == [4 * copy_bytes]
     assert max(products) == (4 * MIB if free == PLENTY else 2**18)
+
+
+@pytest.mark.parametrize(("room", "copy_bytes"), [(PLENTY, 2**20), (3 * 2**18, 2**18), (0, 2**16)])
+def test_measuring_a_link_keeps_to_the_room_that_it_is_given(engine: Sizes, room: int, copy_bytes: int) -> None:
+    measure_link(engine, CPU, room_bytes=room)
+    assert engine.taken == [4 * copy_bytes]

@@ -78,7 +78,8 @@ CHILD = """
 import resource
 import torch
 from pooch.process_limits import is_limited
-from pooch.torchtools.device_memory import free_bytes, return_large_blocks
+from pooch.torchtools.device_memory import free_bytes
+from pooch.torchtools.malloc import return_large_blocks
 device = torch.device("cpu")
 assert not is_limited()
 return_large_blocks()

@@ -46,7 +46,9 @@ class _Direction:
     processor_share: float
 
 
-def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = False) -> Link:
+def measure_link(
+    engine: CopyEngine, device: torch.device, *, shares: bool = False, room_bytes: int | None = None
+) -> Link:
     """Measure latency and rate of copies in each direction, and whether both directions at once are as fast.
 
     This takes some tenths of a second, and 192 MiB: 48 MiB if the process is limited, or less if the device has little
@@ -57,8 +59,11 @@ def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = Fal
         device: The device of the storages.
         shares: Whether to measure how much copying slows down matrix products as well, which takes about a second.
             `with_step_shares` measures this on the step itself.
+        room_bytes: Device memory that the measurement may take. None: half of what the device has left.
     """
-    large_bytes = next(iter(_copy_sizes(free_bytes(device) // 2)), _LEAST_BYTES)
+    left_bytes = free_bytes(device) // 2
+    room_bytes = left_bytes if room_bytes is None else min(room_bytes, left_bytes)
+    large_bytes = next(iter(_copy_sizes(room_bytes)), _LEAST_BYTES)
     arena = engine.open_arena(4 * large_bytes)
     try:
         storages = [_noise(large_bytes, device).untyped_storage() for _ in range(2)]

@@ -1,0 +1,94 @@
+"""The C library's `malloc`, which serves PyTorch's CPU tensors, and what it does with freed memory.
+
+glibc gives a large block its own mapping, which goes back to the system when the block is freed, and keeps small ones.
+What is large starts at 128 KiB and rises to up to 32 MiB with the blocks that are freed. A fresh mapping costs a page
+fault for each 4 KiB, and kept memory counts as the process's, so each of the functions here suits another case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import warnings
+from functools import cache
+from pathlib import Path
+
+from ..process_limits import is_limited
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of glibc's mallopt
+_LARGE_BLOCK_BYTES = 256 * 1024
+_DEFAULT_TRIM_BYTES, _DEFAULT_MAPPINGS = 128 * 1024, 65536
+_NEVER = 2**31 - 1
+
+
+@cache
+def return_large_blocks() -> None:
+    """Makes the C library return each large block to the system as soon as it is freed, from now on.
+
+    By default, glibc keeps freed blocks of up to 32 MiB for later, in pieces that do not fit a larger tensor, and
+    these count against a memory limit as if they were in use. Fresh blocks from the system cost page faults, so this is
+    only done where memory is limited.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_MAX, _DEFAULT_MAPPINGS)  # after `keep_freed_memory`
+        library.mallopt(_M_TRIM_THRESHOLD, _DEFAULT_TRIM_BYTES)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+
+
+def return_freed_memory() -> None:
+    """Returns the memory to the system that is free now (`malloc_trim`), in all threads' arenas."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep freed memory for the next allocations, for the rest of the process.
+
+    glibc otherwise returns large freed blocks to the system, and a CPU training step then takes a page fault for every
+    4 KiB of the same memory again. With this, plain training and training under a plan have a small part of these
+    faults, and are faster to the degree that faults took their time. The process keeps the highest amount of memory
+    that it ever had, which may be a little more than otherwise, since no block has a mapping of its own.
+
+    It changes no results, and nothing on a GPU. Where the memory of the process is limited (`ulimit -d`, `ulimit -v`)
+    and with another `malloc` than glibc's, it does nothing, and a warning says so.
+
+    Returns:
+        Whether freed memory is kept from now on.
+    """
+    reason = "the memory of this process is limited" if is_limited() else _foreign()
+    if reason is None:
+        library = ctypes.CDLL(None)
+        settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER))
+        if all(library.mallopt(name, value) for name, value in settings):
+            return True
+        reason = "glibc refuses the settings"
+    warnings.warn(f"freed memory is not kept: {reason}", stacklevel=2)
+    return False
+
+
+class _Place(ctypes.Structure):
+    """`Dl_info` of dladdr(3)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _foreign() -> str | None:
+    """Why the `malloc` of this process is not glibc's, or None if it is."""
+    try:
+        library = ctypes.CDLL(None)
+        found, own = (_file_of(library, function) for function in (library.malloc, library.gnu_get_libc_version))
+    except (OSError, AttributeError):
+        return "the C library is not glibc"
+    return None if found == own else f"malloc is that of {found}, not glibc's"
+
+
+def _file_of(library: ctypes.CDLL, function: object) -> str:
+    place = _Place()
+    library.dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place))  # type: ignore[arg-type]
+    return Path((place.file or b"").decode()).name
