@@ -12,8 +12,8 @@ from pooch.api.children import received, send
 def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     job = received()
-    send({"progress": [os.getpid()]})
     try:
+        send({"progress": [os.getpid()]})
         time.sleep(600)
     except KeyboardInterrupt:
         if job["answers"]:

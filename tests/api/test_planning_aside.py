@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,8 +46,9 @@ def is_running(process: int) -> bool:
     return False
 
 
-def facts(plan: Plan) -> tuple[object, ...]:
-    return plan.decisions, plan.schedule, plan.notes, plan.predicted_step_ms, plan.lower_bound_ms, plan.choices
+def facts(plan: Plan) -> str:
+    """All of a plan except the time that planning took; as text, in which numbers that are nan are equal."""
+    return repr(replace(plan, planning_ms=0.0))
 
 
 def test_the_same_plan_is_made_from_the_same_arguments(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +58,7 @@ def test_the_same_plan_is_made_from_the_same_arguments(asked: list[str], monkeyp
     arguments: list[dict[str, Any]] = [
         {"budget": "70%", "start": start, "effort": "fast"},
         {"budget": "min"},
-        {"budget": "70%", "policy": "tflms", "policy_options": {"n_tensors": 3}},
+        {"budget": "95%", "policy": "tflms", "policy_options": {"n_tensors": 3}},
     ]
     aside = [pooch.plan(profile, progress=lambda *step: told.append(step), **each) for each in arguments]
     known = pooch.plan(profile, "75%", known=aside[:1])
@@ -89,7 +91,7 @@ def test_without_such_a_process_plans_are_made_here(asked: list[str], monkeypatc
     progressed: list[str] = []
     odd = {"n_tensors": type("Odd", (int,), {})(3)}
     plan = pooch.plan(
-        profile, "70%", policy="tflms", policy_options=odd, progress=lambda text, _: progressed.append(text)
+        profile, "95%", policy="tflms", policy_options=odd, progress=lambda text, _: progressed.append(text)
     )
     assert (plan.policy, len(asked)) == ("tflms(n_tensors=3)", 1)
     # GIVEN a Python that cannot be started, and one that ends at once

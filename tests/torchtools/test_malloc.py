@@ -29,14 +29,11 @@ def faults():
 def resident_mib():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 2**20
 
-faults()
 if sys.argv[1] != "plain":
     assert pooch.keep_freed_memory()
-    faults()
 if sys.argv[1] == "returned":
     return_large_blocks()
-    return_freed_memory()
-    faults()
+torch.ones(128 * 2**20)  # room for all of the blocks: glibc cannot give a freed block to an equal request
 found = faults()
 held = resident_mib()
 return_freed_memory()
@@ -50,9 +47,8 @@ def test_kept_memory_is_used_again_without_page_faults(way: str, is_kept: bool) 
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     assert done.returncode == 0, done.stderr
     faulted_mib, returned_mib = map(int, done.stdout.split())
-    # huge pages may make faults fewer, but the plain 256 MiB are never there without any
-    assert (faulted_mib < 1) is is_kept
-    assert (returned_mib >= 60) is is_kept
+    assert (faulted_mib < 1) is is_kept  # huge pages make faults fewer, but never that few
+    assert (returned_mib >= 500) is is_kept
 
 
 def test_where_it_cannot_be_done_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
