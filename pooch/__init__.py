@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .ir import Profile as Profile
     from .ir import Timeline as Timeline
     from .torchtools.malloc import keep_freed_memory as keep_freed_memory
+    from .torchtools.malloc import return_freed_memory as return_freed_memory
     from .workloads import Workload as Workload
 
 __version__ = "0.1.0"
@@ -78,7 +79,7 @@ _NAMES = {
         "WorkloadError",
     ),
     "ir": ("Plan", "Profile", "Timeline"),
-    "torchtools.malloc": ("keep_freed_memory",),
+    "torchtools.malloc": ("keep_freed_memory", "return_freed_memory"),
     "workloads": ("Workload",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

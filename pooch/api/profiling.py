@@ -113,7 +113,7 @@ def profile_workload(
         WorkloadError: the factory's.
     """
     from ..profiler import ProfileOptions
-    from ..torchtools.malloc import return_freed_memory
+    from ..torchtools.malloc import trim_freed_memory
 
     is_fake = mode == "fake" or device_model is not None
     if is_fake and mode not in ("auto", "fake"):
@@ -129,7 +129,7 @@ def profile_workload(
     options = ProfileOptions(accumulate, warmup, repeats, real_mode, workload.name, workload.batch_size, most_bytes)
     with _unchanged(workload) as (workload, calls):
         made = _profiled(workload, options, mode, device_model, is_fake, progress)
-    return_freed_memory()  # the C library would keep much of what the plain steps took, and the records of the step
+    trim_freed_memory()  # the C library would keep much of what the plain steps took, and the records of the step
     return replace(made, notes=(*made.notes, f"profiling called forward {len(calls)} times"))
 
 

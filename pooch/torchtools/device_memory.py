@@ -9,7 +9,7 @@ import torch
 
 from ..process_limits import left_by_control_groups, left_by_limits
 from . import accelerators
-from .malloc import return_freed_memory
+from .malloc import trim_freed_memory
 
 _SLACK_BYTES = 32 * 2**20
 
@@ -40,4 +40,4 @@ def give_memory_back(device: torch.device) -> None:
     if accelerators.has_streams(device):
         accelerators.empty_cache(device)
     else:
-        return_freed_memory()
+        trim_freed_memory()

@@ -17,26 +17,41 @@ from ..process_limits import is_limited
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of glibc's mallopt
 _LARGE_BLOCK_BYTES = 256 * 1024
-_DEFAULT_TRIM_BYTES, _DEFAULT_MAPPINGS = 128 * 1024, 65536
+_TRIM_BYTES, _MOST_MAPPINGS = 128 * 1024, 65536  # as glibc has them
 _NEVER = 2**31 - 1
+_KEEPING = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER))
+_RETURNING = (
+    (_M_MMAP_MAX, _MOST_MAPPINGS),
+    (_M_TRIM_THRESHOLD, _TRIM_BYTES),
+    (_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES),
+)
+
+
+def return_freed_memory() -> bool:
+    """Have the C library return large blocks to the system as soon as they are freed, for the rest of the process.
+
+    glibc otherwise keeps freed blocks of up to 32 MiB for later, in pieces that often do not fit the next tensor, and
+    they count as the process's. With this, the resident size of a CPU training stays close to its live bytes. Each
+    tensor of 256 KiB and more then takes a page fault for every 4 KiB. Pooch does this by itself where the memory of
+    the process is limited (`ulimit -d`, `ulimit -v`).
+
+    It changes no results, and nothing on a GPU. With another `malloc` than glibc's it does nothing, and a warning says
+    so.
+
+    Returns:
+        Whether freed memory is returned from now on.
+    """
+    return _set("returned", _foreign(), _RETURNING)
 
 
 @cache
 def return_large_blocks() -> None:
-    """Makes the C library return each large block to the system as soon as it is freed, from now on.
-
-    By default, glibc keeps freed blocks of up to 32 MiB for later, in pieces that do not fit a larger tensor, and
-    these count against a memory limit as if they were in use. Fresh blocks from the system cost page faults, so this is
-    only done where memory is limited.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_MAX, _DEFAULT_MAPPINGS)  # after `keep_freed_memory`
-        library.mallopt(_M_TRIM_THRESHOLD, _DEFAULT_TRIM_BYTES)
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+    """Does what `return_freed_memory` does, where it can be done, without a word: a limit leaves Pooch no choice."""
+    if _foreign() is None:
+        _set("returned", None, _RETURNING)
 
 
-def return_freed_memory() -> None:
+def trim_freed_memory() -> None:
     """Returns the memory to the system that is free now (`malloc_trim`), in all threads' arenas."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -57,14 +72,15 @@ def keep_freed_memory() -> bool:
         Whether freed memory is kept from now on.
     """
     reason = "the memory of this process is limited" if is_limited() else _foreign()
-    if reason is None:
-        library = ctypes.CDLL(None)
-        settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER))
-        if all(library.mallopt(name, value) for name, value in settings):
-            return True
+    return _set("kept", reason, _KEEPING)
+
+
+def _set(done: str, reason: str | None, settings: tuple[tuple[int, int], ...]) -> bool:
+    if reason is None and not all(ctypes.CDLL(None).mallopt(name, value) for name, value in settings):
         reason = "glibc refuses the settings"
-    warnings.warn(f"freed memory is not kept: {reason}", stacklevel=2)
-    return False
+    if reason is not None:
+        warnings.warn(f"freed memory is not {done}: {reason}", stacklevel=3)
+    return reason is None
 
 
 class _Place(ctypes.Structure):

@@ -18,7 +18,7 @@ import resource
 import sys
 import torch
 import pooch
-from pooch.torchtools.malloc import return_large_blocks, return_freed_memory
+from pooch.torchtools.malloc import trim_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -32,11 +32,11 @@ def resident_mib():
 if sys.argv[1] != "plain":
     assert pooch.keep_freed_memory()
 if sys.argv[1] == "returned":
-    return_large_blocks()
+    assert pooch.return_freed_memory()
 torch.ones(128 * 2**20)  # room for all of the blocks: glibc cannot give a freed block to an equal request
 found = faults()
 held = resident_mib()
-return_freed_memory()
+trim_freed_memory()
 print(found, held - resident_mib())
 """
 
@@ -57,8 +57,9 @@ def test_where_it_cannot_be_done_one_line_says_so(monkeypatch: pytest.MonkeyPatc
         assert not pooch.keep_freed_memory()
     monkeypatch.setattr(malloc, "is_limited", lambda: False)
     monkeypatch.setattr(malloc, "_foreign", lambda: "malloc is that of libjemalloc.so.2, not glibc's")
-    with pytest.warns(UserWarning, match="jemalloc") as told_again:
-        assert not pooch.keep_freed_memory()
+    for ask in (pooch.keep_freed_memory, pooch.return_freed_memory):
+        with pytest.warns(UserWarning, match="jemalloc") as told_again:
+            assert not ask()
     assert all("\n" not in str(each.message) for each in (*told, *told_again))
 
 

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from pooch.torchtools import peak_window
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.peak_window import PeakWindow
+from tests.counting import counting, the_allocator
 
 MIB = 2**20
 CPU = torch.device("cpu")
@@ -29,6 +31,16 @@ class Window(PeakWindow):
     def _count(self) -> None:
         self.interruptions += 1
         self.close()
+
+
+@pytest.fixture(params=["counted", "traced"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Measured with the counting allocator, and where there is none with torch's profiler."""
+    if request.param == "counted":
+        the_allocator()  # which fails where it cannot be built
+    else:
+        monkeypatch.setattr(peak_window, "_counted", lambda: None)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -57,6 +69,23 @@ def test_the_peak_is_that_of_the_meter() -> None:
     window.mark()
     assert window.close() == pytest.approx(meter.peak_bytes, abs=1024)
     assert window.returned == [False]
+
+
+def test_a_profiler_runs_only_where_nothing_else_counts(window: Window, way: str) -> None:
+    assert torch._C._autograd._profiler_enabled() is (way == "traced")
+    assert isinstance(the_allocator()._users, int)  # by which a window knows whether somebody else reads the peak
+
+
+def test_an_allocator_that_somebody_uses_is_left_alone(way: str) -> None:
+    with counting() as allocator:
+        allocator.reset_peak()
+        held = block(4 * MIB)
+        del held
+        window = Window()
+        assert window.open()
+        assert torch._C._autograd._profiler_enabled()
+        window.close()
+        assert allocator.peak_bytes() >= 4 * MIB
 
 
 def test_what_comes_after_the_last_mark_does_not_count(window: Window) -> None:
