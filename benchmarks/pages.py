@@ -117,6 +117,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     },
     "docs/runtime.md": {
         "does not fit": table("does-not-fit-cpu"),
+        "real memory": table("real-memory"),
         "plain op": sentences.plain_op,
         "hook cost": table("hook-cost-cpu"),
         "in-core overhead": table("in-core-overhead-cpu"),

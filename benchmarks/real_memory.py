@@ -1,6 +1,6 @@
 """Resident memory of training: plain, checkpointing, offloading, and Pooch at the live peaks of these two.
 
-    python -m benchmarks.real_memory [--model llama ...] [--rounds 3] [--before COMMIT]
+    python -m benchmarks.real_memory [--model llama ...] [--peer checkpointing ...] [--rounds 3]
 
 Each training is a process of its own, and the trainings of a model take turns. Live bytes are counted in processes
 beside, since an allocator that counts could change what is resident. Pooch gets the live peak of checkpointing and that
@@ -69,14 +69,14 @@ def source_of(commit: str, folder: Path) -> Path:
     return folder
 
 
-def measure(model: str, rounds: int, before: Path) -> dict[str, Any]:
+def measure(model: str, rounds: int, before: Path, peers: Sequence[str] = PEERS) -> dict[str, Any]:
     """All trainings of a model: live peaks first, then resident sizes in rounds."""
     live_bytes = {}
-    for way in PEERS:
+    for way in peers:
         tell(f"{model}: counting live bytes of {way}")
         live_bytes[way] = trained(job_of(model, way, counted=True))["live_peak_bytes"]
-    ways: dict[str, tuple[Cell, Path]] = {way: (job_of(model, way), _ROOT) for way in PEERS}
-    for peer in PEERS[1:]:
+    ways: dict[str, tuple[Cell, Path]] = {way: (job_of(model, way), _ROOT) for way in peers}
+    for peer in peers[1:]:
         job = job_of(model, "pooch", live_bytes[peer])
         tell(f"{model}: counting live bytes of Pooch at the peak of {peer}")
         live_bytes[f"pooch at {peer}"] = trained({**job, "counted": True})["live_peak_bytes"]
@@ -157,6 +157,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
+    parser.add_argument("--peer", action="append", choices=PEERS[1:], help="default: all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", default=BEFORE, help="commit to compare with")
     parser.add_argument("-o", "--output", type=Path, default=Path("benchmarks/results"))
@@ -166,7 +167,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="pooch-before-") as folder:
         before = source_of(arguments.before, Path(folder))
         for name in names:
-            results.append(measure(name, arguments.rounds, before))
+            results.append(measure(name, arguments.rounds, before, ("plain", *(arguments.peer or PEERS[1:]))))
             more = {
                 "By phase: highest and last resident size, and the last one by kind of mapping": phase_rows(results)
             }
