@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -30,6 +31,7 @@ from tests.toys import FAST_LINK, SLOW_LINK, ToyStep, blocks, chain, ladder, ran
 LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)  # a value of 16 bytes takes 1 ms, as long as a forward op
 WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)  # an example takes a second
 PUBLISHED = sorted(provided("policies"))
+PROFILES = Path(__file__).parents[2] / "profiles"
 
 
 def planned(of: Case, policy: str, share: float) -> PolicyOutcome:
@@ -168,6 +170,37 @@ def test_superneurons_swaps_convolutions_and_recomputes_the_rest_of_the_head() -
     assert all(place % 3 == 0 for place in places(of, plan, "swap"))
     assert places(of, plan, "recompute")
     assert all(place % 3 for place in places(of, plan, "recompute"))
+
+
+def replaying_everything_fits(of: Case, share: float) -> bool:
+    """Whether the plan that recomputes all it can, and swaps the rest, keeps the budget."""
+    decisions = {item.value: item.choices[-1] for item in Candidates(of.dataflow).items}
+    return of.evaluator.evaluate(decisions, of.share(share)).timeline.peak_bytes <= of.share(share)
+
+
+@pytest.mark.parametrize(
+    ("policy", "recorded", "share"),
+    [("superneurons", "lstm-b32", 0.8), ("superneurons", "unet3d-b2", 0.5), ("capuchin", "unet3d-b2", 0.65)],
+)
+def test_a_few_replays_may_fit_although_replaying_everything_would_not(
+    policy: str, recorded: str, share: float
+) -> None:
+    of = case(Profile.load(PROFILES / f"{recorded}-cpu.json"))
+    assert not replaying_everything_fits(of, share)
+    plan = planned(of, policy, share)
+    assert plan.timeline.peak_bytes <= of.share(share)
+    assert places(of, plan, "recompute")
+
+
+def test_superneurons_keeps_as_much_of_the_tail_as_swapping_all_the_rest_permits() -> None:
+    of = case(convolutions(chain(12, size_bytes=16, link=LINK), every=3))
+    candidates = Candidates(of.dataflow)
+    for share in (0.9, 0.7, 0.5):
+        left = [item.value for item in candidates.items if planned(of, "superneurons", share).decisions[item.value] != "keep"]
+        swapped = dict.fromkeys(left, "swap")
+        assert of.evaluator.evaluate(swapped, of.share(share)).timeline.peak_bytes <= of.share(share)
+        del swapped[max(left)]
+        assert of.evaluator.evaluate(swapped, of.share(share)).timeline.peak_bytes > of.share(share)
 
 
 def test_vdnn_offloads_inputs_of_convolutions_first_and_of_all_layers_when_it_must() -> None:
