@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from random import Random
 
@@ -17,9 +18,19 @@ from pooch.ir import Link, Profile
 from pooch.planner import PolicyOutcome, make_plan, policy_names
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest
+from pooch.planner.search.trials import Trials
 from pooch.plugins import provided
 from pooch.published.policies.capuchin import leaving_order
 from pooch.published.policies.chen_sqrt import between_checkpoints
+from pooch.published.policies.keeping import (
+    COPIES_IN,
+    COPIES_OUT,
+    all_swapped,
+    keep_from_the_last,
+    keeping,
+    unhidden_of,
+)
+from pooch.published.policies.pooch_exhaustive import PoochExhaustive
 from pooch.published.policies.tensorflow_loops import LoopSwapping
 from pooch.published.policies.tflms import Tflms
 from pooch.published.policies.tflms_auto import TflmsAuto
@@ -150,15 +161,79 @@ def test_pooch_recomputes_what_the_link_is_too_slow_for_and_nothing_on_a_fast_on
     assert not places(fast, planned(fast, "pooch_2018", 0.6), "recompute")
 
 
-def test_the_exhaustive_search_is_at_least_as_good_before_anything_is_recomputed() -> None:
+def swaps_only(sizes: Sequence[int], link: Link) -> Case:
+    """A chain of values of these sizes, none of which can be replayed."""
     step = ToyStep()
     current = step.external(8)
-    for size in (40, 8, 24, 8, 40, 8, 16, 8):
-        (current,) = step.op([current], [size], saves=[current], refusal="a toy that cannot be replayed")
-    of = case(step.build(Link("toy tier", 0.0, 0.0, 4.0, 4.0)))
-    for share in (0.9, 0.8, 0.7, 0.6):
-        searched, greedy = planned(of, "pooch_exhaustive", share), planned(of, "pooch_2018", share)
-        assert searched.timeline.step_ms <= greedy.timeline.step_ms + 1e-9
+    for size_bytes in sizes:
+        (current,) = step.op([current], [size_bytes], saves=[current], refusal="a toy that cannot be replayed")
+    return case(step.build(link))
+
+
+SLOW_IN, SLOW_OUT = Link("toy tier", 0.0, 0.0, 100.0, 4.0), Link("toy tier", 0.0, 0.0, 4.0, 100.0)
+UNEQUAL = (40, 40, 16, 24, 24, 8, 40, 8)
+
+
+def fastest_of_all(of: Case, share: float) -> float:
+    ids = [value.id for value in of.dataflow.activations]
+    times_ms = []
+    for leaving in product(("keep", "swap"), repeat=len(ids)):
+        timeline = of.evaluator.evaluate(dict(zip(ids, leaving, strict=True)), of.share(share)).timeline  # type: ignore[arg-type]
+        if timeline.peak_bytes <= of.share(share):
+            times_ms.append(timeline.step_ms)
+    return min(times_ms)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.6])
+def test_the_exhaustive_search_finds_the_best_maps_to_keep_where_the_greedy_walk_does_not(share: float) -> None:
+    of = swaps_only(UNEQUAL, SLOW_IN)
+    searched, greedy = planned(of, "pooch_exhaustive", share), planned(of, "pooch_2018", share)
+    assert searched.timeline.step_ms == pytest.approx(fastest_of_all(of, share))
+    assert searched.timeline.step_ms < greedy.timeline.step_ms - 1
+
+
+@pytest.mark.parametrize("link", [SLOW_IN, SLOW_OUT], ids=["slow in", "slow out"])
+def test_the_exhaustive_search_is_never_slower_than_the_greedy_walk_before_anything_is_recomputed(link: Link) -> None:
+    rng = Random(0)
+    for _ in range(6):
+        of = swaps_only([rng.choice((8, 16, 24, 40)) for _ in range(8)], link)
+        for share in (0.9, 0.75, 0.6):
+            searched, greedy = planned(of, "pooch_exhaustive", share), planned(of, "pooch_2018", share)
+            assert searched.timeline.step_ms <= greedy.timeline.step_ms + 1e-9
+
+
+def test_the_exhaustive_search_stops_at_a_block_whose_copies_in_are_hidden_and_at_its_limit() -> None:
+    hidden, slow = swaps_only(UNEQUAL, Link("toy tier", 0.0, 0.0, 400.0, 400.0)), swaps_only(UNEQUAL, SLOW_IN)
+
+    def simulations(of: Case, policy: PoochExhaustive) -> int:
+        of.evaluator.count = 0
+        policy(PlanningRequest(of.dataflow, of.share(0.6), of.evaluator))
+        return of.evaluator.count
+
+    greedy = simulations(hidden, PoochExhaustive(most=0))
+    assert simulations(hidden, PoochExhaustive()) == greedy, "everything is hidden: there is nothing to search"
+    assert simulations(slow, PoochExhaustive()) > 2 * simulations(slow, PoochExhaustive(most=0))
+
+
+def test_swap_opt_looks_at_copies_out_alone() -> None:
+    # GIVEN unhidden copies in of maps at the head, and none out
+    of = swaps_only(UNEQUAL, SLOW_IN)
+    trials = Trials(PlanningRequest(of.dataflow, of.share(0.75), of.evaluator), Candidates(of.dataflow))
+    start = all_swapped(trials, "swap_opt")
+    assert unhidden_of(trials, start, COPIES_IN)
+    assert not unhidden_of(trials, start, COPIES_OUT)
+    # THEN only the walk over all maps keeps anything, from the tail on
+    assert planned(of, "swap_opt", 0.75).decisions == keep_from_the_last(trials, start, start.swaps).trial.decisions
+
+
+def test_a_map_stays_swapped_until_it_is_kept_although_there_is_room_for_it_at_first() -> None:
+    of = swaps_only(UNEQUAL, SLOW_IN)
+    trials = Trials(PlanningRequest(of.dataflow, of.share(0.75), of.evaluator), Candidates(of.dataflow))
+    start = all_swapped(trials, "swap_opt")
+    left = [value for value, choice in start.trial.decisions.items() if choice == "swap"]
+    assert len(left) < len(start.swaps), "some have room"
+    kept = keeping(trials, start, left[-1])
+    assert kept is not None, "others leave in its place"
 
 
 def test_superneurons_swaps_convolutions_and_recomputes_the_rest_of_the_head() -> None:
@@ -196,7 +271,11 @@ def test_superneurons_keeps_as_much_of_the_tail_as_swapping_all_the_rest_permits
     of = case(convolutions(chain(12, size_bytes=16, link=LINK), every=3))
     candidates = Candidates(of.dataflow)
     for share in (0.9, 0.7, 0.5):
-        left = [item.value for item in candidates.items if planned(of, "superneurons", share).decisions[item.value] != "keep"]
+        left = [
+            item.value
+            for item in candidates.items
+            if planned(of, "superneurons", share).decisions[item.value] != "keep"
+        ]
         swapped = dict.fromkeys(left, "swap")
         assert of.evaluator.evaluate(swapped, of.share(share)).timeline.peak_bytes <= of.share(share)
         del swapped[max(left)]

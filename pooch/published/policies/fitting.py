@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from ...ir.plan import Choice, Decisions
 from ...planner.candidates import Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import fixed_trial, leanest_trial, outcome_of
-from ...planner.search.stall_rule import swaps_within_tier
+from ...planner.search.fixed import leanest_trial, outcome_of
 from ...planner.search.trials import Trial, Trials
 
 Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with its choice
@@ -71,15 +70,6 @@ def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
         return None
     trial = trials.run(decisions)
     return trial if trial.fits else None
-
-
-def all_swapped(trials: Trials, policy: str) -> Trial:
-    """Swap everything for which the tier has room: the start of PoocH's methods.
-
-    Raises:
-        InfeasibleBudget: that does not fit, so these methods have no plan.
-    """
-    return fixed_trial(trials, swaps_within_tier(trials), policy)
 
 
 def swaps_of(items: Iterable[Candidate]) -> Leaving:
