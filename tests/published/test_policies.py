@@ -7,13 +7,14 @@ from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pooch.analysis.dataflow import Dataflow
-from pooch.errors import InfeasibleBudget
+from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Link, Profile
 from pooch.planner import PolicyOutcome, make_plan, policy_names
 from pooch.planner.candidates import Candidates
@@ -30,10 +31,12 @@ from pooch.published.policies.keeping import (
     keeping,
     unhidden_of,
 )
+from pooch.published.policies.levels import forward_levels
 from pooch.published.policies.pooch_exhaustive import PoochExhaustive
 from pooch.published.policies.tensorflow_loops import LoopSwapping
 from pooch.published.policies.tflms import Tflms
 from pooch.published.policies.tflms_auto import TflmsAuto
+from pooch.published.policies.tflms_tuned import analysis_path
 from pooch.schedule import verify
 from tests.planner.networks import PCIE_16, resnet50
 from tests.planner.support import Case, case
@@ -302,17 +305,125 @@ def test_tflms_counts_tensors_from_the_input_and_triggers_by_distance() -> None:
     ids = [value.id for value in of.dataflow.activations]
     assert list(fitted.evaluation.schedule.swapped) == ids[: len(fitted.evaluation.schedule.swapped)]
     assert set(more.evaluation.schedule.swapped) <= set(ids[:6])
-    anchors = of.dataflow.anchor_slots
-    slots = {(a.kind, a.target): a.slot for a in more.evaluation.schedule.actions}
-    ahead = [anchors.index(slots["wait", v]) - anchors.index(slots["copy_in", v]) for v in slots_in(slots)]
-    assert ahead
-    assert max(ahead) <= 2
+    assert 0 < max(levels_ahead(of, more).values()) <= 2
     with pytest.raises(InfeasibleBudget):
         Tflms(n_tensors=1)(replace(request, budget_bytes=of.share(0.4)))
 
 
-def slots_in(slots: dict[tuple[str, int], int]) -> list[int]:
-    return [value for kind, value in slots if kind == "copy_in"]
+def levels_ahead(of: Case, plan: PolicyOutcome) -> dict[int, int]:
+    """By place of the value in the chain: anchors from the start of its copy in to its need."""
+    anchors, ids = of.dataflow.anchor_slots, [value.id for value in of.dataflow.activations]
+    slots = {(a.kind, a.target): a.slot for a in plan.schedule.actions}
+    return {
+        ids.index(value): anchors.index(slots["wait", value]) - anchors.index(slot)
+        for (kind, value), slot in slots.items()
+        if kind == "copy_in"
+    }
+
+
+def under(of: Case, parameters: Tflms, share: float = 1.0) -> PolicyOutcome:
+    return parameters(PlanningRequest(of.dataflow, of.share(share), of.evaluator))
+
+
+def test_tflms_swaps_all_tensors_whether_or_not_there_is_room() -> None:
+    of = long_chain()
+    assert places(of, under(of, Tflms(n_tensors=-1)), "swap") == list(range(8)), "the last two are read at once"
+    assert places(of, under(of, Tflms(n_tensors=3)), "swap") == [0, 1, 2]
+    assert places(of, under(of, Tflms()), "swap") == []
+
+
+def test_tflms_starts_copies_where_the_gradient_of_a_deeper_op_runs() -> None:
+    # In a chain, both rules find the same op, except where no gradient is in reach.
+    of = long_chain()
+    for levels in (1, 2, 3):
+        chained = levels_ahead(of, under(of, Tflms(n_tensors=-1, lb=levels)))
+        direct = levels_ahead(of, under(of, Tflms(n_tensors=-1, lb=levels, trigger="direct_order")))
+        assert chained[0] == direct[0] == levels
+    none_in_reach = levels_ahead(of, under(of, Tflms(n_tensors=-1, lb=40)))
+    assert set(none_in_reach.values()) == {0}
+
+
+def test_tflms_counts_levels_along_the_longest_path_and_looks_no_further_than_ub() -> None:
+    # GIVEN a value with a gradient three levels deeper, the ops between saving nothing
+    step = ToyStep()
+    first = current = step.external(16)
+    for saves in (True, True, False, False, True, True):
+        (current,) = step.op([current], [16], saves=[current] if saves else [])
+    del first
+    of = case(step.build(LINK))
+    assert forward_levels(of.dataflow) == [0, 1, 2, 3, 4, 5]
+    near, far = (levels_ahead(of, under(of, Tflms(n_tensors=1, lb=1, ub=ub))) for ub in (2, 3))
+    assert near == {0: 0}
+    assert far[0] > 0
+
+
+def test_tflms_filters_by_scope_and_type() -> None:
+    profile = convolutions(long_chain().profile, every=2)
+    ops = tuple(replace(op, module=f"down.{op.index}" if op.index < 4 else f"up.{op.index}") for op in profile.ops)
+    of = case(replace(profile, ops=ops))
+    assert places(of, under(of, Tflms(n_tensors=-1, include_scopes="down")), "swap") == [0, 1, 2, 3]
+    assert places(of, under(of, Tflms(n_tensors=-1, exclude_scopes="down.0, down.2, up")), "swap") == [1, 3]
+    assert places(of, under(of, Tflms(n_tensors=-1, include_types="convolution")), "swap") == [0, 2, 4, 6]
+    assert places(of, under(of, Tflms(n_tensors=-1, exclude_types="convolution")), "swap") == [1, 3, 5, 7]
+
+
+def long_skips() -> Case:
+    """A long skip: the program holds it while ops with large workspaces run, and reads it again afterwards."""
+    step = ToyStep()
+    (skip,) = step.op([step.external(16)], [64], saves_outputs=[0])
+    (current,) = step.op([skip], [16])
+    for _ in range(4):
+        (current,) = step.op([current], [16], saves=[current], workspace_bytes=200)
+    (current,) = step.op([current, skip], [16], saves=[current, skip])
+    for _ in range(2):
+        (current,) = step.op([current], [16], saves=[current])
+    profile = step.build(FAST_LINK)
+    return case(replace(profile, values=tuple(replace(value, touches=()) for value in profile.values)))
+
+
+def test_tflms_swaps_between_reads_of_the_forward_pass_only_when_told_to() -> None:
+    of = long_skips()
+    everything = Tflms(n_tensors=-1)
+    least = smallest(of, "tflms")
+    with pytest.raises(InfeasibleBudget) as raised:
+        replace(everything, swap_branches=True)(PlanningRequest(of.dataflow, 1, of.evaluator))
+    assert raised.value.minimum_bytes < least
+    tight = PlanningRequest(of.dataflow, raised.value.minimum_bytes, of.evaluator)
+    branched = replace(everything, swap_branches=True)(tight)
+    kinds = {action.kind for action in branched.schedule.actions}
+    assert "refill" in kinds
+    verify(of.dataflow, branched.schedule, branched.decisions, tight.budget_bytes)
+    with pytest.raises(InfeasibleBudget):
+        replace(everything, swap_branches=True, branch_threshold=100)(tight)
+    plain = everything(replace(tight, budget_bytes=least))
+    assert not {action.kind for action in plain.schedule.actions} & {"refill"}
+
+
+def test_imai_sweeps_branches_and_the_analysis_path() -> None:
+    of = long_skips()
+    branched = smallest(of, "tflms_tuned")
+    assert branched < smallest(of, "tflms")
+    # GIVEN extents that shrink on the way down
+    shapes = (64, 32, 16, 8, 16, 32, 64, 64)
+    ids = [value.id for value in of.dataflow.activations]
+    values = list(of.profile.values)
+    for value, extent in zip(ids, shapes, strict=False):
+        values[value] = replace(values[value], shape=(1, 1, extent))
+    narrowing = case(replace(of.profile, values=tuple(values)))
+    assert analysis_path(Candidates(narrowing.dataflow)) == shapes.index(8) + 1
+    assert analysis_path(Candidates(of.dataflow)) == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [
+        ({"lb": 3, "ub": 2}, r"lb=3 and ub=2: give 0 <= lb <= ub"),
+        ({"trigger": "any"}, "no trigger 'any': choose chain_rule or direct_order"),
+    ],
+)
+def test_impossible_parameters_of_tflms_are_refused(parameters: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        Tflms(**parameters)
 
 
 def test_tflms_auto_leaves_a_tenth_free_and_no_vector_moves() -> None:
