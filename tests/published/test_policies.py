@@ -218,6 +218,35 @@ def test_the_exhaustive_search_stops_at_a_block_whose_copies_in_are_hidden_and_a
     assert simulations(slow, PoochExhaustive()) > 2 * simulations(slow, PoochExhaustive(most=0))
 
 
+def test_the_exhaustive_search_goes_no_further_than_a_block_that_is_hidden() -> None:
+    # GIVEN unhidden copies in at the head alone
+    of = swaps_only(UNEQUAL, SLOW_IN)
+    request = PlanningRequest(of.dataflow, of.share(0.75), of.evaluator)
+    ids = [value.id for value in of.dataflow.activations]
+    start = all_swapped(Trials(request, Candidates(of.dataflow)), "")
+    stalling = unhidden_of(Trials(request, Candidates(of.dataflow)), start, COPIES_IN)
+    assert stalling <= set(ids[:2])
+    # THEN blocks of two are not searched, as the last one is hidden
+    counts = {}
+    for block in (2, len(ids)):
+        of.evaluator.count = 0
+        PoochExhaustive(block=block)(request)
+        counts[block] = of.evaluator.count
+    of.evaluator.count = 0
+    PoochExhaustive(most=0)(request)
+    assert counts[2] == of.evaluator.count < counts[len(ids)]
+
+
+def test_a_walk_goes_on_past_what_does_not_fit_unless_it_stops_there() -> None:
+    of = swaps_only((8, 24, 8, 40, 8, 8), SLOW_OUT)
+    trials = Trials(PlanningRequest(of.dataflow, of.share(0.7), of.evaluator), Candidates(of.dataflow))
+    start, ids = all_swapped(trials, ""), [value.id for value in of.dataflow.activations]
+    small, large = ids[0], ids[1]
+    assert keeping(trials, start, large) is None
+    assert keep_from_the_last(trials, start, (small, large)).swaps == start.swaps - {small}
+    assert keep_from_the_last(trials, start, (small, large), stop_at_first=True) == start
+
+
 def test_swap_opt_looks_at_copies_out_alone() -> None:
     # GIVEN unhidden copies in of maps at the head, and none out
     of = swaps_only(UNEQUAL, SLOW_IN)
