@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pooch.api.profiling import profile_workload
+from pooch.devices import find_device
 from pooch.published.models.local_response_norm import LocalResponseNorm
 from pooch.workloads import WorkloadFactory
 
@@ -41,9 +42,13 @@ def test_it_is_pytorchs_own_with_alpha_per_channel(channels: int) -> None:
 def test_it_is_one_operator_that_saves_its_input_alone() -> None:
     inputs = torch.randn(2, 7, 4, 3, requires_grad=True)
     saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda kept: kept):
-        with Ops() as ops:
-            found = LocalResponseNorm(5, 1e-2, 0.75, 2.0)(inputs)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept), Ops() as ops:
+        found = LocalResponseNorm(5, 1e-2, 0.75, 2.0)(inputs)
     assert ops.names == ["pooch_published.local_response_norm.default"]
     assert [tensor.data_ptr() for tensor in saved] == [inputs.data_ptr()]
     with Ops() as ops:
@@ -52,10 +57,10 @@ def test_it_is_one_operator_that_saves_its_input_alone() -> None:
 
 
 def test_alexnet_needs_only_a_few_of_its_largest_maps_at_once() -> None:
-    factory = WorkloadFactory("alexnet@small")
-    profile = profile_workload(factory, mode="fake")
+    modelled = find_device("V100-PCIe")
+    profile = profile_workload(WorkloadFactory("alexnet@small"), mode="fake", device_model=modelled)
     largest = max(value.allocated_bytes for value in profile.activations)
     backward = profile.ops[profile.forward_ops :]
-    (first,) = [op for op in backward if "local_response_norm" in op.name and op.peak_bytes == max(
-        each.peak_bytes for each in backward if "local_response_norm" in each.name)]  # fmt: skip
-    assert first.peak_bytes - first.entry_bytes <= largest
+    normalizations = [op for op in backward if "local_response_norm" in op.name]
+    assert len(normalizations) == 2
+    assert all(op.peak_bytes - op.entry_bytes <= largest for op in normalizations)

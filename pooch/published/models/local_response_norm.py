@@ -1,7 +1,8 @@
 """Local response normalization as one operator, as in the framework of the PoocH paper and in cuDNN.
 
-PyTorch composes it of plain operators, of which the gradient of the division alone holds about seven maps at once. Here
-the forward pass saves its input alone, and both passes work item by item, so that they hold little beside their results.
+PyTorch composes it of plain operators, of which the gradient of the division alone holds about seven maps at once. The
+operator here saves its input alone, and both of its passes work item by item, so that they hold little beside their
+results.
 """
 
 from __future__ import annotations
