@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..workloads import Setting
+from .papers import Known
 
 Question = Literal["slowdown", "largest"]
 
@@ -96,12 +97,14 @@ class Course:
         row: key of the row that gives the time of a step.
         steps: of the training.
         paper_hours: the paper's figure.
+        known: how we know it, as for `PublishedFigure`.
     """
 
     title: str
     row: str
     steps: int
     paper_hours: float
+    known: Known
 
 
 @dataclass(frozen=True, slots=True)

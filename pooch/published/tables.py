@@ -189,7 +189,7 @@ def _courses_table(reproduced: Reproduced) -> TextTable:
             f"{course.steps:,}",
             format_ms(answers[course.row].step_ms or 0.0),
             f"{each:.1f} h ({each / hours[-1]:.2f}x)",
-            f"{course.paper_hours:g} h ({course.paper_hours / courses[-1].paper_hours:.2f}x)",
+            f"{course.paper_hours:g} h ({course.paper_hours / courses[-1].paper_hours:.2f}x){_MARKS[course.known]}",
         )
         for course, each in zip(courses, hours, strict=True)
     )

@@ -62,7 +62,7 @@ def experiment(toys: Toys) -> Experiment:
         ),
         saving=Saving("tflms", "tflms_tuned", "overhead"),
         courses=(
-            Course("small steps", "four", 3_600_000, 2.0),
-            Course("the same, half as many", "four", 1_800_000, 1.0),
+            Course("small steps", "four", 3_600_000, 2.0, "abstract"),
+            Course("the same, half as many", "four", 1_800_000, 1.0, "read"),
         ),
     )

@@ -95,7 +95,7 @@ def test_hours_of_a_training_follow_from_its_steps(experiment: Experiment) -> No
     answers = (answer("ilp", row="four", step_ms=200.0),)
     tables = reproduction_tables(Reproduced(experiment, experiment.rows[:1], (), answers, ()))
     (hours,) = [table for table in tables if "Hours" in table.title]
-    assert hours.rows[0][3:] == ("200.0 h (2.00x)", "2 h (2.00x)")
+    assert hours.rows[0][3:] == ("200.0 h (2.00x)", "2 h (2.00x) [abstract]")
     assert hours.rows[1][3:] == ("100.0 h (1.00x)", "1 h (1.00x)")
 
 

@@ -70,7 +70,7 @@ UNET3D = Experiment(
     ),
     saving=Saving("tflms", "tflms_tuned", "overhead"),
     courses=(
-        Course("patches of 128^3", "unet3d-128-patch", _VOLUMES * _EPOCHS * _PATCHES, 164.0),
-        Course("whole volumes of 192^3", "unet3d-192-32-1", _VOLUMES * _EPOCHS, 47.0),
+        Course("patches of 128^3", "unet3d-128-patch", _VOLUMES * _EPOCHS * _PATCHES, 164.0, "abstract"),
+        Course("whole volumes of 192^3", "unet3d-192-32-1", _VOLUMES * _EPOCHS, 47.0, "abstract"),
     ),
 )  # fmt: skip
