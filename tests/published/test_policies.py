@@ -39,7 +39,7 @@ from pooch.published.policies.tflms_auto import TflmsAuto
 from pooch.published.policies.tflms_tuned import analysis_path
 from pooch.schedule import verify
 from tests.planner.networks import PCIE_16, resnet50
-from tests.planner.support import Case, case
+from tests.planner.support import Case, RealEvaluator, case
 from tests.toys import FAST_LINK, SLOW_LINK, ToyStep, blocks, chain, ladder, random_profile
 
 LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)  # a value of 16 bytes takes 1 ms, as long as a forward op
@@ -218,23 +218,32 @@ def test_the_exhaustive_search_stops_at_a_block_whose_copies_in_are_hidden_and_a
     assert simulations(slow, PoochExhaustive()) > 2 * simulations(slow, PoochExhaustive(most=0))
 
 
-def test_the_exhaustive_search_goes_no_further_than_a_block_that_is_hidden() -> None:
-    # GIVEN unhidden copies in at the head alone
+def search_simulations(request: PlanningRequest, evaluator: RealEvaluator, **parameters: int) -> int:
+    """How often the exhaustive search simulates."""
+    evaluator.count = 0
+    PoochExhaustive(**parameters)(request)
+    return evaluator.count
+
+
+def test_the_exhaustive_search_goes_no_further_than_a_block_that_leaves_and_is_hidden() -> None:
+    # GIVEN four maps that leave, the tail having room, and unhidden copies in of the first two
+    of = swaps_only((16, 40, 4, 24, 40, 16, 4, 4, 40), SLOW_IN)
+    request = PlanningRequest(of.dataflow, of.share(0.6), of.evaluator)
+    trials = Trials(request, Candidates(of.dataflow))
+    ids, start = [value.id for value in of.dataflow.activations], all_swapped(trials, "")
+    assert sorted(start.trial.evaluation.schedule.swapped) == ids[:4]
+    assert unhidden_of(trials, start, COPIES_IN) == set(ids[:2])
+
+    # THEN blocks of two are not searched, as the second one is hidden; a single block of all is
+    counts = [search_simulations(request, of.evaluator, block=block) for block in (2, len(ids))]
+    assert counts[0] == search_simulations(request, of.evaluator, most=0) < counts[1]
+
+
+def test_the_exhaustive_search_passes_over_blocks_for_which_there_is_room() -> None:
     of = swaps_only(UNEQUAL, SLOW_IN)
     request = PlanningRequest(of.dataflow, of.share(0.75), of.evaluator)
-    ids = [value.id for value in of.dataflow.activations]
-    start = all_swapped(Trials(request, Candidates(of.dataflow)), "")
-    stalling = unhidden_of(Trials(request, Candidates(of.dataflow)), start, COPIES_IN)
-    assert stalling <= set(ids[:2])
-    # THEN blocks of two are not searched, as the last one is hidden
-    counts = {}
-    for block in (2, len(ids)):
-        of.evaluator.count = 0
-        PoochExhaustive(block=block)(request)
-        counts[block] = of.evaluator.count
-    of.evaluator.count = 0
-    PoochExhaustive(most=0)(request)
-    assert counts[2] == of.evaluator.count < counts[len(ids)]
+    searched = search_simulations(request, of.evaluator, block=2)
+    assert searched > search_simulations(request, of.evaluator, most=0)
 
 
 def test_a_walk_goes_on_past_what_does_not_fit_unless_it_stops_there() -> None:

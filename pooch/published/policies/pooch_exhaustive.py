@@ -6,7 +6,7 @@ Procedure (an earlier commit of the authors' fork, and the paper as recalled):
    copies *in* are not hidden behind compute, smallest first. After every keep, simulate again: other copies may be
    hidden now. In each node of the search, the rest of the memory is given away greedily: first to the maps whose copies
    *out* are not hidden, then to all, each from the last to the first. Go on with the keeps of the fastest node;
-3. stop at the first block whose copies in are all hidden;
+3. stop at the first block of which something leaves and whose copies in are all hidden;
 4. swap or recompute as in `pooch_2018`.
 
 Ours: predictions; the slots of copies; what a block is (`block` maps that follow each other in the forward pass); that
@@ -50,6 +50,8 @@ class PoochExhaustive:
         values = sorted(node.kept.swaps)
         blocks = [values[max(0, end - self.block) : end] for end in range(len(values), 0, -self.block)]
         for done, block in enumerate(blocks):
+            if _leaving(node.kept).isdisjoint(block):
+                continue  # there is room for all of it so far
             if not unhidden_of(trials, node.kept, COPIES_IN).intersection(block):
                 break
             allowed = trials.count + (self.most - trials.count) // (len(blocks) - done)
@@ -81,6 +83,10 @@ class _Node:
     def rank(self) -> tuple[float, int]:
         """Smaller is better."""
         return self.completed.trial.rank
+
+
+def _leaving(kept: Swapped) -> frozenset[int]:
+    return frozenset(kept.trial.evaluation.schedule.swapped)
 
 
 class _Search:
