@@ -59,7 +59,8 @@ def section(reproduced: Reproduced) -> Iterator[str]:
         yield table.markdown()
     sources = [f"- {each.text}: {each.source} ({each.known})" for each in published_figures()
                if each.experiment == experiment.name]  # fmt: skip
-    yield "The paper's figures:\n\n" + "\n".join(dict.fromkeys(sources)) + "\n"
+    if sources:
+        yield "The paper's figures:\n\n" + "\n".join(dict.fromkeys(sources)) + "\n"
 
 
 def answered(reproduced: Reproduced) -> Reproduced:
