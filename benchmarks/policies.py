@@ -35,8 +35,9 @@ TOLERANCE_MS = 1e-6
 RESULTS, PAGE = Path("benchmarks/results/policies.json"), Path("docs/policies.md")
 HEAD = """# The policies side by side
 
-Made by `python -m benchmarks.policies` from the recorded profiles in `profiles/`; simulated, not trained. A cell is the
-predicted step relative to the in-core step (1.0000: nothing lost); the fastest of each column is in bold. "needs" means
+Made by `python -m benchmarks.policies` from the recorded profiles in `profiles/`, as `pooch compare` compares policies;
+simulated, not trained, so that what is faster here is *predicted* to be. A cell is the predicted step relative to the
+in-core step (1.0000: nothing lost); the fastest of each column is in bold. "needs" means
 that the method has no plan under that budget, and gives the smallest budget for which it has one, as a share of the
 in-core peak. "lower bound": no plan is faster in the simulator's model. [methods.md](methods.md) describes the methods.
 """

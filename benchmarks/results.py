@@ -6,7 +6,7 @@ Nothing is computed here. The answers come from
 
     pooch reproduce NAME -o benchmarks/results/reproduce [--part simulated|measured]
 
-for NAME in pooch, tflms, unet3d, meng, char-rnn. Rows without an answer are left out of the page.
+for NAME in pooch, tflms, unet3d, meng, char-rnn, policies. Rows without an answer are left out of the page.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ come from training.
 **The columns.** "paper" is the figure that the paper gives; `[abstract]` marks figures from an abstract whose full text
 was not available. The methods follow, each as a policy in our simulator ([methods.md](methods.md) describes which parts
 are the paper's), and `ilp`, the integer program. "needs" means that the method has no plan under the budget, and gives
-the smallest budget known to suffice. "lower bound" is the smallest slowdown that any plan can have.
+the smallest budget known to suffice. "lower bound" is the smallest slowdown that any plan can have. A slowdown that was
+measured is the median over turns of a plain and a planned step; brackets hold the middle half of the turns, where they
+were stored, and the prediction.
 
 **Why methods do better here than in their papers.** Our lowering carries out their decisions, and frees as late and
 copies in as early as memory permits. Decisions are about single activations instead of whole layers, in-place
@@ -57,7 +59,8 @@ def section(reproduced: Reproduced) -> Iterator[str]:
         yield table.markdown()
     sources = [f"- {each.text}: {each.source} ({each.known})" for each in published_figures()
                if each.experiment == experiment.name]  # fmt: skip
-    yield "The paper's figures:\n\n" + "\n".join(dict.fromkeys(sources)) + "\n"
+    if sources:
+        yield "The paper's figures:\n\n" + "\n".join(dict.fromkeys(sources)) + "\n"
 
 
 def answered(reproduced: Reproduced) -> Reproduced:

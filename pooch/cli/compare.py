@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     help="As for plan; can be given several times.",
 )
 @click.option("--policy", "policies", multiple=True, help="Only these policies (default: all).")
-@shared_planning_options(region="model")
+@shared_planning_options(region="step")
 @ranks_option
 @output_option("--csv", "csv_path", help="Write all rows as CSV.")
 @plot_option("Draw time against memory")

@@ -25,12 +25,14 @@ class Measured:
         step_ms: median of the planned steps.
         plain_step_ms: median of plain steps that took turns with them; None if they do not fit in-core.
         reserved_bytes: highest bytes that a caching allocator reserved; None on a CPU.
+        ratios: of each turn, the planned step by the plain step; empty if plain steps do not fit in-core.
     """
 
     peak_bytes: int
     step_ms: float
     plain_step_ms: float | None
     reserved_bytes: int | None = None
+    ratios: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,5 +132,7 @@ def _measured_row(row: ComparisonRow, factory: WorkloadFactory, steps: int) -> C
     workload = factory()
     trained = train_steps(workload, row.plan, steps, silent)
     timing = time_in_turns(workload, row.plan, steps, silent)
-    measured = Measured(trained.peak_bytes, timing.planned_ms, timing.plain_ms, trained.reserved_bytes)
+    turns = zip(timing.planned_samples_ms, timing.plain_samples_ms, strict=False)
+    ratios = tuple(planned_ms / plain_ms for planned_ms, plain_ms in turns)
+    measured = Measured(trained.peak_bytes, timing.planned_ms, timing.plain_ms, trained.reserved_bytes, ratios)
     return replace(row, measured=measured)

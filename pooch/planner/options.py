@@ -48,8 +48,18 @@ def _fields(policy: Policy) -> tuple[Field[Any], ...]:
 
 
 def _read(policy: str, option: str, value: object, default: object) -> object:
+    if isinstance(default, bool):
+        return _read_switch(policy, option, value)
     try:
         return type(default)(value)  # type: ignore[call-arg]
     except (TypeError, ValueError):
         kind = "a whole number" if isinstance(default, int) else "a number"
         raise UsageError(f"option {option} of policy {policy} is {value!r}: give {kind}, such as {default}") from None
+
+
+def _read_switch(policy: str, option: str, value: object) -> bool:
+    known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    read = known.get(str(value).lower())
+    if read is None:
+        raise UsageError(f"option {option} of policy {policy} is {value!r}: give true or false")
+    return read

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..api.budgets import parse_budget
 from ..api.options import PlanOptions
-from ..api.planning import plan, smallest_budget
+from ..api.planning import plan
 from ..batch_search.max_batch import with_measurements
 from ..batch_search.results import MaxBatch
 from ..batch_search.search import largest_size
@@ -19,7 +19,8 @@ from .methods import Method, find_method
 from .profiles import Profiles
 from .rows import Answer, Row
 
-STEPS = 7  # trained for a measurement
+STEPS = 7  # trained for a measurement of throughput
+TURNS = 21  # of a plain and a planned step for a measurement of a slowdown
 CURVE = {"ilp": 5}  # planned sizes for each method; the two ends for other methods and for measured rows
 
 
@@ -39,7 +40,7 @@ def answer(row: Row, method_name: str, profiles: Profiles, time_limit_s: float, 
     """
     started_s = time.monotonic()
     method = find_method(method_name)
-    answering = {"slowdown": _slowdown, "largest": _largest, "smallest": _smallest}[row.question]
+    answering = {"slowdown": _slowdown, "largest": _largest}[row.question]
     found = answering(row, method, profiles, time_limit_s, progress)
     return replace(found, answered_s=round(time.monotonic() - started_s, 1))
 
@@ -90,7 +91,7 @@ def _slowdown(row: Row, method: Method, profiles: Profiles, time_limit_s: float,
         return found
     compared = ComparisonRow(budget_bytes, method.policy, made)
     (trained,) = measure_rows(
-        [compared], profiles.factory(row, row.batch_size), steps=STEPS, progress=lambda text, share: progress(text)
+        [compared], profiles.factory(row, row.batch_size), steps=TURNS, progress=lambda text, share: progress(text)
     )
     assert trained.measured is not None, "the row has a plan"
     return replace(
@@ -98,6 +99,7 @@ def _slowdown(row: Row, method: Method, profiles: Profiles, time_limit_s: float,
         measured_peak_bytes=trained.measured.peak_bytes,
         measured_step_ms=trained.measured.step_ms,
         measured_plain_step_ms=trained.measured.plain_step_ms,
+        measured_ratios=tuple(round(ratio, 4) for ratio in trained.measured.ratios),
     )
 
 
@@ -154,16 +156,3 @@ def _with_measurements(found: Answer, result: MaxBatch) -> Answer:
         else:
             found = replace(found, measured_in_core_items_per_s=each.items_per_s)
     return found
-
-
-def _smallest(row: Row, method: Method, profiles: Profiles, time_limit_s: float, progress: Progress) -> Answer:
-    """Find the smallest budget, and the time of the step under it."""
-    profile = method.sees(profiles.of(row, row.batch_size))
-    progress(f"{row.title}: smallest budget of {method.name}")
-    needs_bytes = smallest_budget(profile, policy=method.policy, region="step")
-    found = replace(_start(row, method, profile, 0), needs_bytes=needs_bytes)
-    try:
-        made = plan(profile, needs_bytes, policy=method.policy, time_limit_s=time_limit_s, region="step")
-    except InfeasibleBudget:  # the method does not find the plan again when given this budget
-        return found
-    return _with_plan(found, made)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from .rows import Answer, Claim, Experiment
 
-BYTES_PER_MB = 10**6
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -41,9 +39,7 @@ def claim_text(claim: Claim) -> str:
         return f"at most {claim.limit:.0%} slower"
     if claim.quantity == "multiple":
         return f"at least {claim.limit:.2f} times the in-core size{with_speed}"
-    if claim.quantity == "largest":
-        return f"at least {claim.limit:g}{with_speed}"
-    return f"at most {claim.limit:g} MB"
+    return f"at least {claim.limit:g}{with_speed}"
 
 
 def _verdict(claim: Claim, title: str, answer: Answer | None) -> Verdict:
@@ -53,8 +49,7 @@ def _verdict(claim: Claim, title: str, answer: Answer | None) -> Verdict:
     if number is None:
         needs = f"; the smallest budget is {answer.needs_bytes / 2**30:.2f} GiB" if answer.needs_bytes else ""
         return Verdict(claim, title, False, f"no plan fits{needs}")
-    is_cost = claim.quantity in ("slowdown", "peak_mb")
-    reached = number <= claim.limit if is_cost else number >= claim.limit
+    reached = number <= claim.limit if claim.quantity == "slowdown" else number >= claim.limit
     because = f": {claim.obstacle}" if claim.obstacle and not reached else ""
     return Verdict(claim, title, reached, _result_text(claim, number) + because)
 
@@ -62,8 +57,6 @@ def _verdict(claim: Claim, title: str, answer: Answer | None) -> Verdict:
 def _number(claim: Claim, answer: Answer) -> float | None:
     if claim.quantity == "slowdown":
         return answer.slowdown
-    if claim.quantity == "peak_mb":
-        return None if answer.needs_bytes is None else answer.needs_bytes / BYTES_PER_MB
     size = answer.largest_at(claim.throughput) if claim.throughput else answer.largest
     if size is None or claim.quantity == "largest":
         return size
@@ -75,4 +68,4 @@ def _result_text(claim: Claim, number: float) -> str:
         return f"{number:.1%}"
     if claim.quantity == "multiple":
         return f"{number:.2f} times"
-    return f"{number:.0f} MB" if claim.quantity == "peak_mb" else f"{number:g}"
+    return f"{number:g}"

@@ -12,8 +12,9 @@ from ..cli.output import print_json, print_tables, progress_shown
 
 
 @click.command("reproduce")
-@click.argument("name", metavar="pooch|tflms|unet3d|meng|char-rnn")
+@click.argument("name", metavar="pooch|tflms|unet3d|meng|char-rnn|policies")
 @click.option("--rows", multiple=True, metavar="PATTERN", help="Answer only these rows, such as 'resnet50-*'.")
+@click.option("--method", "methods", multiple=True, metavar="PATTERN", help="Answer only by these, such as 'pooch_*'.")
 @click.option("--quick", is_flag=True, help="Answer only the rows that represent the others.")
 @click.option(
     "--part", type=click.Choice(["all", "simulated", "measured"]), default="all", show_default=True,

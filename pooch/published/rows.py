@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..workloads import Setting
+from .papers import Known
 
-Question = Literal["slowdown", "largest", "smallest"]
+Question = Literal["slowdown", "largest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,10 @@ class Row:
         key: unique within the experiment.
         title: for people.
         question: "slowdown": the step under the budget relative to the in-core step; "largest": the largest `grow` that
-            fits into the budget, and its throughput; "smallest": the smallest budget.
+            fits into the budget, and its throughput.
         workload: what is trained.
         methods: by name, in the order of the columns.
-        budget: as text, such as "15GiB". "slowdown" also takes a percentage of the in-core peak; "smallest" takes "".
+        budget: as text, such as "15GiB". "slowdown" also takes a percentage of the in-core peak.
         hardware: name of a device model. "": the local device, on which plans are also trained.
         batch_size: of the workload. None: its default.
         settings: of the workload.
@@ -37,7 +39,7 @@ class Row:
     question: Question
     workload: str
     methods: tuple[str, ...]
-    budget: str = ""
+    budget: str
     hardware: str = ""
     batch_size: int | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
@@ -58,14 +60,14 @@ class Claim:
 
     Attributes:
         row: its key.
-        quantity: "slowdown" and "peak_mb" must be at most `limit`; "largest" and "multiple" must be at least `limit`.
+        quantity: "slowdown" must be at most `limit`; "largest" and "multiple" must be at least `limit`.
         limit: the number to reach.
         throughput: required share of the in-core throughput. 0: none is required.
         obstacle: why the claim fails, as far as we know.
     """
 
     row: str
-    quantity: Literal["slowdown", "largest", "multiple", "peak_mb"]
+    quantity: Literal["slowdown", "largest", "multiple"]
     limit: float
     throughput: float = 0.0
     obstacle: str = ""
@@ -87,6 +89,25 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
+class Course:
+    """A whole training, if the paper gives its hours: as many steps as it takes, at a row's time of a step.
+
+    Attributes:
+        title: for people.
+        row: key of the row that gives the time of a step.
+        steps: of the training.
+        paper_hours: the paper's figure.
+        known: how we know it, as for `PublishedFigure`.
+    """
+
+    title: str
+    row: str
+    steps: int
+    paper_hours: float
+    known: Known
+
+
+@dataclass(frozen=True, slots=True)
 class Experiment:
     """A published evaluation.
 
@@ -98,6 +119,7 @@ class Experiment:
         measured: the same at a reduced size, on the local device.
         claims: about the answers of `ilp`.
         saving: the methods that the paper's figure compares, if it compares two.
+        courses: whole trainings, to be compared with one another.
     """
 
     name: str
@@ -107,6 +129,7 @@ class Experiment:
     measured: tuple[Row, ...]
     claims: tuple[Claim, ...] = ()
     saving: Saving | None = None
+    courses: tuple[Course, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +141,9 @@ class Answer:
         method: its name.
         device: name of the device.
         modelled: whether times come from a device model.
-        budget_bytes: 0 for "smallest".
+        budget_bytes: what the step may use.
         fits: whether there is a plan.
-        needs_bytes: the smallest budget known, if there is no plan or the question is "smallest".
+        needs_bytes: the smallest budget known, if there is no plan.
         step_ms: predicted time of the planned step.
         in_core_step_ms: time of the in-core step.
         lower_bound_ms: of the plan.
@@ -138,6 +161,7 @@ class Answer:
         measured_peak_bytes: measured in training.
         measured_step_ms: measured in training.
         measured_plain_step_ms: of plain steps that took turns with the planned ones.
+        measured_ratios: of each turn, the planned step by the plain step, in the order of measurement.
         measured_items_per_s: measured throughput at `largest`.
         measured_in_core_items_per_s: measured throughput at `in_core_largest`.
         answered_s: seconds that the answer took.
@@ -167,6 +191,7 @@ class Answer:
     measured_peak_bytes: int | None = None
     measured_step_ms: float | None = None
     measured_plain_step_ms: float | None = None
+    measured_ratios: tuple[float, ...] = ()
     measured_items_per_s: float | None = None
     measured_in_core_items_per_s: float | None = None
     answered_s: float = 0.0
@@ -180,10 +205,20 @@ class Answer:
 
     @property
     def measured_slowdown(self) -> float | None:
-        """The measured slowdown."""
+        """The measured slowdown: the median over the turns, each of a planned and a plain step."""
+        if self.measured_ratios:
+            return statistics.median(self.measured_ratios) - 1
         if self.measured_step_ms is None or not self.measured_plain_step_ms:
             return None
         return self.measured_step_ms / self.measured_plain_step_ms - 1
+
+    @property
+    def measured_quartiles(self) -> tuple[float, float] | None:
+        """Between which slowdowns the middle half of the turns lies."""
+        if len(self.measured_ratios) < 2:
+            return None
+        low, _, high = statistics.quantiles(self.measured_ratios, n=4, method="inclusive")
+        return low - 1, high - 1
 
     @property
     def least_slowdown(self) -> float | None:

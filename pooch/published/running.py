@@ -55,6 +55,7 @@ def reproduce(
     experiment: Experiment,
     *,
     rows: Sequence[str] = (),
+    methods: Sequence[str] = (),
     quick: bool = False,
     part: Part = "all",
     folder: Path | None = None,
@@ -68,6 +69,7 @@ def reproduce(
     Args:
         experiment: whose rows are answered.
         rows: keys, or patterns such as "resnet50-*". Empty: all rows.
+        methods: names, or patterns such as "pooch_*": only these answer. Empty: all methods of each row.
         quick: answer only the rows that represent the others.
         part: "simulated" on the paper's hardware, "measured" on this machine, or "all".
         folder: where answers are recorded. None: nowhere.
@@ -77,7 +79,7 @@ def reproduce(
         progress: called with a description of the current work and the share that is done.
 
     Raises:
-        UsageError: no row matches the patterns.
+        UsageError: no row, or no method of a row, matches the patterns.
         FileFormatError: the record cannot be read or written.
     """
     recording = Recording(experiment.name, folder)
@@ -87,7 +89,10 @@ def reproduce(
     if rows and not chosen:
         known = ", ".join(row.key for row in (*experiment.rows, *experiment.measured))
         raise UsageError(f"no row of {experiment.name} matches {' or '.join(rows)}: choose from {known}")
-    asked = [(row, method) for row in chosen for method in row.methods]
+    asked = [(row, method) for row in chosen for method in row.methods if _matches(method, methods)]
+    if methods and not asked:
+        known = ", ".join(dict.fromkeys(method for row in chosen for method in row.methods))
+        raise UsageError(f"no method of {experiment.name} matches {' or '.join(methods)}: choose from {known}")
     row_progress = _RowProgress(progress, len(asked))
     profiles = Profiles(row_progress)
     for done, (row, method) in enumerate(asked):
@@ -102,8 +107,8 @@ def reproduce(
 
 
 def _chosen(rows: tuple[Row, ...], patterns: Sequence[str], quick: bool) -> tuple[Row, ...]:
-    return tuple(
-        row
-        for row in rows
-        if (row.quick or not quick) and (not patterns or any(fnmatchcase(row.key, pattern) for pattern in patterns))
-    )
+    return tuple(row for row in rows if (row.quick or not quick) and _matches(row.key, patterns))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

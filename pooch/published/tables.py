@@ -17,10 +17,11 @@ from .running import Reproduced
 
 _BEST = "ilp"
 _NOTHING = "-"
+WIDEST = 16  # columns
+LEAST_SAVING = 0.01  # overhead, as a share of the in-core step: less is nothing to save
 _QUESTIONS = {
     "slowdown": "Slowdown compared with in-core",
     "largest": "Largest size that fits (multiple of the in-core size, relative throughput)",
-    "smallest": "Smallest memory (slowdown at that size)",
 }
 _MARKS = {"read": "", "abstract": " [abstract]", "recalled": " [recalled]"}
 
@@ -68,9 +69,10 @@ def reproduction_tables(reproduced: Reproduced) -> list[TextTable]:
         for question in _QUESTIONS:
             chosen = [row for row in rows if row.question == question]
             if chosen:
-                tables.append(_table(reproduced, chosen, f"{_QUESTIONS[question]}; {place}"))
-    claims = _claims_table(reproduced)
-    return [*tables, claims] if claims.rows else tables
+                table = _table(reproduced, chosen, f"{_QUESTIONS[question]}; {place}")
+                tables.append(_turned(table) if len(table.columns) > WIDEST else table)
+    others = (_courses_table(reproduced), _claims_table(reproduced))
+    return [*tables, *(table for table in others if table.rows)]
 
 
 def _table(reproduced: Reproduced, rows: Sequence[Row], title: str) -> TextTable:
@@ -94,6 +96,12 @@ def _table(reproduced: Reproduced, rows: Sequence[Row], title: str) -> TextTable
     return TextTable(title, (*columns, *extra), tuple(lines))
 
 
+def _turned(table: TextTable) -> TextTable:
+    """Return the table with rows and columns exchanged, for many methods."""
+    lines = list(zip(table.columns, *table.rows, strict=True))
+    return TextTable(table.title, lines[0], tuple(lines[1:]))
+
+
 def _in_core(row: Row, known: Answer | None) -> str:
     if known is None:
         return _NOTHING
@@ -111,9 +119,6 @@ def _paper(experiment: Experiment, row: Row) -> str:
 def _cell(row: Row, answer: Answer | None) -> str:
     if answer is None:
         return _NOTHING
-    if row.question == "smallest":
-        lost = f" ({_lost(answer.slowdown)})" if answer.slowdown is not None else ""
-        return format_bytes(answer.needs_bytes or 0) + lost
     if not answer.fits:
         return f"needs {format_bytes(answer.needs_bytes or 0)}"
     return _slowdown_cell(answer) if row.question == "slowdown" else _largest_cell(answer)
@@ -122,8 +127,9 @@ def _cell(row: Row, answer: Answer | None) -> str:
 def _slowdown_cell(answer: Answer) -> str:
     if answer.measured_slowdown is None:
         return _lost(answer.slowdown)
-    peak = format_bytes(answer.measured_peak_bytes or 0)
-    return f"{_lost(answer.measured_slowdown)} (predicted {_lost(answer.slowdown)}), {peak}"
+    peak, half = format_bytes(answer.measured_peak_bytes or 0), answer.measured_quartiles
+    spread = f"half of the turns {_lost(half[0])} to {_lost(half[1])}; " if half else ""
+    return f"{_lost(answer.measured_slowdown)} ({spread}predicted {_lost(answer.slowdown)}), {peak}"
 
 
 def _largest_cell(answer: Answer) -> str:
@@ -160,7 +166,7 @@ def _saved(experiment: Experiment, answers: dict[tuple[str, str], Answer], row: 
     base, other = answers.get((row.key, saving.base)), answers.get((row.key, changed))
     costs = [None if each is None else _cost(row, each, saving.of) for each in (base, other)]
     before, after = costs
-    if before is None or after is None or before <= 0:
+    if before is None or after is None or before < LEAST_SAVING:
         return _NOTHING
     return f"{100 * (1 - after / before):.1f}%"
 
@@ -170,6 +176,24 @@ def _cost(row: Row, answer: Answer, of: str) -> float | None:
     if lost is None:
         return None
     return lost if of == "overhead" else 1 + lost
+
+
+def _courses_table(reproduced: Reproduced) -> TextTable:
+    """Hours of whole trainings, and each relative to the last."""
+    answers = {each.row: each for each in reproduced.answers if each.method == _BEST and each.step_ms is not None}
+    courses = [course for course in reproduced.experiment.courses if course.row in answers]
+    hours = [course.steps * (answers[course.row].step_ms or 0.0) / 3_600_000 for course in courses]
+    rows = tuple(
+        (
+            course.title,
+            f"{course.steps:,}",
+            format_ms(answers[course.row].step_ms or 0.0),
+            f"{each:.1f} h ({each / hours[-1]:.2f}x)",
+            f"{course.paper_hours:g} h ({course.paper_hours / courses[-1].paper_hours:.2f}x){_MARKS[course.known]}",
+        )
+        for course, each in zip(courses, hours, strict=True)
+    )
+    return TextTable("Hours of a training; modelled", ("", "steps", "step", _BEST, "paper"), rows)
 
 
 def _claims_table(reproduced: Reproduced) -> TextTable:

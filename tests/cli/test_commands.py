@@ -10,6 +10,7 @@ from pathlib import Path
 import pulp
 import pytest
 
+from benchmarks.policies import measure_profile
 from pooch.ir import Link, Plan, Profile
 from tests.cli.conftest import Command
 from tests.toys import ladder
@@ -91,7 +92,8 @@ def test_plan_and_compare_take_the_smallest_budget_in_words(pooch_command: Comma
     assert outcome.code == 0, outcome.error
     assert json.loads(outcome.out)["budget_bytes"] == smallest
     rows = pooch_command("compare", profile_path, "--budget", "min", "--policy", "ilp", "--json")
-    assert [row["budget_bytes"] for row in json.loads(rows.out)] == [smallest]
+    of_step = pooch.smallest_budget(Profile.load(profile_path), region="step")
+    assert [row["budget_bytes"] for row in json.loads(rows.out)] == [of_step]
     refused = pooch_command("plan", profile_path, "--budget", "60%", "--host-budget", "min")
     assert refused.code == 2
     assert "the host budget cannot be 'min'" in refused.error_line
@@ -126,6 +128,15 @@ def test_compare_has_every_policy_under_every_budget(pooch_command: Command, pro
     table = pooch_command("compare", profile_path, "--budget", "60%", "--policy", "ilp", "--policy", "keep_all")
     assert "needs" in table.out
     assert "swap_all" not in table.out
+
+
+def test_compare_covers_the_whole_step_as_the_page_of_policies_does(pooch_command: Command) -> None:
+    recorded = Path(__file__).parents[2] / "profiles" / "lstm-b32-cpu.json"
+    asked = ("compare", recorded, "--budget", "60%", "--policy", "ilp", "--json")
+    (cell,) = measure_profile(Profile.load(recorded), ["60%"], 30.0, policies=["ilp"]).cells
+    (row,), (of_model,) = (json.loads(pooch_command(*asked, *more).out) for more in ((), ("--region", "model")))
+    assert row["predicted_step_ms"] == cell.step_ms
+    assert row != of_model
 
 
 @pytest.mark.parametrize("kind", ["profile", "plan"])

@@ -15,7 +15,11 @@ LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)
 
 
 def test_parameters_are_those_that_users_of_the_methods_have() -> None:
-    assert option_names(find_policy("tflms")) == {"n_tensors": 0, "lb": 1}
+    assert option_names(find_policy("tflms")) == {
+        "n_tensors": 0, "lb": 1, "ub": 10_000, "trigger": "chain_rule", "swap_branches": False, "branch_threshold": 0,
+        "include_scopes": "", "exclude_scopes": "", "include_types": "", "exclude_types": "",
+    }  # fmt: skip
+    assert option_names(find_policy("pooch_exhaustive")) == {"block": 8, "most": 3000}
     assert option_names(find_policy("tf_latest_first")) == {"limit_fraction": 0.7, "least_bytes": 2048}
     assert option_names(find_policy("tflms_auto")) == {"memory_ratio": 0.9}
     assert option_names(find_policy("ilp")) == {}
@@ -23,6 +27,9 @@ def test_parameters_are_those_that_users_of_the_methods_have() -> None:
 
 def test_texts_are_read_as_the_type_of_the_default() -> None:
     assert option_names(with_options(find_policy("tflms"), "tflms", {"lb": "4"}))["lb"] == 4
+    for text, switched in (("true", True), ("False", False), ("0", False)):
+        changed = with_options(find_policy("tflms"), "tflms", {"swap_branches": text})
+        assert option_names(changed)["swap_branches"] is switched
     changed = with_options(find_policy("tf_earliest_first"), "tf_earliest_first", {"limit_fraction": "0.5"})
     assert option_names(changed)["limit_fraction"] == 0.5
     assert option_names(find_policy("tf_earliest_first"))["limit_fraction"] == 0.7, "the registered one stays as it is"
@@ -43,7 +50,9 @@ def test_a_parameter_changes_the_plan() -> None:
 @pytest.mark.parametrize(
     ("policy", "options", "told"),
     [
-        ("tflms", {"ub": 3}, "no option 'ub': it has n_tensors, lb"),
+        ("tflms", {"sync_mode": 3}, "no option 'sync_mode': it has n_tensors, lb"),
+        ("tflms", {"swap_branches": "maybe"}, "is 'maybe': give true or false"),
+        ("tflms", {"trigger": "any"}, "no trigger 'any': choose chain_rule or direct_order"),
         ("ilp", {"lb": 3}, "no option 'lb': it has none"),
         ("tflms", {"lb": "soon"}, "is 'soon': give a whole number, such as 1"),
         ("tf_latest_first", {"order": "earliest"}, "no option 'order'"),

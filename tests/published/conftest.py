@@ -11,7 +11,7 @@ import pytest
 from pooch.api.rescaling import rescale
 from pooch.ir import Link, Profile
 from pooch.published import profiles
-from pooch.published.rows import Claim, Experiment, Row, Saving
+from pooch.published.rows import Claim, Course, Experiment, Row, Saving
 from tests.toys import blocks
 
 LINK = Link("toy tier", 0.0, 0.0, 40.0, 40.0)
@@ -51,7 +51,6 @@ def experiment(toys: Toys) -> Experiment:
         rows=(
             Row("four", "batch 4", "slowdown", "resnet50", ("keep_all", *METHODS), "60%", hardware, 4, quick=True),
             Row("many", "many", "largest", "resnet50", ("tflms", "ilp"), str(20 * peak_bytes), hardware, start=4),
-            Row("least", "least", "smallest", "resnet50", ("keep_all", "ilp"), "", hardware, 4),
         ),
         measured=(),
         claims=(
@@ -60,7 +59,10 @@ def experiment(toys: Toys) -> Experiment:
             Claim("many", "multiple", 1.0),
             Claim("many", "multiple", 1.0, throughput=0.01),
             Claim("many", "largest", 1e6),
-            Claim("least", "peak_mb", 1e3),
         ),
         saving=Saving("tflms", "tflms_tuned", "overhead"),
+        courses=(
+            Course("small steps", "four", 3_600_000, 2.0, "abstract"),
+            Course("the same, half as many", "four", 1_800_000, 1.0, "read"),
+        ),
     )

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pooch.analysis.dataflow import Dataflow
-from pooch.errors import InfeasibleBudget
+from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Link, Profile
 from pooch.planner import PolicyOutcome, make_plan, policy_names
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest
+from pooch.planner.search.trials import Trials
 from pooch.plugins import provided
 from pooch.published.policies.capuchin import leaving_order
 from pooch.published.policies.chen_sqrt import between_checkpoints
+from pooch.published.policies.keeping import (
+    COPIES_IN,
+    COPIES_OUT,
+    all_swapped,
+    keep_from_the_last,
+    keeping,
+    unhidden_of,
+)
+from pooch.published.policies.levels import forward_levels
+from pooch.published.policies.pooch_exhaustive import PoochExhaustive
 from pooch.published.policies.tensorflow_loops import LoopSwapping
 from pooch.published.policies.tflms import Tflms
 from pooch.published.policies.tflms_auto import TflmsAuto
+from pooch.published.policies.tflms_tuned import analysis_path
 from pooch.schedule import verify
 from tests.planner.networks import PCIE_16, resnet50
-from tests.planner.support import Case, case
+from tests.planner.support import Case, RealEvaluator, case
 from tests.toys import FAST_LINK, SLOW_LINK, ToyStep, blocks, chain, ladder, random_profile
 
 LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)  # a value of 16 bytes takes 1 ms, as long as a forward op
 WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)  # an example takes a second
 PUBLISHED = sorted(provided("policies"))
+PROFILES = Path(__file__).parents[2] / "profiles"
 
 
 def planned(of: Case, policy: str, share: float) -> PolicyOutcome:
@@ -148,15 +164,117 @@ def test_pooch_recomputes_what_the_link_is_too_slow_for_and_nothing_on_a_fast_on
     assert not places(fast, planned(fast, "pooch_2018", 0.6), "recompute")
 
 
-def test_the_exhaustive_search_is_at_least_as_good_before_anything_is_recomputed() -> None:
+def swaps_only(sizes: Sequence[int], link: Link) -> Case:
+    """A chain of values of these sizes, none of which can be replayed."""
     step = ToyStep()
     current = step.external(8)
-    for size in (40, 8, 24, 8, 40, 8, 16, 8):
-        (current,) = step.op([current], [size], saves=[current], refusal="a toy that cannot be replayed")
-    of = case(step.build(Link("toy tier", 0.0, 0.0, 4.0, 4.0)))
-    for share in (0.9, 0.8, 0.7, 0.6):
-        searched, greedy = planned(of, "pooch_exhaustive", share), planned(of, "pooch_2018", share)
-        assert searched.timeline.step_ms <= greedy.timeline.step_ms + 1e-9
+    for size_bytes in sizes:
+        (current,) = step.op([current], [size_bytes], saves=[current], refusal="a toy that cannot be replayed")
+    return case(step.build(link))
+
+
+SLOW_IN, SLOW_OUT = Link("toy tier", 0.0, 0.0, 100.0, 4.0), Link("toy tier", 0.0, 0.0, 4.0, 100.0)
+UNEQUAL = (40, 40, 16, 24, 24, 8, 40, 8)
+
+
+def fastest_of_all(of: Case, share: float) -> float:
+    ids = [value.id for value in of.dataflow.activations]
+    times_ms = []
+    for leaving in product(("keep", "swap"), repeat=len(ids)):
+        timeline = of.evaluator.evaluate(dict(zip(ids, leaving, strict=True)), of.share(share)).timeline  # type: ignore[arg-type]
+        if timeline.peak_bytes <= of.share(share):
+            times_ms.append(timeline.step_ms)
+    return min(times_ms)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.6])
+def test_the_exhaustive_search_finds_the_best_maps_to_keep_where_the_greedy_walk_does_not(share: float) -> None:
+    of = swaps_only(UNEQUAL, SLOW_IN)
+    searched, greedy = planned(of, "pooch_exhaustive", share), planned(of, "pooch_2018", share)
+    assert searched.timeline.step_ms == pytest.approx(fastest_of_all(of, share))
+    assert searched.timeline.step_ms < greedy.timeline.step_ms - 1
+
+
+@pytest.mark.parametrize("link", [SLOW_IN, SLOW_OUT], ids=["slow in", "slow out"])
+def test_the_exhaustive_search_is_never_slower_than_the_greedy_walk_before_anything_is_recomputed(link: Link) -> None:
+    rng = Random(0)
+    for _ in range(6):
+        of = swaps_only([rng.choice((8, 16, 24, 40)) for _ in range(8)], link)
+        for share in (0.9, 0.75, 0.6):
+            searched, greedy = planned(of, "pooch_exhaustive", share), planned(of, "pooch_2018", share)
+            assert searched.timeline.step_ms <= greedy.timeline.step_ms + 1e-9
+
+
+def test_the_exhaustive_search_stops_at_a_block_whose_copies_in_are_hidden_and_at_its_limit() -> None:
+    hidden, slow = swaps_only(UNEQUAL, Link("toy tier", 0.0, 0.0, 400.0, 400.0)), swaps_only(UNEQUAL, SLOW_IN)
+
+    def simulations(of: Case, policy: PoochExhaustive) -> int:
+        of.evaluator.count = 0
+        policy(PlanningRequest(of.dataflow, of.share(0.6), of.evaluator))
+        return of.evaluator.count
+
+    greedy = simulations(hidden, PoochExhaustive(most=0))
+    assert simulations(hidden, PoochExhaustive()) == greedy, "everything is hidden: there is nothing to search"
+    assert simulations(slow, PoochExhaustive()) > 2 * simulations(slow, PoochExhaustive(most=0))
+
+
+def search_simulations(request: PlanningRequest, evaluator: RealEvaluator, **parameters: int) -> int:
+    """How often the exhaustive search simulates."""
+    evaluator.count = 0
+    PoochExhaustive(**parameters)(request)
+    return evaluator.count
+
+
+def test_the_exhaustive_search_goes_no_further_than_a_block_that_leaves_and_is_hidden() -> None:
+    # GIVEN four maps that leave, the tail having room, and unhidden copies in of the first two
+    of = swaps_only((16, 40, 4, 24, 40, 16, 4, 4, 40), SLOW_IN)
+    request = PlanningRequest(of.dataflow, of.share(0.6), of.evaluator)
+    trials = Trials(request, Candidates(of.dataflow))
+    ids, start = [value.id for value in of.dataflow.activations], all_swapped(trials, "")
+    assert sorted(start.trial.evaluation.schedule.swapped) == ids[:4]
+    assert unhidden_of(trials, start, COPIES_IN) == set(ids[:2])
+
+    # THEN blocks of two are not searched, as the second one is hidden; a single block of all is
+    counts = [search_simulations(request, of.evaluator, block=block) for block in (2, len(ids))]
+    assert counts[0] == search_simulations(request, of.evaluator, most=0) < counts[1]
+
+
+def test_the_exhaustive_search_passes_over_blocks_for_which_there_is_room() -> None:
+    of = swaps_only(UNEQUAL, SLOW_IN)
+    request = PlanningRequest(of.dataflow, of.share(0.75), of.evaluator)
+    searched = search_simulations(request, of.evaluator, block=2)
+    assert searched > search_simulations(request, of.evaluator, most=0)
+
+
+def test_a_walk_goes_on_past_what_does_not_fit_unless_it_stops_there() -> None:
+    of = swaps_only((8, 24, 8, 40, 8, 8), SLOW_OUT)
+    trials = Trials(PlanningRequest(of.dataflow, of.share(0.7), of.evaluator), Candidates(of.dataflow))
+    start, ids = all_swapped(trials, ""), [value.id for value in of.dataflow.activations]
+    small, large = ids[0], ids[1]
+    assert keeping(trials, start, large) is None
+    assert keep_from_the_last(trials, start, (small, large)).swaps == start.swaps - {small}
+    assert keep_from_the_last(trials, start, (small, large), stop_at_first=True) == start
+
+
+def test_swap_opt_looks_at_copies_out_alone() -> None:
+    # GIVEN unhidden copies in of maps at the head, and none out
+    of = swaps_only(UNEQUAL, SLOW_IN)
+    trials = Trials(PlanningRequest(of.dataflow, of.share(0.75), of.evaluator), Candidates(of.dataflow))
+    start = all_swapped(trials, "swap_opt")
+    assert unhidden_of(trials, start, COPIES_IN)
+    assert not unhidden_of(trials, start, COPIES_OUT)
+    # THEN only the walk over all maps keeps anything, from the tail on
+    assert planned(of, "swap_opt", 0.75).decisions == keep_from_the_last(trials, start, start.swaps).trial.decisions
+
+
+def test_a_map_stays_swapped_until_it_is_kept_although_there_is_room_for_it_at_first() -> None:
+    of = swaps_only(UNEQUAL, SLOW_IN)
+    trials = Trials(PlanningRequest(of.dataflow, of.share(0.75), of.evaluator), Candidates(of.dataflow))
+    start = all_swapped(trials, "swap_opt")
+    left = [value for value, choice in start.trial.decisions.items() if choice == "swap"]
+    assert len(left) < len(start.swaps), "some have room"
+    kept = keeping(trials, start, left[-1])
+    assert kept is not None, "others leave in its place"
 
 
 def test_superneurons_swaps_convolutions_and_recomputes_the_rest_of_the_head() -> None:
@@ -168,6 +286,41 @@ def test_superneurons_swaps_convolutions_and_recomputes_the_rest_of_the_head() -
     assert all(place % 3 == 0 for place in places(of, plan, "swap"))
     assert places(of, plan, "recompute")
     assert all(place % 3 for place in places(of, plan, "recompute"))
+
+
+def replaying_everything_fits(of: Case, share: float) -> bool:
+    """Whether the plan that recomputes all it can, and swaps the rest, keeps the budget."""
+    decisions = {item.value: item.choices[-1] for item in Candidates(of.dataflow).items}
+    return of.evaluator.evaluate(decisions, of.share(share)).timeline.peak_bytes <= of.share(share)
+
+
+@pytest.mark.parametrize(
+    ("policy", "recorded", "share"),
+    [("superneurons", "lstm-b32", 0.8), ("superneurons", "unet3d-b2", 0.5), ("capuchin", "unet3d-b2", 0.65)],
+)
+def test_a_few_replays_may_fit_although_replaying_everything_would_not(
+    policy: str, recorded: str, share: float
+) -> None:
+    of = case(Profile.load(PROFILES / f"{recorded}-cpu.json"))
+    assert not replaying_everything_fits(of, share)
+    plan = planned(of, policy, share)
+    assert plan.timeline.peak_bytes <= of.share(share)
+    assert places(of, plan, "recompute")
+
+
+def test_superneurons_keeps_as_much_of_the_tail_as_swapping_all_the_rest_permits() -> None:
+    of = case(convolutions(chain(12, size_bytes=16, link=LINK), every=3))
+    candidates = Candidates(of.dataflow)
+    for share in (0.9, 0.7, 0.5):
+        left = [
+            item.value
+            for item in candidates.items
+            if planned(of, "superneurons", share).decisions[item.value] != "keep"
+        ]
+        swapped = dict.fromkeys(left, "swap")
+        assert of.evaluator.evaluate(swapped, of.share(share)).timeline.peak_bytes <= of.share(share)
+        del swapped[max(left)]
+        assert of.evaluator.evaluate(swapped, of.share(share)).timeline.peak_bytes > of.share(share)
 
 
 def test_vdnn_offloads_inputs_of_convolutions_first_and_of_all_layers_when_it_must() -> None:
@@ -190,17 +343,125 @@ def test_tflms_counts_tensors_from_the_input_and_triggers_by_distance() -> None:
     ids = [value.id for value in of.dataflow.activations]
     assert list(fitted.evaluation.schedule.swapped) == ids[: len(fitted.evaluation.schedule.swapped)]
     assert set(more.evaluation.schedule.swapped) <= set(ids[:6])
-    anchors = of.dataflow.anchor_slots
-    slots = {(a.kind, a.target): a.slot for a in more.evaluation.schedule.actions}
-    ahead = [anchors.index(slots["wait", v]) - anchors.index(slots["copy_in", v]) for v in slots_in(slots)]
-    assert ahead
-    assert max(ahead) <= 2
+    assert 0 < max(levels_ahead(of, more).values()) <= 2
     with pytest.raises(InfeasibleBudget):
         Tflms(n_tensors=1)(replace(request, budget_bytes=of.share(0.4)))
 
 
-def slots_in(slots: dict[tuple[str, int], int]) -> list[int]:
-    return [value for kind, value in slots if kind == "copy_in"]
+def levels_ahead(of: Case, plan: PolicyOutcome) -> dict[int, int]:
+    """By place of the value in the chain: anchors from the start of its copy in to its need."""
+    anchors, ids = of.dataflow.anchor_slots, [value.id for value in of.dataflow.activations]
+    slots = {(a.kind, a.target): a.slot for a in plan.schedule.actions}
+    return {
+        ids.index(value): anchors.index(slots["wait", value]) - anchors.index(slot)
+        for (kind, value), slot in slots.items()
+        if kind == "copy_in"
+    }
+
+
+def under(of: Case, parameters: Tflms, share: float = 1.0) -> PolicyOutcome:
+    return parameters(PlanningRequest(of.dataflow, of.share(share), of.evaluator))
+
+
+def test_tflms_swaps_all_tensors_whether_or_not_there_is_room() -> None:
+    of = long_chain()
+    assert places(of, under(of, Tflms(n_tensors=-1)), "swap") == list(range(8)), "the last two are read at once"
+    assert places(of, under(of, Tflms(n_tensors=3)), "swap") == [0, 1, 2]
+    assert places(of, under(of, Tflms()), "swap") == []
+
+
+def test_tflms_starts_copies_where_the_gradient_of_a_deeper_op_runs() -> None:
+    # In a chain, both rules find the same op, except where no gradient is in reach.
+    of = long_chain()
+    for levels in (1, 2, 3):
+        chained = levels_ahead(of, under(of, Tflms(n_tensors=-1, lb=levels)))
+        direct = levels_ahead(of, under(of, Tflms(n_tensors=-1, lb=levels, trigger="direct_order")))
+        assert chained[0] == direct[0] == levels
+    none_in_reach = levels_ahead(of, under(of, Tflms(n_tensors=-1, lb=40)))
+    assert set(none_in_reach.values()) == {0}
+
+
+def test_tflms_counts_levels_along_the_longest_path_and_looks_no_further_than_ub() -> None:
+    # GIVEN a value with a gradient three levels deeper, the ops between saving nothing
+    step = ToyStep()
+    first = current = step.external(16)
+    for saves in (True, True, False, False, True, True):
+        (current,) = step.op([current], [16], saves=[current] if saves else [])
+    del first
+    of = case(step.build(LINK))
+    assert forward_levels(of.dataflow) == [0, 1, 2, 3, 4, 5]
+    near, far = (levels_ahead(of, under(of, Tflms(n_tensors=1, lb=1, ub=ub))) for ub in (2, 3))
+    assert near == {0: 0}
+    assert far[0] > 0
+
+
+def test_tflms_filters_by_scope_and_type() -> None:
+    profile = convolutions(long_chain().profile, every=2)
+    ops = tuple(replace(op, module=f"down.{op.index}" if op.index < 4 else f"up.{op.index}") for op in profile.ops)
+    of = case(replace(profile, ops=ops))
+    assert places(of, under(of, Tflms(n_tensors=-1, include_scopes="down")), "swap") == [0, 1, 2, 3]
+    assert places(of, under(of, Tflms(n_tensors=-1, exclude_scopes="down.0, down.2, up")), "swap") == [1, 3]
+    assert places(of, under(of, Tflms(n_tensors=-1, include_types="convolution")), "swap") == [0, 2, 4, 6]
+    assert places(of, under(of, Tflms(n_tensors=-1, exclude_types="convolution")), "swap") == [1, 3, 5, 7]
+
+
+def long_skips() -> Case:
+    """A long skip: the program holds it while ops with large workspaces run, and reads it again afterwards."""
+    step = ToyStep()
+    (skip,) = step.op([step.external(16)], [64], saves_outputs=[0])
+    (current,) = step.op([skip], [16])
+    for _ in range(4):
+        (current,) = step.op([current], [16], saves=[current], workspace_bytes=200)
+    (current,) = step.op([current, skip], [16], saves=[current, skip])
+    for _ in range(2):
+        (current,) = step.op([current], [16], saves=[current])
+    profile = step.build(FAST_LINK)
+    return case(replace(profile, values=tuple(replace(value, touches=()) for value in profile.values)))
+
+
+def test_tflms_swaps_between_reads_of_the_forward_pass_only_when_told_to() -> None:
+    of = long_skips()
+    everything = Tflms(n_tensors=-1)
+    least = smallest(of, "tflms")
+    with pytest.raises(InfeasibleBudget) as raised:
+        replace(everything, swap_branches=True)(PlanningRequest(of.dataflow, 1, of.evaluator))
+    assert raised.value.minimum_bytes < least
+    tight = PlanningRequest(of.dataflow, raised.value.minimum_bytes, of.evaluator)
+    branched = replace(everything, swap_branches=True)(tight)
+    kinds = {action.kind for action in branched.schedule.actions}
+    assert "refill" in kinds
+    verify(of.dataflow, branched.schedule, branched.decisions, tight.budget_bytes)
+    with pytest.raises(InfeasibleBudget):
+        replace(everything, swap_branches=True, branch_threshold=100)(tight)
+    plain = everything(replace(tight, budget_bytes=least))
+    assert not {action.kind for action in plain.schedule.actions} & {"refill"}
+
+
+def test_imai_sweeps_branches_and_the_analysis_path() -> None:
+    of = long_skips()
+    branched = smallest(of, "tflms_tuned")
+    assert branched < smallest(of, "tflms")
+    # GIVEN extents that shrink on the way down
+    shapes = (64, 32, 16, 8, 16, 32, 64, 64)
+    ids = [value.id for value in of.dataflow.activations]
+    values = list(of.profile.values)
+    for value, extent in zip(ids, shapes, strict=False):
+        values[value] = replace(values[value], shape=(1, 1, extent))
+    narrowing = case(replace(of.profile, values=tuple(values)))
+    assert analysis_path(Candidates(narrowing.dataflow)) == shapes.index(8) + 1
+    assert analysis_path(Candidates(of.dataflow)) == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [
+        ({"lb": 3, "ub": 2}, r"lb=3 and ub=2: give 0 <= lb <= ub"),
+        ({"trigger": "any"}, "no trigger 'any': choose chain_rule or direct_order"),
+    ],
+)
+def test_impossible_parameters_of_tflms_are_refused(parameters: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        Tflms(**parameters)
 
 
 def test_tflms_auto_leaves_a_tenth_free_and_no_vector_moves() -> None:

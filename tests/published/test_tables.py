@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.results import page
 from pooch.published.claims import verdicts
 from pooch.published.experiments import EXPERIMENTS, find_experiment
 from pooch.published.recording import Recording
-from pooch.published.rows import Answer
+from pooch.published.rows import Answer, Experiment
 from pooch.published.running import Reproduced
 from pooch.published.tables import reproduction_record, reproduction_tables
 
@@ -55,6 +56,47 @@ def test_a_row_has_the_papers_figure_and_every_methods(reproduced: Reproduced) -
     assert "paper" not in measured.columns
     assert "+20.0% (predicted +10.0%), 1024.00 MiB" in measured.rows[0]
     assert claims.rows == (("ResNet-50, batch 640, V100-NVLink", "at most 8% slower", "3.0%", "reached"),)
+
+
+def test_a_measured_slowdown_shows_its_spread(reproduced: Reproduced) -> None:
+    ratios = (1.10, 1.20, 1.30, 1.15, 1.90)
+    answers = tuple(replace(each, measured_ratios=ratios if not each.modelled else ()) for each in reproduced.answers)
+    _, measured, _ = reproduction_tables(replace(reproduced, answers=answers))
+    expected = "+20.0% (half of the turns +15.0% to +30.0%; predicted +10.0%), 1024.00 MiB"
+    assert expected in measured.rows[0]
+
+
+def test_many_methods_are_lines_instead_of_columns(reproduced: Reproduced) -> None:
+    policies = find_experiment("policies")
+    rows = policies.rows[:2]
+    answers = tuple(answer("ilp", row=row.key, step_ms=100.0 + place) for place, row in enumerate(rows))
+    (table,) = reproduction_tables(Reproduced(policies, rows, (), answers, ()))
+    assert table.columns == ("", rows[0].title, rows[1].title)
+    assert ("ilp", "+0.0%", "+1.0%") in table.rows
+    assert ("dtr", "-", "-") in table.rows
+
+
+def test_an_overhead_of_nothing_saves_nothing(experiment: Experiment) -> None:
+    row = experiment.rows[0]
+
+    def saved(before_ms: float) -> str:
+        answers = (
+            answer("tflms", row=row.key, step_ms=before_ms),
+            answer("tflms_tuned", row=row.key, step_ms=100.0),
+        )
+        table, *_ = reproduction_tables(Reproduced(experiment, (row,), (), answers, ()))
+        return dict(zip(table.columns, table.rows[0], strict=True))["saved by tflms_tuned"]
+
+    assert saved(100.9) == "-"
+    assert saved(102.0) == "100.0%"
+
+
+def test_hours_of_a_training_follow_from_its_steps(experiment: Experiment) -> None:
+    answers = (answer("ilp", row="four", step_ms=200.0),)
+    tables = reproduction_tables(Reproduced(experiment, experiment.rows[:1], (), answers, ()))
+    (hours,) = [table for table in tables if "Hours" in table.title]
+    assert hours.rows[0][3:] == ("200.0 h (2.00x)", "2 h (2.00x) [abstract]")
+    assert hours.rows[1][3:] == ("100.0 h (1.00x)", "1 h (1.00x)")
 
 
 def test_the_record_is_json(reproduced: Reproduced) -> None:

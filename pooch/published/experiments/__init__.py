@@ -6,11 +6,12 @@ from ...errors import UsageError
 from ..rows import Experiment
 from .char_rnn import CHAR_RNN
 from .meng import MENG
+from .policies import POLICIES
 from .pooch import POOCH
 from .tflms import TFLMS
 from .unet3d import UNET3D
 
-EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (POOCH, TFLMS, UNET3D, MENG, CHAR_RNN)}
+EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (POOCH, TFLMS, UNET3D, MENG, CHAR_RNN, POLICIES)}
 
 
 def find_experiment(name: str) -> Experiment:

@@ -6,6 +6,7 @@ every method.
 
 V100_PCIE = "V100-PCIe"
 V100_NVLINK = "V100-NVLink"
+P100_NVLINK = "P100-NVLink"
 M40 = "M40"
 
 OF_16_GB = "15GiB"

@@ -7,6 +7,7 @@ from torch import nn
 
 from ...workloads.base import Workload
 from ...workloads.models.classification import classification
+from .local_response_norm import LocalResponseNorm
 
 _CHANNELS = (96, 256, 384, 384, 256)
 _HIDDEN = 4096
@@ -44,9 +45,8 @@ class AlexNet(nn.Module):
         return logits
 
 
-def _normalization() -> nn.LocalResponseNorm:
-    # PyTorch divides alpha by the number of channels in the sum; the paper's 1e-4 is per channel.
-    return nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0)
+def _normalization() -> LocalResponseNorm:
+    return LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=2.0)
 
 
 def _side_of_features(image_size: int) -> int:

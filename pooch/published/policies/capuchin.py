@@ -15,22 +15,37 @@ slots of copies. Capuchin updates recompute costs when sources leave; here, reci
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import numpy
 
+from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from .fitting import Leaving, fitted_outcome, swaps_of
+from ...planner.search.attempts import with_smallest_budget
+from ...planner.search.fixed import leanest_trial, outcome_of
+from ...planner.search.trials import Trials
+from .fitting import Leaving, first_fitting, swaps_of
 
 
 def capuchin(request: PlanningRequest) -> PolicyOutcome:
     """Hidden swaps first, then the cheaper of swap and recompute.
 
     Raises:
-        InfeasibleBudget: the step does not fit even if everything leaves.
+        InfeasibleBudget: the step does not fit, however many values leave.
     """
-    return fitted_outcome(request, leaving_order(Candidates(request.dataflow)), "capuchin")
+    return with_smallest_budget(request, _attempt, "capuchin")
+
+
+def _attempt(request: PlanningRequest) -> PolicyOutcome | None:
+    trials = Trials(request, Candidates(request.dataflow))
+    leaving = leaving_order(trials.candidates)
+    trial = first_fitting(trials, leaving)
+    if trial is None:  # it may fit with fewer bytes in flight
+        with suppress(InfeasibleBudget):
+            trial = leanest_trial(trials, dict(leaving), "capuchin")
+    return None if trial is None else outcome_of(trials, trial)
 
 
 def leaving_order(candidates: Candidates) -> Leaving:

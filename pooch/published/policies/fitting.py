@@ -1,4 +1,8 @@
-"""Shared by the policies that let activations leave one after another until the rest fits."""
+"""Shared by the policies that let activations leave one after another until the rest fits.
+
+Swaps alone never raise the peak, so the fewest that fit are found by bisection. Replays can raise it: whether a list of
+swaps and replays fits says nothing about a longer or a shorter list.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,14 @@ from collections.abc import Iterable
 from ...ir.plan import Choice, Decisions
 from ...planner.candidates import Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import fixed_trial, leanest_trial, outcome_of
-from ...planner.search.stall_rule import swaps_within_tier
+from ...planner.search.fixed import leanest_trial, outcome_of
 from ...planner.search.trials import Trial, Trials
 
 Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with its choice
 
 
 def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> PolicyOutcome:
-    """Let only as many of the first values in `leaving` leave as the budget requires, found by bisection.
+    """Let only as many of the first values in `leaving`, which are swapped, leave as the budget requires.
 
     Args:
         request: what to plan.
@@ -34,16 +37,31 @@ def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> P
 
 def fewest_leaving(trials: Trials, leaving: Leaving) -> Trial | None:
     """Return the plan in which the fewest values leave, or None if it does not fit even when all leave."""
-    found = _fitting(trials, dict(leaving))
+    count = fewest_count(trials, leaving)
+    return None if count is None else _fitting(trials, dict(leaving[:count]))
+
+
+def fewest_count(trials: Trials, leaving: Leaving) -> int | None:
+    """Return how many of the first values have to leave, or None if it does not fit even when all leave."""
+    if _fitting(trials, dict(leaving)) is None:
+        return None
     low, high = 0, len(leaving)
-    while found is not None and low < high:
+    while low < high:
         middle = (low + high) // 2
-        trial = _fitting(trials, dict(leaving[:middle]))
-        if trial is None:
+        if _fitting(trials, dict(leaving[:middle])) is None:
             low = middle + 1
         else:
-            found, high = trial, middle
-    return found
+            high = middle
+    return high
+
+
+def first_fitting(trials: Trials, leaving: Leaving) -> Trial | None:
+    """Let one value after another leave until the plan fits; None if it never does.
+
+    Unlike `fewest_leaving`, this does not expect that it fits when all leave, so replays may be among them.
+    """
+    prefixes = (dict(leaving[:count]) for count in range(len(leaving) + 1))
+    return next((trial for decisions in prefixes if (trial := _fitting(trials, decisions)) is not None), None)
 
 
 def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
@@ -52,15 +70,6 @@ def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
         return None
     trial = trials.run(decisions)
     return trial if trial.fits else None
-
-
-def all_swapped(trials: Trials, policy: str) -> Trial:
-    """Swap everything for which the tier has room: the start of PoocH's methods.
-
-    Raises:
-        InfeasibleBudget: that does not fit, so these methods have no plan.
-    """
-    return fixed_trial(trials, swaps_within_tier(trials), policy)
 
 
 def swaps_of(items: Iterable[Candidate]) -> Leaving:

@@ -1,7 +1,7 @@
 """PoocH (Ito et al. 2019): greedy classification into keep, swap and recompute.
 
 Procedure (read: the authors' Chainer fork, branch 3.0.0rc1-pooch):
-1. swap everything, and note the maps whose copies are not hidden behind compute;
+1. swap everything, and note the maps whose copies out are not hidden behind compute;
 2. walk the unhidden maps from the last to the first and keep each, until one does not fit; then walk all maps from the
    last to the first and keep each that fits (so far, this is `swap_opt`);
 3. for each map still swapped: swap overhead = step - step with its copies free, recompute overhead = time of the
@@ -19,9 +19,9 @@ from __future__ import annotations
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.search.fixed import outcome_of
-from ...planner.search.stall_rule import keep_or_swap, swap_or_recompute
+from ...planner.search.stall_rule import swap_or_recompute
 from ...planner.search.trials import Trials
-from .fitting import all_swapped
+from .keeping import all_swapped, keep_or_swap
 
 
 def pooch_2018(request: PlanningRequest) -> PolicyOutcome:
@@ -31,5 +31,5 @@ def pooch_2018(request: PlanningRequest) -> PolicyOutcome:
         InfeasibleBudget: swapping everything does not fit.
     """
     trials = Trials(request, Candidates(request.dataflow))
-    current = keep_or_swap(trials, all_swapped(trials, "pooch_2018"))
+    current = keep_or_swap(trials, all_swapped(trials, "pooch_2018")).trial
     return outcome_of(trials, swap_or_recompute(trials, current))

@@ -18,7 +18,7 @@ from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.search.fixed import outcome_of
 from ...planner.search.stall_rule import swaps_within_tier
 from ...planner.search.trials import Trial, Trials
-from .timing import delayed, everything_leaves, played, swap_schedule, trips_of
+from .timing import anchors_ahead, everything_leaves, played, started_at, swap_schedule, trips_of
 
 
 def swap_all(request: PlanningRequest) -> PolicyOutcome:
@@ -30,23 +30,23 @@ def swap_all(request: PlanningRequest) -> PolicyOutcome:
     return everything_swapped(request, "swap_all")
 
 
-def everything_swapped(request: PlanningRequest, policy: str, anchors_ahead: int | None = None) -> PolicyOutcome:
+def everything_swapped(request: PlanningRequest, policy: str, ahead: int | None = None) -> PolicyOutcome:
     """Swap every activation, and copy each in as early as there is room.
 
     Args:
         request: what to plan.
         policy: name of the method, for errors.
-        anchors_ahead: the most anchors by which a copy in may start before its need. None: any number.
+        ahead: the most anchors by which a copy in may start before its need. None: any number.
 
     Raises:
         InfeasibleBudget: that does not fit; gives a budget at which it does.
     """
     trials = Trials(request, Candidates(request.dataflow))
     decisions = swaps_within_tier(trials)
-    trial = _lowered(trials, decisions, request.budget_bytes, anchors_ahead)
+    trial = _lowered(trials, decisions, request.budget_bytes, ahead)
     if not trial.fits:
         least_bytes = trials.least_budget(decisions)
-        trial = _lowered(trials, decisions, least_bytes, anchors_ahead)
+        trial = _lowered(trials, decisions, least_bytes, ahead)
         if not trial.fits:
             raise InfeasibleBudget(request.budget_bytes, least_bytes, policy)
     kept = sum(item.can_wait for item in trials.candidates.items) - len(decisions)
@@ -54,11 +54,11 @@ def everything_swapped(request: PlanningRequest, policy: str, anchors_ahead: int
     return outcome_of(trials, trial, notes)
 
 
-def _lowered(trials: Trials, decisions: dict[int, Choice], budget_bytes: int, anchors_ahead: int | None) -> Trial:
+def _lowered(trials: Trials, decisions: dict[int, Choice], budget_bytes: int, ahead: int | None) -> Trial:
     evaluator, dataflow = trials.request.evaluator, trials.request.dataflow
     evaluation = everything_leaves(evaluator, dataflow, decisions, budget_bytes)
-    if anchors_ahead is not None:
+    if ahead is not None:
         schedule = evaluation.schedule
-        late = delayed(dataflow, trips_of(schedule), anchors_ahead)
+        late = started_at(trips_of(schedule), anchors_ahead(dataflow, ahead))
         evaluation = played(evaluator, swap_schedule(schedule, late, schedule))
     return trials.offer(trials.complete(decisions), evaluation)

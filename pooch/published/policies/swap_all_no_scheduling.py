@@ -20,4 +20,4 @@ def swap_all_no_scheduling(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: that does not fit.
     """
-    return everything_swapped(request, "swap_all_no_scheduling", anchors_ahead=1)
+    return everything_swapped(request, "swap_all_no_scheduling", ahead=1)

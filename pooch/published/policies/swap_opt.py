@@ -1,7 +1,7 @@
 """PoocH's baseline `swap_opt` (Ito et al. 2019): the first half of its classification, keep or swap.
 
 Procedure (read: the authors' Chainer fork):
-1. swap everything, and note the maps whose copies are not hidden behind compute;
+1. swap everything, and note the maps whose copies out are not hidden behind compute;
 2. walk the unhidden maps from the last to the first and keep each, until one does not fit;
 3. walk all maps from the last to the first and keep each that fits.
 
@@ -13,9 +13,8 @@ from __future__ import annotations
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.search.fixed import outcome_of
-from ...planner.search.stall_rule import keep_or_swap
 from ...planner.search.trials import Trials
-from .fitting import all_swapped
+from .keeping import all_swapped, keep_or_swap
 
 
 def swap_opt(request: PlanningRequest) -> PolicyOutcome:
@@ -25,4 +24,4 @@ def swap_opt(request: PlanningRequest) -> PolicyOutcome:
         InfeasibleBudget: swapping everything does not fit.
     """
     trials = Trials(request, Candidates(request.dataflow))
-    return outcome_of(trials, keep_or_swap(trials, all_swapped(trials, "swap_opt")))
+    return outcome_of(trials, keep_or_swap(trials, all_swapped(trials, "swap_opt")).trial)

@@ -24,8 +24,7 @@ from ...planner.search.attempts import with_smallest_budget
 from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trial, Trials
 from .fitting import fewest_leaving, swaps_of
-from .tflms import late_copies
-from .timing import Trip, trips_of
+from .timing import Trip, anchors_ahead, played, started_at, swap_schedule, trips_of
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,9 @@ def _tuned_ahead(trials: Trials, trial: Trial) -> Trial:
     """Use the largest distance at which every copy in has room: that of the copy that had to start latest."""
     anchors = trials.request.dataflow.anchor_slots
     ahead = [_ahead(anchors, trip) for trip in trips_of(trial.evaluation.schedule).values() if trip.in_slot >= 0]
-    return late_copies(trials, trial, min(ahead, default=0))
+    schedule, dataflow = trial.evaluation.schedule, trials.request.dataflow
+    late = started_at(trips_of(schedule), anchors_ahead(dataflow, min(ahead, default=0)))
+    return trials.offer(trial.decisions, played(trials.request.evaluator, swap_schedule(schedule, late, schedule)))
 
 
 def _ahead(anchors: tuple[int, ...], trip: Trip) -> int:

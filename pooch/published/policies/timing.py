@@ -7,7 +7,7 @@ differ (everything leaves; one layer ahead) change the slots of the lowered trip
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ...analysis.dataflow import Dataflow
@@ -114,14 +114,17 @@ def _leisurely(trip: Trip, dataflow: Dataflow) -> Trip:
     return replace(trip, free_slot=free_slot, in_slot=min(anchors[place], trip.need_slot))
 
 
-def delayed(dataflow: Dataflow, trips: dict[int, Trip], anchors_ahead: int) -> dict[int, Trip]:
-    """Start each copy in at most `anchors_ahead` anchors before its need, never earlier than lowered: it still fits."""
+def started_at(trips: dict[int, Trip], start: Callable[[Trip], int]) -> dict[int, Trip]:
+    """Start each copy in at the anchor that a method names, never earlier than lowered: it still fits."""
     return {
-        value: replace(trip, in_slot=max(trip.in_slot, _ahead(dataflow, trip, anchors_ahead)))
-        if trip.in_slot >= 0
-        else trip
+        value: replace(trip, in_slot=min(max(trip.in_slot, start(trip)), trip.need_slot)) if trip.in_slot >= 0 else trip
         for value, trip in trips.items()
     }
+
+
+def anchors_ahead(dataflow: Dataflow, anchors: int) -> Callable[[Trip], int]:
+    """Return what names the anchor so many anchors before the need."""
+    return lambda trip: _ahead(dataflow, trip, anchors)
 
 
 def one_anchor_ahead(dataflow: Dataflow, trips: dict[int, Trip]) -> dict[int, Trip]:
