@@ -46,7 +46,9 @@ class _Direction:
     processor_share: float
 
 
-def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = False) -> Link:
+def measure_link(
+    engine: CopyEngine, device: torch.device, *, shares: bool = False, room_bytes: int | None = None
+) -> Link:
     """Measure latency and rate of copies in each direction, and whether both directions at once are as fast.
 
     This takes some tenths of a second, and 192 MiB: 48 MiB if the process is limited, or less if the device has little
@@ -57,8 +59,11 @@ def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = Fal
         device: The device of the storages.
         shares: Whether to measure how much copying slows down matrix products as well, which takes about a second.
             `with_step_shares` measures this on the step itself.
+        room_bytes: The most that it should take of the device, or None for half of what is free.
     """
-    large_bytes = next(iter(_copy_sizes(free_bytes(device) // 2)), _LEAST_BYTES)
+    half_bytes = free_bytes(device) // 2
+    room_bytes = half_bytes if room_bytes is None else min(room_bytes, half_bytes)
+    large_bytes = next(iter(_copy_sizes(room_bytes)), _LEAST_BYTES)
     arena = engine.open_arena(4 * large_bytes)
     try:
         storages = [_noise(large_bytes, device).untyped_storage() for _ in range(2)]
@@ -82,11 +87,10 @@ def measure_link(engine: CopyEngine, device: torch.device, *, shares: bool = Fal
         )
         if not shares:
             return link
-        return replace(
-            link,
-            out_compute_share=_compute_share(lambda: arena.copy_out(storages[0], 0), large_bytes, out, device),
-            in_compute_share=_compute_share(lambda: arena.copy_in(storages[0], 0), large_bytes, back, device),
-        )
+        product_bytes = room_bytes - sum(storage.nbytes() for storage in (*storages, small))
+        copies = ((lambda: arena.copy_out(storages[0], 0), out), (lambda: arena.copy_in(storages[0], 0), back))
+        out_share, in_share = (_compute_share(copy, large_bytes, way, device, product_bytes) for copy, way in copies)
+        return replace(link, out_compute_share=out_share, in_compute_share=in_share)
     finally:
         arena.close()
 
@@ -271,10 +275,12 @@ def _is_full_duplex(
     return together < 0.75 * alone
 
 
-def _compute_share(copy: Callable[[], object], copy_bytes: int, direction: _Direction, device: torch.device) -> float:
+def _compute_share(
+    copy: Callable[[], object], copy_bytes: int, direction: _Direction, device: torch.device, room_bytes: int
+) -> float:
     """Measure how many ms of matrix products one ms of copying displaces."""
     size = 4096 if has_streams(device) else 1024
-    while size > _LEAST_SIDE and 3 * 4 * size * size > free_bytes(device) // 2:
+    while size > _LEAST_SIDE and 3 * 4 * size * size > room_bytes:
         size //= 2
     left, right = (_noise(4 * size * size, device).view(size, size) for _ in range(2))
     copy_ms = copy_bytes / direction.bytes_per_ms
