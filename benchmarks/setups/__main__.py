@@ -39,7 +39,7 @@ budget, and plainly once more in the process that had Pooch.
 - **lines**: how many lines of the script are Pooch's, the import aside. Those with 0 are run by `pooch exec --budget`.
 - **same bits**: losses, metrics, parameters, buffers, checkpoints and the random state at the end, compared with plain
   training, with deterministic algorithms and one thread.
-- **peaks**: counted below PyTorch, in the C library, without Pooch (`benchmarks/setups/counting.c`), over the whole
+- **peaks**: counted below PyTorch, in the C library, without Pooch (`benchmarks/setups/counting.cpp`), over the whole
   training, evaluation and the optimizer's steps included. The budget lies at 70% of the way from what stays in memory
   from step to step to the peak of plain training, unless a line says otherwise.
 - **steps**: forward passes with gradients that ran under a plan / under the online evictor / without either.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -96,5 +95,4 @@ SUMMARY = ("steps", "steps_on_plan", "steps_online", "steps_in_core", "peak_byte
 
 def _plain(summary: Any) -> dict[str, Any]:
     """The figures of a summary."""
-    fields = asdict(summary) if is_dataclass(summary) and not isinstance(summary, type) else vars(summary)
-    return {name: fields[name] for name in SUMMARY}
+    return {name: getattr(summary, name) for name in SUMMARY}

@@ -135,7 +135,7 @@ def lightning_manual(way: Way) -> None:
     way.record.state("parameters", module)
 
 
-@setup("Lightning on two ranks, `strategy=\"ddp\"`: loss and metrics in `training_step`", needs="lightning", ranks=2)
+@setup('Lightning on two ranks, `strategy="ddp"`: loss and metrics in `training_step`', needs="lightning", ranks=2)
 def lightning_two_ranks(way: Way) -> None:
     module = made_module()
     trainer = made_trainer([*way.lightning_callbacks(), watching(way)], max_epochs=3, strategy="ddp", devices=2)

@@ -130,7 +130,7 @@ def monai_supervised(way: Way) -> None:
 
     @trainer.on(Events.ITERATION_COMPLETED)
     def _(engine: Any) -> None:
-        way.record.step(engine.state.output["loss"])
+        way.record.step(from_engine("loss", first=True)(engine.state.output))
 
     @evaluator.on(Events.EPOCH_COMPLETED)
     def _(engine: Any) -> None:

@@ -183,10 +183,10 @@ def trainer_resumed(way: Way) -> None:
 def trainer_everything(way: Way) -> None:
     from transformers import Trainer
 
-    texts, held_out = Texts(90), Texts(20)
+    texts, held_out = Texts(54), Texts(12)
     with TemporaryDirectory() as folder:
         callbacks = way.transformers_callbacks()
-        for resume in (None, f"{folder}/checkpoint-4"):
+        for resume in (None, f"{folder}/checkpoint-3"):
             trainer = recorded(Trainer, way)(
                 model=tiny_gpt2(),
                 args=arguments_for(
@@ -198,7 +198,7 @@ def trainer_everything(way: Way) -> None:
                     bf16=True,
                     eval_strategy="epoch",
                     save_strategy="steps",
-                    save_steps=4,
+                    save_steps=3,
                 ),
                 train_dataset=texts,
                 eval_dataset=held_out,
@@ -206,7 +206,7 @@ def trainer_everything(way: Way) -> None:
                 callbacks=[*callbacks, watching(way)],
             )
             trainer.train(resume_from_checkpoint=resume)
-            for step in (4, 8, 12):
+            for step in (3, 6, 9):
                 way.record.state(f"checkpoint {step}", checkpoint_of(Path(folder, f"checkpoint-{step}")))
             way.record.state("parameters", trainer.model)
 
