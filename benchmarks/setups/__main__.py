@@ -63,7 +63,7 @@ def run_ranks(setup: Setup, budget_bytes: int | None = None) -> list[dict[str, A
     common |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "MASTER_PORT": str(_free_port())}
     pipe = subprocess.PIPE
     ranks = [
-        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**common, **_number(rank)})
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**common, **_number(setup, rank)})
         for rank in range(setup.ranks)
     ]
     found = []
@@ -92,9 +92,9 @@ def _command(setup: Setup, budget_bytes: int | None) -> list[str]:
     return [sys.executable, *child, str(budget_bytes)]
 
 
-def _number(rank: int) -> dict[str, str]:
-    """What tells a process its number, as `torchrun` does. All of them are on this machine."""
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+def _number(setup: Setup, rank: int) -> dict[str, str]:
+    """What tells a process its number, as `torchrun` does where there are several. All of them are on this machine."""
+    return {"RANK": str(rank)} | ({"LOCAL_RANK": str(rank)} if setup.ranks > 1 else {})
 
 
 def _free_port() -> int:
