@@ -5,8 +5,9 @@
 The plain run comes first; its peak, as the counting allocator sees it, gives the budget. The second run trains the same
 model on the same data under that budget. The last step is of a smaller batch. Times are the process's CPU time (the
 planning process is not in it) and the wall clock's. Both runs are split into parts, so that warming up can be told from
-what comes after. At the end, the most frequent lengths that have a plan are trained under plans made for them alone, by
-the full search.
+what comes after. A change of shape costs what the training thread spends on deciding how to run the first step of a
+length, and what this step takes beyond later ones of its length that run in the same way. At the end, the most frequent
+lengths that have a plan are trained under plans made for them alone, by the full search.
 """
 
 from __future__ import annotations
@@ -77,7 +78,29 @@ class _Step:
     length: int
     wall_ms: float
     cpu_ms: float
+    thread_ms: float
     loss: float
+
+    def raw(self) -> list[float]:
+        """What is stored of it."""
+        return [self.length, self.wall_ms, self.cpu_ms, self.thread_ms]
+
+
+class _Decisions:
+    """How each step under a budget is run, and the time that deciding it takes in the training thread."""
+
+    def __init__(self, auto: pooch.Auto) -> None:
+        self.taken: list[tuple[str, float, float]] = []
+        self._driver = driver = auto._driver
+        self._begin = driver._begin
+        driver._begin = self._timed  # type: ignore[method-assign]
+
+    def _timed(self, *arguments: Any) -> None:
+        begin_s, thread_s = time.perf_counter(), time.thread_time()
+        self._begin(*arguments)
+        spans_s = (time.perf_counter() - begin_s, time.thread_time() - thread_s)
+        assert self._driver._running is not None
+        self.taken.append((self._driver._running.decision, *(span_s * 1000 for span_s in spans_s)))
 
 
 class _Training:
@@ -97,12 +120,13 @@ class _Training:
     def step(self, batch: int, length: int) -> _Step:
         """Train one step on new data."""
         tokens = torch.randint(0, _WORDS, (batch, length))
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
         loss = functional.cross_entropy(self.model(tokens)[:, :-1].reshape(-1, _WORDS), tokens[:, 1:].reshape(-1))
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        ms = ((time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000)
+        spans_s = (time.perf_counter() - wall, time.process_time() - cpu, time.thread_time() - thread)
+        ms = (span_s * 1000 for span_s in spans_s)
         return _Step(length, *ms, loss.item())
 
     def parameters(self) -> list[torch.Tensor]:
@@ -135,6 +159,7 @@ def measure(steps: int, share: float) -> dict[str, Any]:
         budget_bytes = int(share * peak_bytes) + sum(tensor.nbytes for tensor in plain_parameters)
         training = _Training(steps)
         with pooch.auto(training.model, budget_bytes, tell=lambda _: None) as auto:
+            decisions = _Decisions(auto)
             held = training.run()
             summary = auto.summary()
             same = all(map(torch.equal, plain_parameters, training.parameters()))
@@ -153,8 +178,8 @@ def measure(steps: int, share: float) -> dict[str, Any]:
         "steps_in_core": summary.steps_in_core,
         "same_losses": [step.loss for step in plain] == [step.loss for step in held],
         "same_parameters": same,
-        "plain": [[step.length, step.wall_ms, step.cpu_ms] for step in plain],
-        "held": [[step.length, step.wall_ms, step.cpu_ms] for step in held],
+        "plain": [step.raw() for step in plain],
+        "held": [[*step.raw(), *decision] for step, decision in zip(held, decisions.taken, strict=False)],
         "under_auto_cpu_ms": {length: [step.cpu_ms for step in taken] for length, taken in under_auto.items()},
         "alone_cpu_ms": {length: [step.cpu_ms for step in taken] for length, taken in alone.items()},
     }
@@ -216,6 +241,34 @@ def whole(found: dict[str, Any]) -> list[Row]:
     ]
 
 
+def changes(found: dict[str, Any]) -> list[Row]:
+    """One row for each way in which steps of a new length run."""
+    firsts: dict[str, list[list[Any]]] = {}
+    later: dict[tuple[int, str], list[list[Any]]] = {}
+    met: set[int] = set()
+    for step in found["held"]:
+        length, decision = step[0], step[4]
+        (later.setdefault((length, decision), []) if length in met else firsts.setdefault(decision, [])).append(step)
+        met.add(length)
+    made = []
+    for decision, steps in firsts.items():
+        wall_ms, thread_ms = ([step[column] for step in steps] for column in (5, 6))
+        known_ms = {step[0]: [other[3] for other in later.get((step[0], decision), ())] for step in steps}
+        more_ms = [step[3] - statistics.median(known_ms[step[0]]) for step in steps if known_ms[step[0]]]
+        more = f"{statistics.median(more_ms):.1f} ms ({len(more_ms)} lengths)" if more_ms else ""
+        made.append(
+            {
+                "first step of a length": {"record": "recorded"}.get(decision, decision),
+                "lengths": len(steps),
+                "deciding": f"{statistics.median(wall_ms):.2f} ms",
+                "highest": f"{max(wall_ms):.2f} ms",
+                "highest, CPU time": f"{max(thread_ms):.2f} ms",
+                "more than later steps alike": more,
+            }
+        )
+    return made
+
+
 def compared(found: dict[str, Any]) -> list[Row]:
     """One row for each length that was trained under a plan of its own."""
     return [
@@ -242,6 +295,7 @@ def main() -> None:
     more = {
         "Parts of the run": rows(found),
         "CPU time of a step beside that under a plan made for its length alone (medians)": compared(found),
+        "What a change of shape costs the training thread": changes(found),
     }
     write_results(NAME, TITLE, whole(found), found, arguments.folder, {k: v for k, v in more.items() if v})
 

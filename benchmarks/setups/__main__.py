@@ -36,10 +36,10 @@ Made by `python -m benchmarks.setups` from `benchmarks/results/setups.json`. Eac
 weights and data, as people write them (`benchmarks/setups/`), run three times: plainly, with Pooch's lines under a
 budget, and plainly once more in the process that had Pooch.
 
-- **lines**: how many lines of the script are Pooch's, the import aside.
+- **lines**: how many lines of the script are Pooch's, the import aside. Those with 0 are run by `pooch exec --budget`.
 - **same bits**: losses, metrics, parameters, buffers, checkpoints and the random state at the end, compared with plain
   training, with deterministic algorithms and one thread.
-- **peaks**: counted below PyTorch, in the C library, without Pooch (`benchmarks/setups/counting.c`), over the whole
+- **peaks**: counted below PyTorch, in the C library, without Pooch (`benchmarks/setups/counting.cpp`), over the whole
   training, evaluation and the optimizer's steps included. The budget lies at 70% of the way from what stays in memory
   from step to step to the peak of plain training, unless a line says otherwise.
 - **steps**: forward passes with gradients that ran under a plan / under the online evictor / without either.
@@ -49,18 +49,21 @@ budget, and plainly once more in the process that had Pooch.
 """
 
 
-def run_ranks(setup: Setup, *arguments: str) -> list[dict[str, Any]]:
+def run_ranks(setup: Setup, budget_bytes: int | None = None) -> list[dict[str, Any]]:
     """What the processes of a setup wrote, by rank.
+
+    Args:
+        budget_bytes: None for plain training.
 
     Raises:
         RuntimeError: with the end of what a process wrote to stderr.
     """
-    command = [sys.executable, "-m", "benchmarks.setups.child", setup.name, *arguments]
+    command = _command(setup, budget_bytes)
     common = preloading({**os.environ, "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(setup.ranks)})
     common |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "MASTER_PORT": str(_free_port())}
     pipe = subprocess.PIPE
     ranks = [
-        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**common, "RANK": str(rank)})
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**common, **_number(setup, rank)})
         for rank in range(setup.ranks)
     ]
     found = []
@@ -80,6 +83,20 @@ def run_ranks(setup: Setup, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+def _command(setup: Setup, budget_bytes: int | None) -> list[str]:
+    child = ["-m", "benchmarks.setups.child", setup.name]
+    if budget_bytes is None:
+        return [sys.executable, *child]
+    if setup.by_exec:
+        return [sys.executable, "-m", "pooch", "exec", "--budget", str(budget_bytes), *child]
+    return [sys.executable, *child, str(budget_bytes)]
+
+
+def _number(setup: Setup, rank: int) -> dict[str, str]:
+    """What tells a process its number, as `torchrun` does where there are several. All of them are on this machine."""
+    return {"RANK": str(rank)} | ({"LOCAL_RANK": str(rank)} if setup.ranks > 1 else {})
+
+
 def _free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -91,7 +108,7 @@ def measured(setup: Setup, plain: list[dict[str, Any]]) -> Outcome:
     budget_bytes = budget_of(setup, plain)
     tell(f"{setup.name}: under {format_bytes(budget_bytes)}")
     try:
-        governed = run_ranks(setup, str(budget_bytes))
+        governed = run_ranks(setup, budget_bytes)
     except RuntimeError as error:
         return outcome_of(setup, budget_bytes, plain, None, str(error))
     return outcome_of(setup, budget_bytes, plain, governed)

@@ -1,43 +1,29 @@
 """The live bytes of this process's tensors on the CPU, counted below PyTorch and without Pooch.
 
-`counting.c`, preloaded, counts what PyTorch's CPU allocator takes from the C library. It is built on first use.
+`counting.cpp`, preloaded, counts what PyTorch's CPU allocator takes from the C library. It is built on first use.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("counting.c")
-LIBRARY = Path("build/setups/counting.so")
+from pooch.native import BuildError, built_library
 
-
-def built_library() -> Path:
-    """The compiled counter, built again where its source is newer.
-
-    Raises:
-        RuntimeError: there is no C compiler.
-    """
-    library = LIBRARY.resolve()
-    if library.exists() and library.stat().st_mtime >= SOURCE.stat().st_mtime:
-        return library
-    library.parent.mkdir(parents=True, exist_ok=True)
-    beside = library.with_suffix(f".{os.getpid()}")
-    command = ["cc", "-O2", "-shared", "-fPIC", "-pthread", "-o", str(beside), str(SOURCE)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise RuntimeError("counting live bytes needs a C compiler: install one that answers to `cc`") from None
-    beside.replace(library)
-    return library
+SOURCE = Path(__file__).with_name("counting.cpp")
 
 
 def preloading(environment: dict[str, str]) -> dict[str, str]:
-    """An environment in which a child process can count."""
-    earlier = environment.get("LD_PRELOAD", "")
-    return {**environment, "LD_PRELOAD": f"{built_library()} {earlier}".strip()}
+    """An environment in which a child process can count.
+
+    Raises:
+        RuntimeError: there is no C++ compiler.
+    """
+    try:
+        library = built_library("setups_counting", SOURCE, compile_flags=["-pthread"])
+    except BuildError as error:
+        raise RuntimeError(f"counting live bytes needs a C++ compiler: {error}") from None
+    return {**environment, "LD_PRELOAD": f"{library} {environment.get('LD_PRELOAD', '')}".strip()}
 
 
 class LiveBytes:

@@ -90,7 +90,7 @@ def outcome_of(
     return Outcome(
         setup.name,
         setup.shows,
-        references[0]["lines"],
+        0 if setup.by_exec else references[0]["lines"],
         setup.share,
         budget_bytes,
         _peak_bytes(references),

@@ -22,6 +22,7 @@ class Setup:
         needs: the package that it needs besides torch, "" for none.
         ranks: number of processes.
         share: where the budget lies between what stays from step to step (0) and the peak of plain training (1).
+        by_exec: whether `pooch exec` runs it, so that no line of the script is Pooch's.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Setup:
     needs: str = ""
     ranks: int = 1
     share: float = USUAL_SHARE
+    by_exec: bool = False
 
 
 REGISTERED: dict[str, Setup] = {}

@@ -1,16 +1,18 @@
-"""The two ways in which a setup trains: plainly, or with the lines that Pooch takes."""
+"""The ways in which a setup trains: plainly, with the lines that Pooch takes, or as it is under `pooch exec`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from benchmarks.setups.record import Record
+
+if TYPE_CHECKING:
+    from pooch.autopilot.finding import ModelFinder
 
 WAIT_EVERY = 4  # steps
 LONGEST_WAIT_S = 15.0
@@ -22,16 +24,18 @@ class Way:
     Args:
         record: of the training.
         budget_bytes: None for plain training, in which these lines do nothing.
+        finder: what holds the budget under `pooch exec`, in which these lines do nothing either.
 
     Attributes:
         lines: how many of them there were.
     """
 
-    def __init__(self, record: Record, budget_bytes: int | None) -> None:
+    def __init__(self, record: Record, budget_bytes: int | None, finder: ModelFinder | None = None) -> None:
         self.record, self.budget_bytes, self.lines = record, budget_bytes, 0
-        self._governing: list[Any] = []
+        self._finder = finder
+        self._governing: list[Any] = [] if finder is None else [finder]
         self._open = ExitStack()
-        if budget_bytes is not None:
+        if budget_bytes is not None or finder is not None:
             record.pause = self._wait_for_plans
 
     def auto(self, models: nn.Module | Sequence[nn.Module], optimizer: Any = None) -> None:
@@ -78,7 +82,9 @@ class Way:
 
     def finish(self) -> list[dict[str, Any]]:
         """Removes Pooch from the models and returns its summaries, one for each line."""
-        found = [each.summary() for each in self._governing]
+        found = [each.stop() if each is self._finder else each.summary() for each in self._governing]
+        if None in found:
+            raise RuntimeError("pooch exec has found no model")
         self._open.close()
         self._governing.clear()
         return [{**_plain(summary), "told": str(summary)} for summary in found]
@@ -89,5 +95,4 @@ SUMMARY = ("steps", "steps_on_plan", "steps_online", "steps_in_core", "peak_byte
 
 def _plain(summary: Any) -> dict[str, Any]:
     """The figures of a summary."""
-    fields = asdict(summary) if is_dataclass(summary) and not isinstance(summary, type) else vars(summary)
-    return {name: fields[name] for name in SUMMARY}
+    return {name: getattr(summary, name) for name in SUMMARY}

@@ -71,10 +71,11 @@ def made_trainer(callbacks: list[Any], **options: Any) -> Any:
     import lightning
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    return lightning.Trainer(
-        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, callbacks=callbacks, **options,
-    )  # fmt: skip
+    usual: dict[str, Any] = {
+        "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0,
+        "enable_progress_bar": False, "enable_model_summary": False,
+    }  # fmt: skip
+    return lightning.Trainer(callbacks=callbacks, **(usual | options))
 
 
 def loader(count: int) -> Any:
@@ -131,4 +132,12 @@ def lightning_manual(way: Way) -> None:
     module = made_manual_module()
     trainer = made_trainer([*way.lightning_callbacks(), watching(way)], max_epochs=2)
     trainer.fit(module, loader(112))
+    way.record.state("parameters", module)
+
+
+@setup('Lightning on two ranks, `strategy="ddp"`: loss and metrics in `training_step`', needs="lightning", ranks=2)
+def lightning_two_ranks(way: Way) -> None:
+    module = made_module()
+    trainer = made_trainer([*way.lightning_callbacks(), watching(way)], max_epochs=3, strategy="ddp", devices=2)
+    trainer.fit(module, loader(180))
     way.record.state("parameters", module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.setups.nets import conv_net, pictures
 from benchmarks.setups.setup import setup
@@ -61,6 +61,83 @@ def monai_swin_unetr(way: Way) -> None:
 
     model = SwinUNETR(in_channels=1, out_channels=2, feature_size=12, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8))
     segmented(way, model, 64, steps=6)
+
+
+def in_bfloat16(inferer: Any) -> Any:
+    """An inferer that runs in bf16 on a CPU, where `amp=True` has no effect: it means CUDA's autocast."""
+    from monai.inferers import Inferer
+
+    class InBfloat16(Inferer):
+        def __call__(self, inputs: Tensor, network: nn.Module, *args: Any, **options: Any) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                found: Tensor = inferer(inputs, network, *args, **options)
+            return found
+
+    return InBfloat16()
+
+
+class Volumes(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Random volumes with two labels, as MONAI's engines take them."""
+
+    def __init__(self, count: int, *sides: int) -> None:
+        self.entries = [
+            {"image": torch.randn(1, *sides), "label": torch.randint(2, (1, *sides)).float()} for _ in range(count)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.entries[index]
+
+
+@setup(
+    "MONAI: SupervisedTrainer with AMP and a smaller last batch, SupervisedEvaluator with sliding windows each epoch",
+    needs="monai",
+)
+def monai_supervised(way: Way) -> None:
+    from ignite.engine import Events
+    from monai.engines import SupervisedEvaluator, SupervisedTrainer
+    from monai.handlers import MeanDice, ValidationHandler, from_engine
+    from monai.inferers import SimpleInferer, SlidingWindowInferer
+    from monai.losses import DiceCELoss
+    from monai.networks.nets import UNet
+    from torch.utils.data import DataLoader
+
+    side = 48
+    model = UNet(3, 1, 2, channels=(16, 32, 64), strides=(2, 2), num_res_units=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    evaluator = SupervisedEvaluator(
+        device=torch.device("cpu"),
+        val_data_loader=DataLoader(Volumes(2, side, side, side * 3 // 2)),
+        network=model,
+        inferer=in_bfloat16(SlidingWindowInferer((side,) * 3, sw_batch_size=1)),
+        key_val_metric={"dice": MeanDice(output_transform=from_engine(["pred", "label"]))},
+        amp=True,
+    )
+    trainer = SupervisedTrainer(
+        device=torch.device("cpu"),
+        max_epochs=3,
+        train_data_loader=DataLoader(Volumes(9, side, side, side), batch_size=2),
+        network=model,
+        optimizer=optimizer,
+        loss_function=DiceCELoss(to_onehot_y=True, softmax=True),
+        inferer=in_bfloat16(SimpleInferer()),
+        train_handlers=[ValidationHandler(1, evaluator)],
+        amp=True,
+    )
+    way.auto(model, optimizer)
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def _(engine: Any) -> None:
+        way.record.step(from_engine("loss", first=True)(engine.state.output))
+
+    @evaluator.on(Events.EPOCH_COMPLETED)
+    def _(engine: Any) -> None:
+        way.record.value("dice", engine.state.metrics["dice"])
+
+    trainer.run()
+    way.record.state("parameters", model)
 
 
 @setup("ignite: create_supervised_trainer and an evaluator after each epoch", needs="ignite")

@@ -175,6 +175,60 @@ def trainer_resumed(way: Way) -> None:
             way.record.state("parameters", trainer.model)
 
 
+@setup(
+    "Trainer: dynamic padding, a smaller last batch, bf16 autocast, accumulation, clipping, evaluation, and training "
+    "resumed from a checkpoint, all in one script",
+    needs="transformers",
+)
+def trainer_everything(way: Way) -> None:
+    from transformers import Trainer
+
+    texts, held_out = Texts(54), Texts(12)
+    with TemporaryDirectory() as folder:
+        callbacks = way.transformers_callbacks()
+        for resume in (None, f"{folder}/checkpoint-3"):
+            trainer = recorded(Trainer, way)(
+                model=tiny_gpt2(),
+                args=arguments_for(
+                    folder,
+                    per_device_train_batch_size=12,
+                    gradient_accumulation_steps=2,
+                    num_train_epochs=3,
+                    max_grad_norm=0.5,
+                    bf16=True,
+                    eval_strategy="epoch",
+                    save_strategy="steps",
+                    save_steps=3,
+                ),
+                train_dataset=texts,
+                eval_dataset=held_out,
+                data_collator=padded,
+                callbacks=[*callbacks, watching(way)],
+            )
+            trainer.train(resume_from_checkpoint=resume)
+            for step in (3, 6, 9):
+                way.record.state(f"checkpoint {step}", checkpoint_of(Path(folder, f"checkpoint-{step}")))
+            way.record.state("parameters", trainer.model)
+
+
+@setup("Trainer on two ranks under DDP: GPT-2, dynamic padding, clipping", needs="transformers", ranks=2)
+def trainer_two_ranks(way: Way) -> None:
+    from transformers import Trainer
+
+    with TemporaryDirectory() as folder:
+        trainer = recorded(Trainer, way)(
+            model=tiny_gpt2(),
+            args=arguments_for(
+                folder, per_device_train_batch_size=8, num_train_epochs=3, max_grad_norm=0.5, ddp_backend="gloo"
+            ),
+            train_dataset=Texts(90),
+            data_collator=padded,
+            callbacks=[*way.transformers_callbacks(), watching(way)],
+        )
+        trainer.train()
+        way.record.state("parameters", trainer.model)
+
+
 def made_tokenizer(texts: list[str]) -> Any:
     """A tokenizer of the words of some texts."""
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -11,14 +11,19 @@ if TYPE_CHECKING:
     import torch
 
 
-def measure_device_link(device: torch.device) -> Link:
-    """Measure the cost of transfers between a device and its swap tier."""
+def measure_device_link(device: torch.device, room_bytes: int | None = None) -> Link:
+    """Measure the cost of transfers between a device and its swap tier.
+
+    Args:
+        device: The device.
+        room_bytes: The most that it should take of the device, or None for half of what is free.
+    """
     from ..executor.engines import make_engine
     from ..executor.engines.measurement import measure_link
 
     engine = make_engine(device)
     try:
-        return measure_link(engine, device, shares=True)
+        return measure_link(engine, device, shares=True, room_bytes=room_bytes)
     finally:
         engine.close()
 

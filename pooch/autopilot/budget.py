@@ -1,10 +1,13 @@
-"""What a budget for a training loop may be."""
+"""What a budget for a training loop may be, and how a share of the first step becomes one."""
 
 from __future__ import annotations
 
 from ..api.budgets import is_smallest, parse_budget
 from ..errors import UsageError
+from ..executor.online import Evictor
 from ..units import parse_bytes
+from .optimizers import OptimizerWatch
+from .remarks import Remarks
 
 
 def budget_of(budget: int | str) -> tuple[int | None, float | None]:
@@ -26,3 +29,56 @@ def budget_of(budget: int | str) -> tuple[int | None, float | None]:
             raise UsageError(f"the budget {budget!r} is no share: give a percentage such as 60%, or bytes")
         return None, parsed / 10**6
     return parse_budget(budget, None), None
+
+
+class HeldBudget:
+    """The budget that an evictor holds, in bytes as soon as they are known.
+
+    Args:
+        size_bytes: The budget, or None if it is a share.
+        share: The share of the first step's in-core peak, or None.
+        evictor: What holds it.
+        remarks: Tells what a share has turned out to be.
+
+    Attributes:
+        size_bytes: The budget, or None before the first step if it is a share.
+    """
+
+    def __init__(self, size_bytes: int | None, share: float | None, evictor: Evictor, remarks: Remarks) -> None:
+        self.size_bytes, self._share = size_bytes, share
+        self._evictor, self._remarks = evictor, remarks
+        self._state: OptimizerWatch | None = None
+        if share is not None:
+            self._state = OptimizerWatch(self._state_appeared)
+        self.hold()
+
+    def hold(self) -> None:
+        """Have the evictor hold the bytes, if they are known."""
+        if self.size_bytes is not None:
+            self._evictor.set_budget(self.size_bytes)
+
+    def step_begins(self) -> None:
+        """Hold the share of what the first step has needed so far, as long as it is not over."""
+        if self.size_bytes is None and self._share is not None:
+            self._evictor.grow_with(self._share)
+
+    def step_was_recorded(self, peak_bytes: int) -> None:
+        """Take the share of the first step's in-core peak."""
+        if self.size_bytes is None and self._share is not None:
+            self._is(int(self._share * peak_bytes), self._share)
+
+    def _state_appeared(self, size_bytes: int) -> None:
+        """Count the state that an optimizer has created: it is part of every later step's in-core peak."""
+        if self._share is not None and self.size_bytes is not None and size_bytes > 0:
+            self._is(self.size_bytes + int(self._share * size_bytes), self._share)
+
+    def _is(self, size_bytes: int, share: float) -> None:
+        self.size_bytes = size_bytes
+        self._evictor.grow_with(None)
+        self._evictor.set_budget(size_bytes)
+        self._remarks.budget(size_bytes, share)
+
+    def stop(self) -> None:
+        """Look at optimizers no longer."""
+        if self._state is not None:
+            self._state.stop()

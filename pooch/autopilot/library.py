@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
 from ..ir import Link, Plan, Profile
-from ..units import format_bytes
-from .cache import Cached, PlanCache
-from .jobs import Anchor, Answer, Job
+from .cache import PlanCache
+from .costs import CostSource
+from .jobs import Anchor
+from .known import Family, Known, described
+from .requests import Arrival, PlanRequests
 from .signature import StepKey
-from .summary import PlannedShape
-from .worker import PlanningWorker
-
-Decision = Literal["in-core", "plan", "online", "record"]
+from .summary import Decision, PlannedShape
 
 MOST_RECORDED = 3  # shapes of one family that are recorded without further reason
 MOST_FAILURES = 3  # steps in a row that left their plan, after which the step is recorded again
@@ -28,68 +24,13 @@ _NEVER = 2**62
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 
 
-@dataclass
-class Known:
-    """What is known about one kind of step.
-
-    Attributes:
-        profile: Its profile, or None.
-        origin: "recorded", "derived" from other shapes, "cached", or "unknown".
-        calls: Number of calls of governed modules in the recorded step; 0 if it was derived.
-        plan: Its plan, or None.
-        table: The plan, indexed.
-        minimum_bytes: The smallest budget for which there is a plan, if one was refused.
-        is_pending: Whether an answer is on its way.
-        is_improved: Whether its plan was or is being searched for longer.
-        cannot_derive: Whether its profile cannot be derived from other shapes.
-        never_recorded: Whether it cannot be recorded either.
-        failed_records: Number of times that recording it failed.
-        steps: Number of steps.
-        left_plan: Number of steps in a row that left the plan.
-        reason: Why it is not planned, for the reader of the summary.
-        decision: How the last step was run.
-    """
-
-    profile: Profile | None = None
-    origin: str = "unknown"
-    calls: int = 0
-    plan: Plan | None = None
-    table: ActionTable | None = None
-    minimum_bytes: int = 0
-    is_pending: bool = False
-    is_improved: bool = False
-    cannot_derive: bool = False
-    never_recorded: bool = False
-    failed_records: int = 0
-    steps: int = 0
-    left_plan: int = 0
-    reason: str = ""
-    decision: Decision = "online"
-
-
-@dataclass
-class _Family:
-    """Steps that differ in sizes alone.
-
-    Attributes:
-        recording: Number of shapes that were or are being recorded.
-        recorded: The recorded ones.
-        copied_steps: Number of online steps that are still to come in which nothing is replayed.
-    """
-
-    recording: int = 0
-    copied_steps: int = 0
-    recorded: dict[tuple[int, ...], Profile] = field(default_factory=dict)
-
-
 class Library:
     """Plans by the key of a step. New plans arrive from a worker, and are taken when a step begins.
 
     Args:
         options: How to plan.
         tell: Called with one line for each new plan.
-        estimate: Returns the cost of copies as seen so far.
-        measure: Completes a profile with the costs of the device, or None if a child process does so.
+        costs: What copies and hooks cost on this machine.
         cache: Keeps profiles and plans for the next run, or None.
     """
 
@@ -97,17 +38,13 @@ class Library:
         self,
         options: PlanOptions,
         tell: Callable[[str], None],
-        estimate: Callable[[], Link],
-        measure: Callable[[Profile], Profile] | None = None,
+        costs: CostSource,
         cache: PlanCache | None = None,
     ) -> None:
-        self._options, self._tell = options, tell
-        self._cache = cache
+        self._tell, self._cache = tell, cache
         self._known: dict[StepKey, Known] = {}
-        self._families: dict[tuple[object, ...], _Family] = {}
-        self._worker = PlanningWorker(estimate, measure)
-        self._answers: list[tuple[StepKey, Known, Answer]] = []
-        self._lock = threading.Lock()
+        self._families: dict[tuple[object, ...], Family] = {}
+        self._requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
         self._is_warm = False  # whether a step was run
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
@@ -134,7 +71,7 @@ class Library:
         known.steps += 1
         known.decision = self._decision(key, known, start_bytes, budget_bytes)
         if known.decision == "record":
-            self._worker.warm_up()
+            self._requests.warm_up()
         return known.decision, known
 
     def replays(self, key: StepKey) -> bool:
@@ -150,7 +87,7 @@ class Library:
         self._families[key.family].copied_steps = COPIED_STEPS
 
     def _decision(self, key: StepKey, known: Known, start_bytes: int, budget_bytes: int | None) -> Decision:
-        family = self._families.setdefault(key.family, _Family())
+        family = self._families.setdefault(key.family, Family())
         target_bytes = _target_bytes(known, budget_bytes)
         if known.left_plan >= MOST_FAILURES:
             family.recording += 1
@@ -164,9 +101,10 @@ class Library:
             return "in-core"
         if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= target_bytes:
             if known.steps >= OFTEN and not known.is_improved:
-                self._improve(key, known)
+                known.is_improved = True
+                self._requests.ask_for_better(key, known)
             return "plan"
-        self._request(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
+        self._requests.ask(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
         return "online"
 
     def _found(self, key: StepKey) -> Known:
@@ -175,16 +113,12 @@ class Library:
         if cached is None:
             return Known()
         if cached.is_recorded:
-            family = self._families.setdefault(key.family, _Family())
+            family = self._families.setdefault(key.family, Family())
             family.recorded[key.sizes] = cached.profile
             family.recording += 1
         table = None if cached.plan is None else ActionTable.of(cached.plan)
         origin = "cached" if cached.is_recorded else "cached, derived"
         return Known(cached.profile, origin, plan=cached.plan, table=table, is_improved=True)
-
-    def _keep(self, key: StepKey, known: Known) -> None:
-        if self._cache is not None and known.profile is not None:
-            self._cache.keep(key, Cached(known.profile, known.plan, known.origin == "recorded"))
 
     def _plan_ahead(self, start_bytes: int, budget_bytes: int) -> None:
         """Have plans made for steps that were recorded, before they come again. The optimizer's state is there now."""
@@ -193,9 +127,9 @@ class Library:
             known = self._known[key]
             profile, target_bytes = known.profile, _target_bytes(known, budget_bytes)
             if profile is not None and profile.peak_bytes + start_bytes - profile.persistent_bytes > target_bytes:
-                self._request(key, known, [Anchor(key.sizes, profile)], start_bytes, target_bytes)
+                self._requests.ask(key, known, [Anchor(key.sizes, profile)], start_bytes, target_bytes)
 
-    def _unknown(self, key: StepKey, known: Known, family: _Family, start_bytes: int, target_bytes: int) -> Decision:
+    def _unknown(self, key: StepKey, known: Known, family: Family, start_bytes: int, target_bytes: int) -> Decision:
         """Decide how to run a step without a profile."""
         if known.never_recorded:
             return "online"
@@ -205,61 +139,22 @@ class Library:
         if family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN):
             family.recording += 1
             return "record"
-        if self._fits_as_larger(key, family, start_bytes, target_bytes):
+        if family.has_larger_that_fits(key.sizes, start_bytes, target_bytes):
             return "in-core"
         if family.recorded and not known.cannot_derive:
             anchors = [Anchor(sizes, profile) for sizes, profile in family.recorded.items()]
-            self._request(key, known, anchors, start_bytes, target_bytes)
+            self._requests.ask(key, known, anchors, start_bytes, target_bytes)
         return "online"
-
-    def _fits_as_larger(self, key: StepKey, family: _Family, start_bytes: int, target_bytes: int) -> bool:
-        """Whether a recorded step that is larger in every size would fit."""
-        return any(
-            profile.peak_bytes - profile.persistent_bytes + start_bytes <= target_bytes
-            for sizes, profile in family.recorded.items()
-            if all(mine <= other for mine, other in zip(key.sizes, sizes, strict=True))
-        )
-
-    def _request(self, key: StepKey, known: Known, anchors: list[Anchor], start_bytes: int, target_bytes: int) -> None:
-        if known.is_pending or known.minimum_bytes > target_bytes:
-            return
-        known.is_pending = True
-
-        def done(answer: Answer) -> None:
-            with self._lock:
-                self._answers.append((key, known, answer))
-
-        quick = replace(self._options, effort="fast")
-        self._worker.plan(Job(key.sizes, tuple(anchors), start_bytes, target_bytes, quick), done)
-
-    def _improve(self, key: StepKey, known: Known) -> None:
-        """Have the plan of a step that comes often searched for longer, once nothing else is to be planned."""
-        known.is_improved = True
-        assert known.profile is not None
-        assert known.plan is not None
-        profile, plan = known.profile, known.plan
-
-        def done(answer: Answer) -> None:
-            if answer.plan is not None and answer.plan.predicted_step_ms < plan.predicted_step_ms:
-                with self._lock:
-                    self._answers.append((key, known, answer))
-
-        anchor = Anchor(key.sizes, profile)
-        job = Job(key.sizes, (anchor,), profile.persistent_bytes, plan.budget_bytes, self._options, plan)
-        self._worker.plan(job, done, urgency=1)
 
     # Answers ----------------------------------------------------------------------------------------------------------
 
     def _take_answers(self) -> None:
-        if not self._answers:
-            return
-        with self._lock:
-            answers, self._answers = self._answers, []
-        for key, known, answer in answers:
-            known.is_pending = False
-            self._take(key, known, answer)
+        for arrival in self._requests.arrivals():
+            arrival.known.is_pending = False
+            self._take(arrival)
 
-    def _take(self, key: StepKey, known: Known, answer: Answer) -> None:
+    def _take(self, arrival: Arrival) -> None:
+        key, known, answer = arrival.key, arrival.known, arrival.answer
         known.reason = answer.refusal
         if answer.profile is None:
             known.cannot_derive, known.minimum_bytes = known.profile is None, _NEVER if known.profile else 0
@@ -269,9 +164,8 @@ class Library:
             known.profile, known.origin = answer.profile, "derived"
         if answer.plan is not None:
             again = "" if known.plan is None else " again"
-            known.profile, known.plan, known.table = answer.profile, answer.plan, ActionTable.of(answer.plan)
-            self._say(f"planned{again} for steps of {key.text}: {_described(answer.plan)}")
-            self._keep(key, known)
+            known.profile, known.plan, known.table = answer.profile, answer.plan, arrival.table
+            self._say(f"planned{again} for steps of {key.text}: {described(answer.plan)}")
         elif answer.refusal:
             known.minimum_bytes = answer.minimum_bytes or _NEVER
             if known.minimum_bytes <= self._budget_bytes:
@@ -323,7 +217,7 @@ class Library:
     @property
     def is_planning(self) -> bool:
         """Whether any plan is being made."""
-        return any(known.is_pending for known in list(self._known.values())) and not self._answers
+        return any(known.is_pending for known in list(self._known.values())) and not self._requests.have_come
 
     @property
     def plans(self) -> dict[StepKey, Plan]:
@@ -341,23 +235,11 @@ class Library:
     def shapes(self) -> tuple[PlannedShape, ...]:
         """What is known, for the summary; the most frequent steps first."""
         rows = sorted(self._known.items(), key=lambda item: -item[1].steps)
-        return tuple(
-            PlannedShape(
-                key.text,
-                known.origin,
-                "online" if known.decision == "record" else known.decision,
-                known.steps,
-                known.profile.peak_bytes if known.profile else None,
-                known.plan.predicted_peak_bytes if known.plan else None,
-                _slowdown(known.plan) if known.plan else None,
-                known.reason,
-            )
-            for key, known in rows
-        )
+        return tuple(known.shape(key) for key, known in rows)
 
     def close(self) -> None:
         """Plan no longer."""
-        self._worker.stop()
+        self._requests.close()
 
 
 def _target_bytes(known: Known, budget_bytes: int | None) -> int:
@@ -366,14 +248,3 @@ def _target_bytes(known: Known, budget_bytes: int | None) -> int:
         return 0
     target_bytes = int(PLANNED_SHARE * budget_bytes)
     return budget_bytes if target_bytes < known.minimum_bytes <= budget_bytes else target_bytes
-
-
-def _described(plan: Plan) -> str:
-    return (
-        f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(plan.in_core_peak_bytes)}, "
-        f"{_slowdown(plan):.2f} of the plain time"
-    )
-
-
-def _slowdown(plan: Plan) -> float:
-    return plan.predicted_step_ms / plan.in_core_step_ms

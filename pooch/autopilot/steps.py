@@ -17,7 +17,8 @@ from ..executor.step import PlannedStep
 from ..ir import Plan, Profile
 from ..profiler.live import LiveTrace
 from ..torchtools.mode_stacks import LooseStack
-from .library import NOT_MEASURED, Known
+from .known import Known
+from .library import NOT_MEASURED
 
 
 class Step(Protocol):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Literal
 
+from ..executor.statistics import RunStats
 from ..units import format_bytes
+
+Decision = Literal["in-core", "plan", "online", "record"]
 
 MOST_SHAPES = 12  # that are printed
 
@@ -35,12 +39,10 @@ class PlannedShape:
 
 
 @dataclass(frozen=True, slots=True)
-class AutoSummary:
-    """What happened so far under `pooch.auto`. `str()` gives the lines to print.
+class Counters:
+    """What happened in all steps so far.
 
     Attributes:
-        budget_bytes: The budget, or None before the first step if it is a share of that step's peak.
-        steps: Number of steps, each a forward and a backward pass.
         steps_in_core: Steps for which nothing had to be done.
         steps_on_plan: Steps that followed a plan to the end.
         steps_online: Steps under the online policy, from the beginning or from where they left their plan.
@@ -52,25 +54,79 @@ class AutoSummary:
         lost_ms: Time lost against plain training, as far as the recorded op times tell.
         swapped_bytes: Bytes copied to the tier.
         recomputed_ops: Number of ops replayed.
+    """
+
+    steps_in_core: int = 0
+    steps_on_plan: int = 0
+    steps_online: int = 0
+    steps_recorded: int = 0
+    steps_left_plan: int = 0
+    peak_bytes: int = 0
+    between_peak_bytes: int = 0
+    steps_over_budget: int = 0
+    lost_ms: float = 0.0
+    swapped_bytes: int = 0
+    recomputed_ops: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Number of steps, each a forward and a backward pass."""
+        return self.steps_in_core + self.steps_on_plan + self.steps_online
+
+    def with_step(self, step: Counters) -> Counters:
+        """Return the counters with those of one more step: sums, and the highest of peaks."""
+        sums = {each.name: getattr(self, each.name) + getattr(step, each.name) for each in fields(Counters)}
+        highest = {name: max(getattr(self, name), getattr(step, name)) for name in ("peak_bytes", "between_peak_bytes")}
+        return Counters(**(sums | highest))
+
+    def summary(
+        self, budget_bytes: int | None, shapes: tuple[PlannedShape, ...], events: tuple[str, ...]
+    ) -> AutoSummary:
+        """Return them with what else is told; see `AutoSummary`."""
+        counted = {each.name: getattr(self, each.name) for each in fields(Counters)}
+        return AutoSummary(**counted, budget_bytes=budget_bytes, shapes=shapes, events=events)
+
+
+def counted(
+    decision: Decision, left_plan: bool, stats: RunStats, peak_bytes: int, lost_ms: float, budget_bytes: int | None
+) -> Counters:
+    """Return the counters of one step.
+
+    Args:
+        decision: How it ran.
+        left_plan: Whether it left its plan.
+        stats: What was counted while it ran.
+        peak_bytes: Its measured peak.
+        lost_ms: Time lost, or 0 if it is not known.
+        budget_bytes: The budget, or None if it was not known yet.
+    """
+    return Counters(
+        steps_in_core=int(decision == "in-core"),
+        steps_on_plan=int(decision == "plan" and not left_plan),
+        steps_online=int(decision in ("online", "record") or left_plan),
+        steps_recorded=int(decision == "record"),
+        steps_left_plan=int(left_plan),
+        peak_bytes=peak_bytes,
+        steps_over_budget=int(budget_bytes is not None and peak_bytes > budget_bytes),
+        lost_ms=max(0.0, lost_ms),
+        swapped_bytes=stats.swapped_out_bytes,
+        recomputed_ops=stats.recomputed_ops,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AutoSummary(Counters):
+    """What happened so far under `pooch.auto`. `str()` gives the lines to print.
+
+    Attributes:
+        budget_bytes: The budget, or None before the first step if it is a share of that step's peak.
         shapes: The kinds of steps that were met.
         events: What was planned, replanned or refused, in order, one line each.
     """
 
-    budget_bytes: int | None
-    steps: int
-    steps_in_core: int
-    steps_on_plan: int
-    steps_online: int
-    steps_recorded: int
-    steps_left_plan: int
-    peak_bytes: int
-    between_peak_bytes: int
-    steps_over_budget: int
-    lost_ms: float
-    swapped_bytes: int
-    recomputed_ops: int
-    shapes: tuple[PlannedShape, ...]
-    events: tuple[str, ...]
+    budget_bytes: int | None = None
+    shapes: tuple[PlannedShape, ...] = ()
+    events: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if not self.steps:

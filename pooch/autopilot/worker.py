@@ -9,44 +9,30 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..api.children import child_environment
 from ..errors import PoochError
-from ..ir import HookCosts, Link, Profile
+from .costs import CostSource
 from .jobs import Anchor, Answer, Job, answer_loaded, saved
 
 _STOP = -1
 IDLE_S = 60.0  # after which the planning process ends; the next job starts another
 
 
-@dataclass(frozen=True, slots=True)
-class _Costs:
-    """What copies and hooks cost on this machine."""
-
-    link: Link
-    hooks: HookCosts
-
-
 class PlanningWorker:
     """Makes plans in a child process, one after the other; urgent jobs first. Its thread ends with the process.
 
     Args:
-        estimate: Returns the cost of copies as seen in training. It serves until a child process of low priority has
-            measured what copies and hooks cost.
-        measure: Completes a profile with the costs of this machine's device, in this process. None: a child process
-            does so.
+        costs: What copies and hooks cost. Closed with the thread.
     """
 
-    def __init__(self, estimate: Callable[[], Link], measure: Callable[[Profile], Profile] | None = None) -> None:
+    def __init__(self, costs: CostSource) -> None:
         self._jobs: queue.PriorityQueue[tuple[int, int, Job | None, Callable[[Answer], None]]] = queue.PriorityQueue()
         self._count = 0
-        self._estimate, self._measure = estimate, measure
-        self._costs: _Costs | None = None
-        self._measuring: tuple[subprocess.Popen[bytes], Path] | None = None
-        self._folder: TemporaryDirectory[str] | None = None
+        self.costs = costs
         self._thread: threading.Thread | None = None
 
     def warm_up(self) -> None:
@@ -71,39 +57,11 @@ class PlanningWorker:
 
     def completed(self, job: Job) -> Job:
         """Return the job with the costs of copies and hooks in its profiles, as far as they are known by now."""
-        costs = self._costs or self._measured(job.anchors[0].profile)
+        costs = self.costs.now(job.anchors[0].profile)
         anchors = (
             Anchor(anchor.sizes, replace(anchor.profile, link=costs.link, hooks=costs.hooks)) for anchor in job.anchors
         )
         return replace(job, anchors=tuple(anchors))
-
-    def _measured(self, profile: Profile) -> _Costs:
-        if self._measure is not None:
-            done = self._measure(profile)
-            self._costs = _Costs(done.link, done.hooks)
-            return self._costs
-        if self._measuring is None:
-            self._folder = TemporaryDirectory(prefix="pooch-")
-            path = Path(self._folder.name) / "measured.json"
-            profile.save(path)
-            command = [sys.executable, "-m", f"{__package__}.measuring_process", str(path)]
-            quiet = subprocess.DEVNULL
-            child = subprocess.Popen(command, env=child_environment(), stdin=quiet, stdout=quiet, stderr=quiet)
-            self._measuring = child, path
-        child, path = self._measuring
-        if child.poll() == 0:
-            done = Profile.load(path)
-            self._costs = _Costs(done.link, done.hooks)
-            return self._costs
-        return _Costs(self._estimate(), profile.hooks)
-
-    def end_measuring(self) -> None:
-        """End the process that measures, if it is still running."""
-        if self._measuring is not None:
-            self._measuring[0].kill()
-            self._measuring[0].wait()
-        if self._folder is not None:
-            self._folder.cleanup()
 
 
 def _serve(
@@ -142,7 +100,7 @@ def _serve(
         _end(process)
         owner = worker()
         if owner is not None:
-            owner.end_measuring()
+            owner.costs.close()
 
 
 def _ignored(_: Answer) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from ..errors import ProfileError
 from ..ir import Link, Profile
+from ..torchtools.accelerators import has_streams
 from ..torchtools.effects import written_tensors
 from ..torchtools.memory_trace import MemoryTrace, MemoryTracer, marker
 from ..torchtools.mode_stacks import LooseStack
@@ -29,7 +30,9 @@ from ..torchtools.raw_looks import RawLooks
 from ..torchtools.tensors import has_plain_storage
 from .absences import without_absences
 from .assembly import assembled_profile
+from .device_marks import DeviceMarks
 from .hardware import describe_device
+from .host_times import never_late
 from .outliers import outliers, sibling_kinds
 from .recorder import ForwardRecorder
 from .session import ProfileOptions
@@ -45,8 +48,9 @@ if TYPE_CHECKING:
 class _LiveRecorder(ForwardRecorder):
     """A recorder that also finds when the program releases what autograd has saved."""
 
-    def __init__(self, model: torch.nn.Module, step: OnlineStep) -> None:
+    def __init__(self, model: torch.nn.Module, step: OnlineStep, marks: DeviceMarks | None) -> None:
         super().__init__(model)
+        self._marks = marks
         self.released: dict[int, int] = {}
         self._online = step
         self._held: dict[int, Any] = {}  # records of saved values that the program still holds
@@ -88,7 +92,10 @@ class _LiveRecorder(ForwardRecorder):
 
     def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
         before_ms = self._online.evictor.stall_ms
+        begin = None if self._marks is None else self._marks.now()
         result, elapsed_ms = super()._run(func, args, kwargs, call)
+        if self._marks is not None and begin is not None:
+            self._marks.ran(call, begin)
         return result, max(0.0, elapsed_ms - (self._online.evictor.stall_ms - before_ms))
 
 
@@ -118,7 +125,8 @@ class LiveTrace:
     def __init__(self, models: Sequence[torch.nn.Module], step: OnlineStep, persistent_bytes: int) -> None:
         self._models, self._step, self._persistent_bytes = [*map(weakref.ref, models)], step, persistent_bytes
         self._device = step.evictor.device
-        self._recorder = _LiveRecorder(_as_one(models), step)
+        self._marks = DeviceMarks(self._device) if has_streams(self._device) else None
+        self._recorder = _LiveRecorder(_as_one(models), step, self._marks)
         self._tracer: MemoryTracer | None = None
         self._unpacks: list[Unpack] = []
         self._forward = LooseStack()
@@ -182,6 +190,8 @@ class LiveTrace:
         self._recorder.note_releases()
         self._forward.close()
         self._recorder.end_forward()
+        if self._marks is not None:
+            self._marks.turn()
 
     def _pack(self, tensor: torch.Tensor) -> tuple[int | None, object]:
         recorder = self._recorder
@@ -197,8 +207,11 @@ class LiveTrace:
         value, kept = packed
         if self._tracer is None:  # a later backward pass through the same graph
             return self._step.unpack(kept)
+        begin = None if self._marks is None else self._marks.now()
         with marker(f"unpack {len(self._unpacks)}"):
             tensor = self._step.unpack(kept)
+        if self._marks is not None and begin is not None:
+            self._marks.read(begin)
         pointer = tensor.untyped_storage().data_ptr() if has_plain_storage(tensor) else 0
         self._unpacks.append(Unpack(-1 if value is None else value, pointer))
         return tensor
@@ -216,6 +229,8 @@ class LiveTrace:
             ProfileError: If the record has gaps.
         """
         if self._tracer is not None:
+            if self._marks is not None:
+                self._marks.turn()
             with marker("end"):
                 pass
         self._forward.close()
@@ -240,10 +255,12 @@ class LiveTrace:
         recorder = self._recorder
         released = _ReleasedPass([_Released(recorder.released.get(value.id)) for value in recorder.values])
         assembly = StepAssembly(record, released)  # type: ignore[arg-type]
-        times_ms = slot_times_ms(assembly)
+        launching_ms = slot_times_ms(assembly)
+        on_device_ms = None if self._marks is None else self._marks.slot_times_ms(assembly, launching_ms)
+        times_ms = launching_ms if on_device_ms is None else on_device_ms
         for slot, median_ms in outliers(sibling_kinds(assembly), times_ms).items():
             times_ms[slot] = median_ms  # most likely it waited for a copy
-        return assembled_profile(
+        profile = assembled_profile(
             assembly,
             model,
             ProfileOptions(workload=workload),
@@ -258,6 +275,10 @@ class LiveTrace:
             notes=("recorded from a training step under the online policy; the in-core time is the sum of op times",),
             sizes="requested" if self._device.type == "cpu" else "allocated",
         )
+        if on_device_ms is None:
+            return profile
+        host_ms = never_late(launching_ms, times_ms)
+        return replace(profile, ops=tuple(replace(op, host_ms=ms) for op, ms in zip(profile.ops, host_ms, strict=True)))
 
 
 def _as_one(models: Sequence[torch.nn.Module]) -> torch.nn.Module:

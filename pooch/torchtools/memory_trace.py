@@ -202,14 +202,24 @@ def live_bytes(device: torch.device) -> int:
 def live_tensors() -> list[torch.Tensor]:
     """Returns all tensors in CPU memory that the interpreter tracks."""
     found: list[torch.Tensor] = []
+    kinds: dict[type, bool] = {}  # asking it of each of some hundred thousand objects would take most of the time
     for candidate in gc.get_objects():
         kind = type(candidate)
-        # torch.export leaves fake tensors behind, which name a device but have no memory there and may have no size.
-        # A parameter of a lazy module has none yet either, and refuses nearly everything.
-        if issubclass(kind, (FakeTensor, UninitializedParameter, UninitializedBuffer)):
-            continue
-        if issubclass(kind, torch.Tensor) and candidate.device.type == "cpu":
+        is_tensor = kinds.get(kind)
+        if is_tensor is None:
+            is_tensor = kinds[kind] = _has_memory(kind)
+        if is_tensor and candidate.device.type == "cpu":
             found.append(candidate)
             if candidate.is_leaf and candidate.grad is not None:
                 found.append(candidate.grad)
     return found
+
+
+def _has_memory(kind: type) -> bool:
+    """Returns whether objects of a type are tensors that have memory.
+
+    torch.export leaves fake tensors behind, which name a device but have no memory there and may have no size. A
+    parameter of a lazy module has none yet either, and refuses nearly everything.
+    """
+    without = (FakeTensor, UninitializedParameter, UninitializedBuffer)
+    return issubclass(kind, torch.Tensor) and not issubclass(kind, without)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pooch.autopilot import Auto
-from pooch.autopilot.library import Library
+from pooch.autopilot.counting import highest_rise_bytes
+from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.steps import UnplannedStep
 from pooch.errors import UsageError
 from pooch.executor.online import Evictor
@@ -26,7 +29,7 @@ from pooch.torchtools.memory_trace import live_bytes
 from tests.children import child_environment
 from tests.executor.online.support import copies_cost
 from tests.executor.online.zoo import Cube, Layers, rows
-from tests.executor.support import assert_same
+from tests.executor.support import assert_same, quick_profile
 
 pytestmark = pytest.mark.cpu
 Found = dict[str, Tensor]
@@ -38,7 +41,7 @@ ENOUGH_BYTES = 700_000  # above what is live before: for gradients, optimizer an
 @pytest.fixture(autouse=True)
 def no_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about steps without a plan, and about recorded ones."""
-    monkeypatch.setattr(Library, "_request", lambda *_: None)
+    monkeypatch.setattr(PlanRequests, "ask", lambda *_: None)
     monkeypatch.setattr("pooch.autopilot.worker.PlanningWorker.warm_up", lambda *_: None)
 
 
@@ -440,6 +443,70 @@ def test_what_cannot_be_recorded_is_not_tried_for_ever() -> None:
         assert auto.summary().steps_recorded < 9
 
 
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_ctrl_c_while_room_is_made_ends_the_training(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the process is as before (checked after the test), so that training can go on."""
+    model, real, parts = a_model(), Evictor.make_room, []
+
+    def interrupted(evictor: Evictor, missing_bytes: int) -> None:
+        if parts[-1] == part:
+            parts.append("interrupted")
+            signal.raise_signal(signal.SIGINT)
+            parts.append("went on")
+        real(evictor, missing_bytes)
+
+    def step() -> None:
+        parts.append("forward")
+        loss = loss_of(model(rows(ROWS)))
+        parts.append("backward")
+        loss.backward()
+        parts.append("end")
+
+    monkeypatch.setattr(Evictor, "make_room", interrupted)
+    with under(model, ENOUGH_BYTES // 2):
+        with pytest.raises(KeyboardInterrupt):
+            step()
+        assert parts[-1] == "interrupted"
+        part = "none"
+        model.zero_grad()
+        step()
+
+
+def test_an_error_while_room_is_made_ends_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of an op it cannot be raised, and the step would go on over its budget unnoticed."""
+    model = a_model()
+
+    def fail(_: Evictor, missing_bytes: int) -> None:
+        raise OSError("the disk is broken")
+
+    monkeypatch.setattr(Evictor, "make_room", fail)
+    with under(model, ENOUGH_BYTES // 2), pytest.raises(OSError, match="the disk is broken"):
+        loss_of(model(rows(ROWS))).backward()
+
+
+@pytest.mark.filterwarnings("ignore:no counting allocator")
+def test_without_a_counting_allocator_the_margin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pooch.executor.online.live_bytes.counting_allocator", lambda: "no compiler")
+    model, told = a_model(), []
+    with Auto([model], live_bytes(torch.device("cpu")) + ENOUGH_BYTES, tell=told.append) as auto:
+        for _ in range(4):
+            loss_of(model(rows(ROWS))).backward()
+            model.zero_grad()
+        assert auto.summary().steps_recorded == 1
+    (line,) = [line for line in told if "now and then" in line]
+    assert re.search(r"may pass the budget by up to \d+\.\d+ (KiB|MiB)", line)
+
+
+def test_the_margin_is_the_highest_rise_while_nobody_counts() -> None:
+    model = a_model()
+    data = rows(ROWS)
+    profile = quick_profile(lambda: loss_of(model(data)), model)
+    within_ops = max(op.peak_bytes - op.entry_bytes for op in profile.ops)
+    assert highest_rise_bytes(profile, 0.0) == within_ops
+    assert highest_rise_bytes(profile, 10 * profile.step_ms) == profile.peak_bytes - profile.ops[0].entry_bytes
+    assert within_ops < highest_rise_bytes(profile, profile.step_ms / 4)
+
+
 def test_steps_leave_nothing_behind() -> None:
     model = a_model()
     live = []
@@ -450,7 +517,7 @@ def test_steps_leave_nothing_behind() -> None:
                 gc.disable()
             loss_of(model(rows(ROWS))).backward()
             model.zero_grad()
-            live.append(auto._live.now())
+            live.append(auto._driver.evictor.live.now())
         gc.enable()
-        assert auto._evictor._records == {}
+        assert auto._driver.evictor._records == {}
     assert len(set(live[12:])) == 1

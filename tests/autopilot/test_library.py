@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pooch.api.options import PlanOptions
+from pooch.autopilot.costs import HostCosts
 from pooch.autopilot.jobs import Anchor, Answer, Job, done
 from pooch.autopilot.library import NOT_MEASURED, PLANNED_SHARE, Library
 from pooch.autopilot.signature import StepKey
@@ -37,7 +38,7 @@ def test_a_plan_may_fill_the_budget_where_no_other_is_feasible(jobs: list[Job]) 
     budget_bytes = done(Job(KEY.sizes, anchors, start_bytes, 1, PlanOptions())).minimum_bytes
     assert PLANNED_SHARE * budget_bytes < budget_bytes < profile.peak_bytes
     told: list[str] = []
-    library = Library(PlanOptions(), told.append, lambda: NOT_MEASURED)
+    library = Library(PlanOptions(), told.append, HostCosts(lambda: NOT_MEASURED))
     for _ in range(2):  # the first step of all is not recorded
         decision, known = library.choose(KEY, start_bytes, budget_bytes)
     assert decision == "record"

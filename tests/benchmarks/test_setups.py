@@ -56,6 +56,17 @@ def test_a_run_that_failed_counts_as_neither() -> None:
     assert row_of(failed)["within"] == "no"
 
 
+def test_a_setup_by_exec_runs_the_same_script_without_a_line_of_pooch() -> None:
+    plain, by_exec = SETUPS["plain-loop"], SETUPS["plain-loop-exec"]
+    assert by_exec.train is plain.train
+    assert command._command(by_exec, None)[1:] == ["-m", "benchmarks.setups.child", "plain-loop-exec"]
+    assert command._command(by_exec, 99)[1:6] == ["-m", "pooch", "exec", "--budget", "99"]
+    assert command._command(plain, 99)[-1] == "99"
+    one = [{"trained": trained([100], {})}]
+    assert outcome_of(by_exec, 90, one, None).lines == 0
+    assert outcome_of(plain, 90, one, None).lines == 1
+
+
 def test_the_catalogue_is_as_large_as_its_page_says() -> None:
     assert len(SETUPS) >= 24
     assert {setup.needs for setup in SETUPS.values()} == {

@@ -16,7 +16,16 @@ def test_the_page_of_a_run_holds_every_plan(tmp_path: Path) -> None:
     profile = blocks(4, link=FAST_LINK)
     plans = [pooch.plan(profile, share) for share in ("80%", "60%")]
     shapes = tuple(PlannedShape(name, "recorded", "plan", 7, 9, 5, 1.25, "<why>") for name in ("1x2", "3x4"))
-    summary = AutoSummary(99, 14, 0, 14, 0, 0, 0, 98, 5, 0, 1.0, 6, 0, shapes, ("planned",))
+    summary = AutoSummary(
+        steps_on_plan=14,
+        peak_bytes=98,
+        between_peak_bytes=5,
+        lost_ms=1.0,
+        swapped_bytes=6,
+        budget_bytes=99,
+        shapes=shapes,
+        events=("planned",),
+    )
     path = tmp_path / "run.html"
     write_run_report(summary, [("1x2", profile, plans[0]), ("3x4", profile, plans[1])], path, title="train.py")
     page = path.read_text()

@@ -87,11 +87,10 @@ def measure_link(
         )
         if not shares:
             return link
-        return replace(
-            link,
-            out_compute_share=_compute_share(lambda: arena.copy_out(storages[0], 0), large_bytes, out, device),
-            in_compute_share=_compute_share(lambda: arena.copy_in(storages[0], 0), large_bytes, back, device),
-        )
+        product_bytes = room_bytes - sum(storage.nbytes() for storage in (*storages, small))
+        copies = ((lambda: arena.copy_out(storages[0], 0), out), (lambda: arena.copy_in(storages[0], 0), back))
+        out_share, in_share = (_compute_share(copy, large_bytes, way, device, product_bytes) for copy, way in copies)
+        return replace(link, out_compute_share=out_share, in_compute_share=in_share)
     finally:
         arena.close()
 
@@ -276,10 +275,12 @@ def _is_full_duplex(
     return together < 0.75 * alone
 
 
-def _compute_share(copy: Callable[[], object], copy_bytes: int, direction: _Direction, device: torch.device) -> float:
+def _compute_share(
+    copy: Callable[[], object], copy_bytes: int, direction: _Direction, device: torch.device, room_bytes: int
+) -> float:
     """Measure how many ms of matrix products one ms of copying displaces."""
     size = 4096 if has_streams(device) else 1024
-    while size > _LEAST_SIDE and 3 * 4 * size * size > free_bytes(device) // 2:
+    while size > _LEAST_SIDE and 3 * 4 * size * size > room_bytes:
         size //= 2
     left, right = (_noise(4 * size * size, device).view(size, size) for _ in range(2))
     copy_ms = copy_bytes / direction.bytes_per_ms

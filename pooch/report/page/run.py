@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from string import Template
 
 from ...autopilot.summary import AutoSummary, PlannedShape
 from ...ir import Plan, Profile
@@ -14,7 +13,7 @@ from ...units import format_bytes
 from ..summaries import Record
 from .budgets import BudgetPlans
 from .contents import page_contents
-from .writing import NOTHING_LOADED, charted_page, plotly_source, resource
+from .writing import charted_page, framed_page, plotly_source
 
 _UNKNOWN = "–"  # noqa: RUF001 - a dash in a table
 _HEADS = ("Shapes", "Steps", "Run now", "Plain peak", "Planned peak", "Planned time", "Known from", "Remarks")
@@ -41,12 +40,7 @@ def write_run_report(
         pages = [_page(*each) for each in planned]
         text = charted_page(title, str(pages[0]["summary"]), {"pages": pages}, plotly_source(), run)
     else:
-        text = Template(resource("run.html")).substitute(
-            policy=NOTHING_LOADED,
-            title=html.escape(title),
-            style=resource("page.css"),
-            run=_run(summary),
-        )
+        text = framed_page(title, _run(summary))
     replace_file(path, text.encode())
 
 

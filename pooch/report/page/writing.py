@@ -99,15 +99,32 @@ def charted_page(title: str, summary: str, data: Record, library: str, run: str 
         run: HTML that stands before the charts.
     """
     script = resource("page.js")
-    return Template(resource("page.html")).substitute(
+    scripts = (
+        f'<script type="application/json" id="data">{json_for_html(data)}</script>',
+        f"<script>{library}</script>",
+        f"<script>{script}</script>",
+    )
+    return framed_page(
+        title,
+        run + Template(resource("charts.html")).substitute(summary=html.escape(summary)),
         policy=f"{NOTHING_LOADED}; script-src {_digests(library, script)}",
-        title=html.escape(title),
-        summary=html.escape(summary),
-        run=run,
-        style=resource("page.css"),
-        library=library,
-        data=json_for_html(data),
-        script=script,
+        facts='  <dl id="facts" class="facts"></dl>\n',
+        scripts="".join(f"{each}\n" for each in scripts),
+    )
+
+
+def framed_page(title: str, main: str, *, policy: str = NOTHING_LOADED, facts: str = "", scripts: str = "") -> str:
+    """A page around some HTML.
+
+    Args:
+        title: The headline.
+        main: What stands below it.
+        policy: What a browser may load and run.
+        facts: HTML in the page's header.
+        scripts: HTML at the end.
+    """
+    return Template(resource("frame.html")).substitute(
+        policy=policy, title=html.escape(title), style=resource("page.css"), facts=facts, main=main, scripts=scripts
     )
 
 

@@ -40,10 +40,15 @@ std::atomic<int64_t> live_bytes{0};
 std::atomic<int64_t> peak_bytes{0};
 std::atomic<int64_t> limit_bytes{INT64_MAX};
 std::atomic<MakeRoom> make_room{nullptr};
+std::atomic<bool> was_interrupted{false};
 
 // Only threads that compute the user's step ask for room: a worker thread of an operator may hold locks, and the thread
 // that copies would wait for itself.
 thread_local bool asks_for_room = false;
+
+// Set by what makes room once it has ended. If it is not, an interrupt came while the operator computed: Python raises it
+// in the first Python code that runs, which is the callback, and it goes no further.
+thread_local bool has_ended = false;
 
 void count(int64_t size) {
   const int64_t now = live_bytes.fetch_add(size, std::memory_order_relaxed) + size;
@@ -81,7 +86,12 @@ class CountingAllocator final : public c10::Allocator {
       const MakeRoom ask = make_room.load(std::memory_order_acquire);
       if (missing > 0 && ask != nullptr) {
         asks_for_room = false;  // what makes room may itself allocate
+        has_ended = false;
         ask(missing);
+        if (!has_ended) {
+          was_interrupted.store(true);
+          ask(missing);
+        }
         asks_for_room = true;
       }
     }
@@ -185,6 +195,16 @@ int pooch_allocator_knows(void* pointer) {
 void pooch_allocator_set_limit(int64_t bytes, MakeRoom ask) {
   make_room.store(ask, std::memory_order_release);
   limit_bytes.store(bytes, std::memory_order_relaxed);
+}
+
+// Called at the end of what makes room.
+void pooch_allocator_end_request() {
+  has_ended = true;
+}
+
+// Returns whether what makes room was interrupted before it began, since the last call.
+int pooch_allocator_take_interrupt() {
+  return was_interrupted.exchange(false);
 }
 
 // Sets whether the calling thread asks for room.

@@ -22,6 +22,8 @@ _SIGNATURES = {
     "reset_peak": ([], None),
     "knows": ([ctypes.c_void_p], ctypes.c_int),
     "set_limit": ([ctypes.c_int64, _Callback], None),
+    "end_request": ([], None),
+    "take_interrupt": ([], ctypes.c_int),
     "ask_for_room": ([ctypes.c_int], None),
 }
 
@@ -44,6 +46,7 @@ class CountingAllocator:
         self.reset_peak: Callable[[], None] = self._functions["reset_peak"]
         self._users = 0
         self._lock = threading.Lock()
+        self._failure: BaseException | None = None
 
     def install(self) -> bool:
         """Put the allocator in place; each call needs a `remove`. False if another one than PyTorch's is in place."""
@@ -64,7 +67,8 @@ class CountingAllocator:
         """Have `make_room(missing_bytes)` called before an allocation would raise the live bytes over the limit.
 
         It is called in the thread that allocates, in the middle of an operator, if that thread asks for room. The
-        allocation goes ahead afterwards in any case.
+        allocation goes ahead afterwards in any case. What `make_room` raises cannot be raised there, and is kept for
+        `raise_failure`.
         """
         self._make_room = make_room
         self._functions["set_limit"](bytes_, self._callback)
@@ -72,12 +76,26 @@ class CountingAllocator:
     def lift_limit(self) -> None:
         """Have nothing called from now on."""
         self._functions["set_limit"](NO_LIMIT, self._callback)
-        self._make_room = None
+        self._functions["take_interrupt"]()
+        self._make_room = self._failure = None
 
     def _ask(self, missing_bytes: int) -> None:
         make_room = self._make_room
-        if make_room is not None:
-            make_room(missing_bytes)
+        try:
+            if make_room is not None:
+                make_room(missing_bytes)
+        except BaseException as error:  # noqa: BLE001  (raised in `raise_failure`)
+            if self._failure is None or isinstance(error, KeyboardInterrupt):
+                self._failure = error
+        self._functions["end_request"]()
+
+    def raise_failure(self) -> None:
+        """Raise what was raised while room was made, if anything was since the last call. An interrupt goes first."""
+        if self._functions["take_interrupt"]():
+            raise KeyboardInterrupt
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
 
     def knows(self, pointer: int) -> bool:
         """Whether a live block was allocated, and so counted, since the installation."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pooch.autopilot.library import Known
+from pooch.autopilot.known import Known
 from pooch.autopilot.steps import FollowingStep, Step, UnplannedStep
 from pooch.executor.statistics import RunStats
 from pooch.executor.table import ActionTable

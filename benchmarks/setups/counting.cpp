@@ -7,8 +7,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-extern void *__libc_memalign(size_t alignment, size_t size);
-extern void __libc_free(void *block);
+extern "C" {
+
+void *__libc_memalign(size_t alignment, size_t size) noexcept;
+void __libc_free(void *block) noexcept;
 
 #define SLOTS (1u << 21)
 static struct { uintptr_t block; size_t size; } table[SLOTS];
@@ -50,7 +52,7 @@ static void erase(uintptr_t block) {
     }
 }
 
-int posix_memalign(void **result, size_t alignment, size_t size) {
+int posix_memalign(void **result, size_t alignment, size_t size) noexcept {
     uintptr_t caller = (uintptr_t)__builtin_return_address(0);
     void *block = __libc_memalign(alignment, size);
     if (!block) return ENOMEM;
@@ -63,7 +65,7 @@ int posix_memalign(void **result, size_t alignment, size_t size) {
     return 0;
 }
 
-void free(void *block) {
+void free(void *block) noexcept {
     if (block && last_code && !((uintptr_t)block & 63)) {
         lock();
         erase((uintptr_t)block);
@@ -76,3 +78,5 @@ void counting_watch(uintptr_t first, uintptr_t last) { first_code = first; last_
 int64_t counting_live_bytes(void) { return live_bytes; }
 int64_t counting_peak_bytes(void) { return peak_bytes; }
 void counting_begin_peak(void) { lock(); peak_bytes = live_bytes; unlock(); }
+
+}  // extern "C"

@@ -1,0 +1,328 @@
+"""Drives the steps under a budget: where they begin and end, and how each of them runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+from ..executor.online import Evictor
+from ..executor.statistics import RunStats
+from ..profiler.live import is_profiling
+from .backward import BackwardWatch
+from .budget import HeldBudget
+from .counting import Counter, margin_bytes, raise_failure
+from .governed import GovernedModels
+from .known import Known
+from .library import MOST_FAILURES, Library
+from .remarks import BY_OTHER_HOOKS, MORE_THAN_RECORDED, NOTHING_LEFT, Remarks
+from .running import RunningStep
+from .signature import StepKey, step_key
+from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call
+from .steps import FollowingStep, InCoreStep, RecordedStep, Step, UnplannedStep
+from .summary import Counters, Decision, counted
+
+MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
+_RECOUNTED_STEPS = (1, 2, 3, 10, 100)
+
+
+class StepDriver:
+    """Runs each step of some models within a budget. The models keep it alive.
+
+    A step begins with the outermost call of a governed module, and ends with the backward pass.
+
+    Args:
+        governed: The models.
+        budget: The budget.
+        live: Counts live bytes.
+        evictor: Holds the budget. Closed by `remove`.
+        library: Knows how to run each kind of step. Closed by `remove`.
+        remarks: Tells the user.
+
+    Attributes:
+        counters: What happened so far.
+
+    Raises:
+        UsageError: If a budget is held on the device already.
+    """
+
+    def __init__(
+        self,
+        governed: GovernedModels,
+        budget: HeldBudget,
+        live: Counter,
+        evictor: Evictor,
+        library: Library,
+        remarks: Remarks,
+    ) -> None:
+        self.governed, self.budget, self.evictor, self.library = governed, budget, evictor, library
+        self._live = live
+        self.counters = Counters()
+        self._remarks = remarks
+        self._running: RunningStep | None = None
+        self._depth = threading.local()
+        self._is_removed = False
+        governed.place(self._call)
+        self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
+        self._backward.start()
+        self._closed = weakref.finalize(self, _close, self._backward, library, evictor)
+        self._closed.atexit = False
+        _ACTIVE[governed.device.type] = self
+
+    def add(self, model: torch.nn.Module) -> None:
+        """Govern a further model too."""
+        if self.governed.add(model, self._call) and self._running is not None:
+            self._running.is_whole = False
+
+    def is_within_call(self) -> bool:
+        """Whether the calling thread is within a governed call."""
+        return getattr(self._depth, "now", 0) > 0
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    def region(self) -> AbstractContextManager[None]:
+        """Return a context that counts as a call of a governed module."""
+        return self._call(-1, (), {})
+
+    @contextmanager
+    def _call(self, number: int, args: Any, kwargs: Any) -> Iterator[None]:
+        """Surround one call of a governed module."""
+        depth = getattr(self._depth, "now", 0)
+        if depth == 0 and not self._begins(number, args, kwargs):
+            yield
+            return
+        self._depth.now = depth + 1
+        try:
+            with self._running.step.around_call() if depth == 0 and self._running else nullcontext():
+                yield
+        except BaseException:
+            if depth == 0:
+                self._abandon()
+            raise
+        finally:
+            self._depth.now = depth
+        if depth == 0:
+            self._call_ended()
+
+    def _begins(self, number: int, args: Any, kwargs: Any) -> bool:
+        """Whether an outermost call belongs to a step, which begins now if none is running."""
+        if self._is_removed or BackwardWatch.is_running() or not is_ordinary_call():
+            return False
+        running = self._running
+        if running is not None and not running.is_of_this_thread:
+            return False  # another thread trains under the budget, which bounds the whole process anyway
+        if running is not None and (running.calls >= MOST_FORWARDS or running.is_read_elsewhere):
+            self._end(is_complete=False)
+            running = None
+        if running is None:
+            self._begin(number, args, kwargs)
+        assert self._running is not None
+        self._running.calls += 1
+        self._look_at_calls(self._running)
+        return True
+
+    def _look_at_calls(self, running: RunningStep) -> None:
+        """Hold the budget from here on if a step that fits turns out to call more than the recorded one."""
+        if running.decision == "in-core" and 0 < running.known.calls < running.calls and can_outlast_the_call():
+            self._go_online(running)
+
+    def _begin(self, number: int, args: Any, kwargs: Any) -> None:
+        models = self.governed.living
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        key = step_key(number, args, kwargs, models, parameters)
+        self._look_between()
+        if self.counters.steps + 1 in _RECOUNTED_STEPS:
+            self._live.recount()
+            self.budget.hold()
+        stats = RunStats()
+        start_bytes = self._live.now()
+        decision, known = self.library.choose(key, start_bytes, self.budget.size_bytes)
+        outlasts = can_outlast_the_call()
+        if decision == "record" and (is_profiling() or not outlasts):
+            self.library.not_recorded(key, known)
+            decision = known.decision = "online"
+        if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
+            decision = known.decision = "in-core"
+            known.reason = "the program has saved tensor hooks of its own around it"
+        self.evictor.begin_step(stats)
+        self.budget.step_begins()
+        step = self._new_step(key, decision, known, models, start_bytes)
+        self._running = RunningStep(key, decision, known, step, stats, outlasts)
+
+    def _new_step(
+        self, key: StepKey, decision: Decision, known: Known, models: list[torch.nn.Module], start_bytes: int
+    ) -> Step:
+        match decision:
+            case "in-core":
+                return InCoreStep()
+            case "plan":
+                assert known.plan is not None
+                return FollowingStep(self.evictor, known.plan, known)
+            case "record":
+                return RecordedStep(self.evictor, models, start_bytes, self.governed.name)
+            case _:  # where allocations do not ask for room, it is made before each op
+                return UnplannedStep(self.evictor, replays=not self._live.asks or self.library.replays(key))
+
+    def _call_ended(self) -> None:
+        """Take hooks and modes away with the call where they cannot stay until the backward pass."""
+        running = self._running
+        if running is not None and not running.outlasts:
+            running.close_forward()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise what could not be raised in the middle of an op, such as Ctrl-C, and end the step that is running."""
+        try:
+            raise_failure(self._live)
+        except BaseException:
+            if self._running is not None and self._running.is_of_this_thread:
+                self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """End a step that failed."""
+        if self._running is not None:
+            self._end(is_complete=False)
+
+    # The backward pass ------------------------------------------------------------------------------------------------
+
+    def _backward_begins(self, builds_graph: bool) -> None:
+        self._raise_failure()
+        running = self._running
+        if running is None or not running.is_of_this_thread:
+            self.evictor.hold()
+            if running is not None:
+                running.is_read_elsewhere = True
+        elif builds_graph and running.is_open and running.outlasts:
+            self._go_online(running)  # what this backward pass saves is read by the next one
+        else:
+            running.close_forward()
+
+    def _backward_ended(self, is_complete: bool, builds_graph: bool) -> None:
+        running = self._running
+        if running is None or not running.is_of_this_thread:
+            return
+        if not (builds_graph and running.is_open):
+            self._end(is_complete)
+        if is_complete:  # else its own error goes first
+            self._raise_failure()
+
+    def _go_online(self, running: RunningStep) -> None:
+        """Go on under the online policy, unless the step is under it already."""
+        if running.decision == "online":
+            return
+        running.step.close_forward()
+        running.step.end(is_complete=False)
+        if running.decision == "record":
+            self.library.cannot_record(running.key, running.known)
+        running.decision = "online"
+        running.step = UnplannedStep(self.evictor)
+
+    def _end(self, is_complete: bool) -> None:
+        running, self._running = self._running, None
+        assert running is not None
+        running.close_forward()
+        step_ms, peak_bytes = running.elapsed_ms, self._live.peak()
+        profile = running.step.end(is_complete and running.is_whole)
+        if profile is not None:
+            self.library.recorded(running.key, running.known, profile, running.calls)
+            self._remarks.margin(margin_bytes(self._live, profile))
+            self.budget.step_was_recorded(profile.peak_bytes)
+        elif running.decision == "record":
+            self.library.not_recorded(running.key, running.known)
+        if isinstance(running.step, UnplannedStep) and running.step.is_faster_copied:
+            self.library.is_faster_copied(running.key)
+        self._count(running, step_ms, peak_bytes)
+        self._live.reset_peak()
+
+    def _count(self, running: RunningStep, step_ms: float, peak_bytes: int) -> None:
+        left, known, budget_bytes = running.step.left_plan, running.known, self.budget.size_bytes
+        if running.decision == "plan":
+            known.left_plan = known.left_plan + 1 if left else 0
+        is_slower = running.decision in ("plan", "online") and known.profile is not None
+        lost_ms = step_ms - known.profile.step_ms if is_slower and known.profile is not None else 0.0
+        step = counted(running.decision, left, running.stats, peak_bytes, lost_ms, budget_bytes)
+        self.counters = self.counters.with_step(step)
+        if budget_bytes is not None and step.steps_over_budget:
+            self._remarks.over_budget(peak_bytes, budget_bytes, self._why_over_budget(running))
+
+    def _why_over_budget(self, running: RunningStep) -> str:
+        if running.decision != "in-core":
+            return NOTHING_LEFT
+        if running.known.profile is None:
+            return BY_OTHER_HOOKS
+        running.known.left_plan = MOST_FAILURES  # so that its next step is recorded again
+        return MORE_THAN_RECORDED
+
+    def _look_between(self) -> None:
+        """Take the peak since the last backward pass into account."""
+        between_bytes = max(self.counters.between_peak_bytes, self._live.peak())
+        self.counters = replace(self.counters, between_peak_bytes=between_bytes)
+
+    def remove(self) -> None:
+        """Hold the budget no longer. A step that is running ends under it.
+
+        Raises:
+            UsageError: If a step is running in another thread, which alone can end it.
+        """
+        if self._is_removed:
+            return
+        if self._running is not None and not self._running.is_of_this_thread:
+            raise UsageError("a step is running in another thread: call remove() there, or after its backward pass")
+        self._is_removed = True
+        if self._running is not None:
+            self._end(is_complete=False)
+        self._look_between()
+        self.budget.stop()
+        self.governed.remove()
+        self._closed()
+        if _ACTIVE.get(self.governed.device.type) is self:
+            del _ACTIVE[self.governed.device.type]
+
+    def leave_alone(self) -> None:
+        """In a forked child, such as a worker that loads data: hold nothing. The threads of its parent are not here."""
+        self._is_removed = True
+        if self._running is not None:
+            self._running.close_forward()
+            self._running = None
+        self._live.ask(False)
+        self._live.let_go()
+
+
+_ACTIVE: weakref.WeakValueDictionary[str, StepDriver] = weakref.WeakValueDictionary()
+
+
+def refuse_a_second(device: torch.device) -> None:
+    """Refuse to hold two budgets on one device.
+
+    Raises:
+        UsageError: If one is held.
+    """
+    if device.type in _ACTIVE:
+        raise UsageError(
+            f"a budget is held on {device.type} already: give all models in one list, as in "
+            "pooch.auto([generator, discriminator], ...), or call remove() on the other first"
+        )
+
+
+def _leave_child_alone() -> None:
+    for held in list(_ACTIVE.values()):
+        held.leave_alone()
+    _ACTIVE.clear()
+
+
+os.register_at_fork(after_in_child=_leave_child_alone)
+
+
+def _close(backward: BackwardWatch, library: Library, evictor: Evictor) -> None:
+    """Undo what a budget has put in place. It must not hold the driver, whose end may call it."""
+    backward.stop()
+    library.close()
+    evictor.close()

@@ -1,0 +1,53 @@
+"""What the user is told of steps, once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..units import format_bytes
+
+BY_OTHER_HOOKS = "the program has saved-tensor hooks of its own, so nothing is done: take them away"
+MORE_THAN_RECORDED = "it was known to fit, and did more than when it was recorded; its next step is recorded again"
+NOTHING_LEFT = (
+    "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state and what single "
+    "ops need; raise the budget or lower the batch size"
+)
+_CLEARLY_MORE = 1.1
+
+
+class Remarks:
+    """Tells each thing once.
+
+    Args:
+        tell: Called with one line each.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._told: set[str] = set()
+        self._margin_bytes = 0
+
+    def over_budget(self, peak_bytes: int, budget_bytes: int, why: str) -> None:
+        """Tell of a peak over the budget, once for each reason."""
+        if why not in self._told:
+            self._told.add(why)
+            self._tell(
+                f"a step took {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - budget_bytes)} over the budget of "
+                f"{format_bytes(budget_bytes)}: {why}"
+            )
+
+    def margin(self, found_bytes: int) -> None:
+        """Tell by how much the budget may be passed where live bytes are not counted all the time."""
+        if found_bytes > _CLEARLY_MORE * self._margin_bytes:
+            self._margin_bytes = found_bytes
+            self._tell(
+                f"live bytes are counted now and then, so a step may pass the budget by up to "
+                f"{format_bytes(found_bytes)}: install a C++ compiler, or lower the budget by that"
+            )
+
+    def budget(self, budget_bytes: int, share: float) -> None:
+        """Tell the budget that a share has turned out to be."""
+        self._tell(
+            f"the budget is {format_bytes(budget_bytes)}, {share:.0%} of the first step's in-core peak, with the "
+            "optimizer's state as far as it exists"
+        )

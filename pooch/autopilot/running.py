@@ -1,0 +1,61 @@
+"""The step that is running."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ..executor.statistics import RunStats
+from .known import Known
+from .signature import StepKey
+from .steps import Step
+from .summary import Decision
+
+
+class RunningStep:
+    """What was decided for the step that is running, and what to look at when it ends.
+
+    Args:
+        key: Its key.
+        decision: How it runs.
+        known: What is known about this kind of step.
+        step: What runs it.
+        stats: What is counted meanwhile.
+        outlasts: Whether hooks and modes can stay in place after the call, until the backward pass.
+
+    Attributes:
+        begin_s: When it began.
+        thread: The thread that it began in.
+        is_open: Whether its forward pass is not over.
+        is_whole: Whether no model was added while it ran, so that it can be recorded.
+        is_read_elsewhere: Whether another thread runs a backward pass, perhaps that of this step.
+        calls: Number of outermost calls of governed modules.
+    """
+
+    def __init__(
+        self, key: StepKey, decision: Decision, known: Known, step: Step, stats: RunStats, outlasts: bool
+    ) -> None:
+        self.key, self.decision, self.known, self.step, self.stats = key, decision, known, step, stats
+        self.outlasts = outlasts
+        self.begin_s = time.perf_counter()
+        self.thread = threading.get_ident()
+        self.is_open = True
+        self.is_whole = True
+        self.is_read_elsewhere = False
+        self.calls = 0
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Time since it began."""
+        return (time.perf_counter() - self.begin_s) * 1000
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether it began in the calling thread."""
+        return self.thread == threading.get_ident()
+
+    def close_forward(self) -> None:
+        """Take hooks and modes away, if they are in place."""
+        if self.is_open:
+            self.is_open = False
+            self.step.close_forward()

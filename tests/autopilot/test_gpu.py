@@ -1,0 +1,109 @@
+"""`pooch.auto` on a device with streams: its plans are made for that device, and not for the CPU beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pooch.autopilot import Auto
+from pooch.executor.engines import make_engine
+from pooch.ir import Op, Profile
+from tests.executor.online.zoo import WIDTH, Layers
+from tests.executor.support import assert_same
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+CUDA = torch.device("cuda")
+ROWS, ROOM_BYTES = 2048, 5 * 2**20  # the step's activations take about twice that
+SLEEP_MS = 10.0
+CYCLES_PER_MS = 2.5e6  # more than any device has
+
+
+@torch.library.custom_op("pooch_tests::slow_tanh", mutates_args=())
+def slow_tanh(argument: Tensor) -> Tensor:
+    """An op that is launched in no time, and keeps the device busy."""
+    torch.cuda._sleep(int(SLEEP_MS * CYCLES_PER_MS))
+    return argument.tanh()
+
+
+@torch.library.custom_op("pooch_tests::slow_tanh_backward", mutates_args=())
+def slow_tanh_backward(gradient: Tensor, result: Tensor) -> Tensor:
+    torch.cuda._sleep(int(SLEEP_MS * CYCLES_PER_MS))
+    return gradient * (1 - result * result)
+
+
+slow_tanh.register_autograd(
+    lambda ctx, gradient: slow_tanh_backward(gradient, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+def train(model: nn.Module, steps: int, auto: Auto | None = None) -> dict[str, Tensor]:
+    torch.manual_seed(2)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for _ in range(steps):
+        loss = model(torch.randn(ROWS, WIDTH, device=CUDA)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        while auto is not None and auto.is_planning:
+            time.sleep(0.05)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return state | {"losses": torch.stack(losses), "random state": torch.cuda.get_rng_state()}
+
+
+def a_model(activate: object = torch.tanh) -> nn.Module:
+    torch.manual_seed(1)
+    return Layers(lambda hidden: activate(hidden) * hidden.sigmoid(), depth=6).to(CUDA)  # type: ignore[operator]
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[nn.Module, Auto]]:
+    """A model under a budget that its activations pass. A step before it has made the libraries' workspaces."""
+    model = a_model(slow_tanh)
+    train(model, 1)
+    model = a_model(slow_tanh)
+    budget_bytes = torch.cuda.memory_allocated() + ROOM_BYTES
+    with Auto([model], budget_bytes, tell=lambda _: None) as auto:
+        yield model, auto
+
+
+def profile_of(auto: Auto) -> Profile:
+    ((_, profile, plan),) = auto.planned
+    assert plan.schedule.actions
+    return profile
+
+
+def test_a_plan_is_made_with_the_link_of_the_device_and_followed(held: tuple[nn.Module, Auto]) -> None:
+    plain = train(a_model(slow_tanh), 5)
+    model, auto = held
+    assert_same(plain, train(model, 5, auto))
+    profile, engine = profile_of(auto), make_engine(CUDA)
+    assert profile.device.kind == "cuda"
+    assert profile.link.tier == engine.description
+    assert profile.hooks.op_ms > 0
+    engine.close()
+    summary = auto.summary()
+    assert summary.steps_on_plan
+    assert summary.steps_over_budget <= summary.steps_online
+
+
+def test_op_times_are_those_of_the_device(held: tuple[nn.Module, Auto]) -> None:
+    """Launching these ops takes a small part of the time that the device is busy with them."""
+    model, auto = held
+    train(model, 4, auto)
+    profile = profile_of(auto)
+
+    def is_slow(op: Op) -> bool:
+        return "slow_tanh" in op.name
+
+    forward = [op for op in profile.ops if is_slow(op) and op.phase == "forward"]
+    assert len(forward) == 6
+    assert all(op.time_ms >= SLEEP_MS for op in forward)
+    assert sum(op.time_ms for op in profile.ops if op.phase == "backward") >= 6 * SLEEP_MS
+    assert all(op.host_ms <= op.time_ms + 6 * SLEEP_MS for op in profile.ops)
+    assert sum(op.host_ms for op in profile.ops) < profile.step_ms
