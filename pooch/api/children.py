@@ -113,8 +113,13 @@ def _error_of(event: Event) -> PoochError:
 def received() -> Event:
     """In the child process: read the job. From then on this process ends with its parent, however that ends."""
     job: Event = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_the_input, name="pooch-parent", daemon=True).start()
+    end_with_the_parent()
     return job
+
+
+def end_with_the_parent() -> None:
+    """In the child process: end when the input does, which the parent holds open and nobody else reads."""
+    threading.Thread(target=_end_with_the_input, name="pooch-parent", daemon=True).start()
 
 
 def _end_with_the_input() -> None:

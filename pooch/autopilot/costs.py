@@ -121,14 +121,15 @@ class HostCosts:
         path = Path(self._folder.name) / "measured.json"
         profile.save(path)
         command = [sys.executable, "-m", f"{__package__}.measuring_process", str(path)]
-        quiet = subprocess.DEVNULL
-        return subprocess.Popen(command, env=child_environment(), stdin=quiet, stdout=quiet, stderr=quiet), path
+        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+        return subprocess.Popen(command, env=child_environment(), stdin=pipe, stdout=quiet, stderr=quiet), path
 
     def close(self) -> None:
         """End the process that measures, if it is still running."""
         if self._measuring is not None:
-            self._measuring[0].kill()
-            self._measuring[0].wait()
+            child = self._measuring[0]
+            child.kill()
+            child.communicate()
         if self._folder is not None:
             self._folder.cleanup()
 

@@ -1,4 +1,7 @@
-"""Measures, in a process of its own, what copies and hooks cost on a machine whose device is the CPU."""
+"""Measures, in a process of its own, what copies and hooks cost on a machine whose device is the CPU.
+
+It ends when its input does, and so with the program that trains.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..api.children import end_with_the_parent
 from ..api.device_links import measure_device_link
 from ..api.hook_costs import with_hook_costs
 from ..ir import Profile
@@ -19,6 +23,7 @@ def main(path: Path) -> None:
     from dataclasses import replace
 
     begin_aside()
+    end_with_the_parent()
     torch.set_num_threads(1)
     profile = Profile.load(path)
     with_hook_costs(replace(profile, link=measure_device_link(torch.device("cpu"))), silent).save(path)
