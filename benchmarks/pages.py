@@ -86,6 +86,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "random lengths": table("random-lengths"),
         "random lengths, parts": more_table("random-lengths", 0),
         "random lengths, own plans": more_table("random-lengths", 1),
+        "random lengths, changes": more_table("random-lengths", 2),
         "auto beside switches": table("auto-against-switches"),
     },
     "docs/measurements.md": {

@@ -18,9 +18,10 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -28,14 +29,17 @@ from torch import nn
 from torch.nn import functional
 
 import pooch
+from benchmarks.samples import told
 from benchmarks.tables import Row, tell, write_results
+from pooch.ir import Plan
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.units import format_bytes
 
 NAME, TITLE = "random-lengths", "Random lengths under one budget"
 PARTS = 10
-TURNS = 7
+TURNS = 11
+_STEPS_A_TURN = 4  # in the first three of a new budget, `auto` walks over all objects
 COMPARED_LENGTHS = 4
 _WIDTH, _HEADS, _LAYERS, _WORDS, _BATCH = 192, 4, 4, 1000, 4
 _SHORTEST, _LONGEST = 32, 256
@@ -147,7 +151,8 @@ def _counting() -> Iterator[CountingAllocator]:
 
 def measure(steps: int, share: float) -> dict[str, Any]:
     """Train plainly, then under `share` of the peak, and compare."""
-    with _counting() as allocator:
+    with ExitStack() as stack:
+        allocator = stack.enter_context(_counting())
         before_bytes = live_bytes(_CPU) - allocator.live_bytes()
         allocator.reset_peak()
         training = _Training(steps)
@@ -158,14 +163,14 @@ def measure(steps: int, share: float) -> dict[str, Any]:
         tell(f"plain: {sum(step.wall_ms for step in plain) / 1000:.0f} s, peak {peak_bytes} bytes")
         budget_bytes = int(share * peak_bytes) + sum(tensor.nbytes for tensor in plain_parameters)
         training = _Training(steps)
-        with pooch.auto(training.model, budget_bytes, tell=lambda _: None) as auto:
+        cache = stack.enter_context(TemporaryDirectory(prefix="random-lengths-"))
+        with pooch.auto(training.model, budget_bytes, cache=cache, tell=lambda _: None) as auto:
             decisions = _Decisions(auto)
             held = training.run()
             summary = auto.summary()
             same = all(map(torch.equal, plain_parameters, training.parameters()))
             lengths = _frequent(summary)
-            under_auto = {length: [training.step(_BATCH, length) for _ in range(TURNS)] for length in lengths}
-        alone = {length: _alone(training, length, budget_bytes) for length in lengths}
+        in_turns = _in_turns(training, lengths, budget_bytes, cache)
     return {
         "steps": steps,
         "budget_bytes": budget_bytes,
@@ -180,8 +185,7 @@ def measure(steps: int, share: float) -> dict[str, Any]:
         "same_parameters": same,
         "plain": [step.raw() for step in plain],
         "held": [[*step.raw(), *decision] for step, decision in zip(held, decisions.taken, strict=False)],
-        "under_auto_cpu_ms": {length: [step.cpu_ms for step in taken] for length, taken in under_auto.items()},
-        "alone_cpu_ms": {length: [step.cpu_ms for step in taken] for length, taken in alone.items()},
+        "turns_cpu_ms": in_turns,
     }
 
 
@@ -192,16 +196,35 @@ def _frequent(summary: pooch.AutoSummary) -> list[int]:
     return [length for length, _ in planned.most_common(COMPARED_LENGTHS)]
 
 
-def _alone(training: _Training, length: int, budget_bytes: int) -> list[_Step]:
-    """Train steps of one length under a plan made for it by the full search."""
+def _own_plan(training: _Training, length: int, budget_bytes: int) -> Plan:
+    """Return a plan made for one length alone, by the full search."""
     tokens = torch.randint(0, _WORDS, (_BATCH, length))
 
     def forward() -> torch.Tensor:
         return functional.cross_entropy(training.model(tokens)[:, :-1].reshape(-1, _WORDS), tokens[:, 1:].reshape(-1))
 
     profile = pooch.profile(forward, training.model, training.optimizer)
-    with pooch.apply(pooch.plan(profile, budget_bytes, time_limit_s=20), training.model, measure_every=None):
-        return [training.step(_BATCH, length) for _ in range(TURNS)]
+    return pooch.plan(profile, budget_bytes, time_limit_s=20)
+
+
+def _in_turns(training: _Training, lengths: list[int], budget_bytes: int, cache: str) -> dict[int, list[list[float]]]:
+    """Train steps of some lengths under the plans of `auto`, out of its cache, and under plans of their own, in turns.
+
+    Returns:
+        CPU time in ms under `auto` and under the own plan, for each turn. Only the last step of a turn counts.
+    """
+    own = {length: _own_plan(training, length, budget_bytes) for length in lengths}
+    found: dict[int, list[list[float]]] = {length: [] for length in lengths}
+    for turn in range(TURNS):
+        tell(f"turn {turn + 1} of {TURNS}")
+        for length in lengths:
+            with pooch.auto(training.model, budget_bytes, cache=cache, tell=lambda _: None) as auto:
+                mine = [training.step(_BATCH, length) for _ in range(_STEPS_A_TURN)]
+                assert auto.summary().steps_on_plan == _STEPS_A_TURN
+            with pooch.apply(own[length], training.model, measure_every=None):
+                alone = [training.step(_BATCH, length) for _ in range(_STEPS_A_TURN)]
+            found[length].append([mine[-1].cpu_ms, alone[-1].cpu_ms])
+    return found
 
 
 def rows(found: dict[str, Any]) -> list[Row]:
@@ -274,11 +297,11 @@ def compared(found: dict[str, Any]) -> list[Row]:
     return [
         {
             "length": length,
-            "under auto": f"{statistics.median(taken):.1f} ms",
-            "own plan": f"{statistics.median(found['alone_cpu_ms'][length]):.1f} ms",
-            "ratio": f"{statistics.median(taken) / statistics.median(found['alone_cpu_ms'][length]):.3f}",
+            "under auto": f"{statistics.median(mine for mine, _ in turns):.1f} ms",
+            "own plan": f"{statistics.median(alone for _, alone in turns):.1f} ms",
+            "ratio": told([mine / alone for mine, alone in turns], ".3f"),
         }
-        for length, taken in found["under_auto_cpu_ms"].items()
+        for length, turns in found["turns_cpu_ms"].items()
     ]
 
 
@@ -294,7 +317,7 @@ def main() -> None:
     found = measure(arguments.steps, arguments.share)
     more = {
         "Parts of the run": rows(found),
-        "CPU time of a step beside that under a plan made for its length alone (medians)": compared(found),
+        "CPU time of a step beside that under a plan made for its length alone": compared(found),
         "What a change of shape costs the training thread": changes(found),
     }
     write_results(NAME, TITLE, whole(found), found, arguments.folder, {k: v for k, v in more.items() if v})
