@@ -412,6 +412,8 @@ def test_a_fork_keeps_its_copies_and_places_nothing() -> None:
 
 
 def test_an_interpreter_ends_while_blocks_live_in_the_arena() -> None:
-    keep = "sys.kept = first; torch.kept = block(); import builtins; builtins.kept = torch.kept.view(-1); print('ended')"
+    keep = (
+        "sys.kept = first; torch.kept = block(); import builtins; builtins.kept = torch.kept.view(-1); print('ended')"
+    )
     assert run(BEGIN + keep) == "ended"
     assert run(BEGIN + "arena.stop(); allocator.remove(); sys.kept = first; print('ended')") == "ended"

@@ -1,0 +1,166 @@
+"""The child process of `benchmarks.arena`: trains under one allocator, a step at a time, when it is told to.
+
+It reads one JSON object per line from standard input, and answers each with one: the job first, then {"step": ...},
+{"limit": ...}, {"end": ...}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import resource
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+_M_MMAP_MAX, _M_TRIM_THRESHOLD, _M_TOP_PAD = -4, -1, -2
+
+
+def prepare_allocator(name: str) -> None:
+    """Set up the C library before anything large is allocated. jemalloc is preloaded by the parent."""
+    if "mallopt" in name:
+        library = ctypes.CDLL(None)
+        assert library.mallopt(_M_MMAP_MAX, 0)
+        assert library.mallopt(_M_TRIM_THRESHOLD, -1)
+        assert library.mallopt(_M_TOP_PAD, 16 * 2**20)
+
+
+def status_bytes(name: str) -> int:
+    """One of the sizes in /proc/self/status."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])
+
+
+def forget_highest_rss() -> None:
+    """Let the highest RSS begin at the present one."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+class Child:
+    """A workload in training."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        import pooch
+        from pooch.ir import Plan
+        from pooch.torchtools.training_state import seed_all
+        from pooch.workloads import WorkloadFactory
+        from pooch.workloads.loading import SEED
+
+        self.allocator: str = job["allocator"]
+        self._pooch, self._stack = pooch, ExitStack()
+        self.workload = WorkloadFactory(job["workload"], settings=job["settings"])()
+        seed_all(SEED)
+        self.run: Any = None
+        self.arena: Any = None
+        on_arena = "arena" in self.allocator
+        if job["plan"]:
+            plan = Plan.load(job["plan"])
+            self.run = pooch.apply(plan, self.workload.model, arena=on_arena, measure_every=None)
+        elif on_arena:
+            self.arena = pooch.arena(self.workload.model)
+
+    def stats(self) -> Any:
+        """What is known about the arena, or None."""
+        if self.run is not None:
+            return self.run.totals.arena
+        return None if self.arena is None else self.arena.stats
+
+    def step(self) -> dict[str, Any]:
+        """One step with the optimizer's, and what it cost."""
+        from pooch.measure.training import digest, forward_and_backward
+
+        before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        self.workload.model.zero_grad(set_to_none=True)
+        loss = forward_and_backward(self.workload, self.run)
+        middle = time.perf_counter()
+        if self.workload.optimizer is not None:
+            self.workload.optimizer.step()
+        end, after = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "wall_ms": (end - start) * 1000,
+            "forward_backward_ms": (middle - start) * 1000,
+            "user_s": after.ru_utime - before.ru_utime,
+            "system_s": after.ru_stime - before.ru_stime,
+            "minor_faults": after.ru_minflt - before.ru_minflt,
+            "rss_bytes": status_bytes("VmRSS"),
+            "loss": digest(loss),
+        }
+
+    def settle(self, warm_steps: int) -> dict[str, Any]:
+        """Warm up; an arena serves afterwards. The base is what the process takes between steps without one."""
+        from pooch.torchtools.device_memory import give_memory_back
+        from pooch.torchtools.memory_trace import live_bytes
+        from pooch.torchtools.training_state import model_device
+
+        device = model_device(self.workload.model)
+        self.step()
+        self.workload.model.zero_grad(set_to_none=True)
+        give_memory_back(device)
+        base = {"base_rss_bytes": status_bytes("VmRSS"), "base_address_bytes": status_bytes("VmSize")}
+        base["base_live_bytes"] = live_bytes(device)
+        forget_highest_rss()
+        for _ in range(warm_steps - 1):
+            self.step()
+            while self.stats() is not None and self.stats().state == "packing":
+                time.sleep(0.01)
+        self.step()  # the first that is served touches the arena
+        base["warm_highest_rss_bytes"] = status_bytes("VmHWM")
+        forget_highest_rss()
+        return base
+
+    def end(self) -> dict[str, Any]:
+        """What is known at the end."""
+        from dataclasses import asdict
+
+        stats = self.stats()
+        return {"highest_rss_bytes": status_bytes("VmHWM"), "arena": None if stats is None else asdict(stats)}
+
+    def limited(self, limit_bytes: int, steps: int) -> dict[str, Any]:
+        """Train under a limit on the address space, as `pooch run --hard-limit` does."""
+        from pooch.errors import first_line
+        from pooch.torchtools.device_memory import give_memory_back
+        from pooch.torchtools.training_state import model_device
+
+        self.workload.model.zero_grad(set_to_none=True)
+        give_memory_back(model_device(self.workload.model))
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, most))
+        try:
+            for _ in range(steps):
+                self.step()
+        except (RuntimeError, MemoryError) as error:
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            return {"survived": False, "message": first_line(error)[:200]}
+        return {"survived": True, "message": ""}
+
+
+def main() -> None:
+    """Serve the parent."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what models print
+    child: Child | None = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if child is None:
+            prepare_allocator(asked["allocator"])
+            import torch
+
+            torch.set_num_threads(asked["threads"])
+            if "returned" in asked["allocator"]:
+                from pooch.torchtools.device_memory import return_large_blocks
+
+                return_large_blocks()
+            child = Child(asked)
+            answer = child.settle(asked["warm_steps"])
+        elif "limit" in asked:
+            answer = child.limited(asked["limit"], asked["steps"])
+        else:
+            answer = child.step() if "step" in asked else child.end()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
