@@ -2,10 +2,11 @@
 
     python -m benchmarks.arena [--workload NAME ...] [--turns 10] [--budget 60%] [--jemalloc LIBRARY] [--drift 1000]
 
-For each workload, plainly and under a plan, one process per allocator: glibc as it is; glibc with `mallopt` (nothing from
-mmap, no trimming), the baseline that needs no C++; jemalloc, preloaded, where it is installed (`apt install libjemalloc2`)
-or named; Pooch's arena; and the arena together with `mallopt`. The processes take turns, a step each, so ratios of times
-compare like with like. Then each trains under a limit on its address space at the arena's size. Losses are compared.
+For each workload, plainly and under a plan, one process per allocator: glibc as it is; glibc with `mallopt` (nothing
+from mmap, no trimming), the baseline that needs no C++; jemalloc, preloaded, where it is installed (`apt install
+libjemalloc2`) or named; Pooch's arena; and the arena together with `mallopt`. The processes take turns, a step each, so
+ratios of times compare like with like. Then some train under a limit on their address space at the arena's size. Losses
+are compared.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def plan_for(name: str, settings: Mapping[str, int], budget: str, path: Path) ->
         "profile = profile_workload(WorkloadFactory(asked['name'], settings=asked['settings'])())\n"
         "made = plan(profile, asked['budget'], region='step')\nmade.save(asked['path'])\n"
         "print(json.dumps({'in_core_ms': profile.step_ms, 'planned_ms': made.predicted_step_ms,\n"
-        "                  'in_core_peak_bytes': profile.peak_bytes, 'planned_peak_bytes': made.predicted_peak_bytes}))\n"
+        "  'in_core_peak_bytes': profile.peak_bytes, 'planned_peak_bytes': made.predicted_peak_bytes}))\n"
     )
     asked = {"name": name, "settings": settings, "budget": budget, "path": str(path), "threads": os.cpu_count()}
     done = subprocess.run(
@@ -146,7 +147,7 @@ def plan_for(name: str, settings: Mapping[str, int], budget: str, path: Path) ->
     return predicted
 
 
-# Tables -----------------------------------------------------------------------------------------------------------------
+# Tables ---------------------------------------------------------------------------------------------------------------
 
 
 def median(found: Mapping[str, Any], what: str) -> float:

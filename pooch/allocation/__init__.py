@@ -1,4 +1,4 @@
-"""Training on an arena: warm steps are recorded, their blocks packed, and the steps that follow served from one arena."""
+"""Training on an arena: warm steps are recorded, their blocks packed, and later steps served from one arena."""
 
 from .blocks import blocks_of, common_step
 from .driver import ArenaOptions, StepArena, open_arena

@@ -72,8 +72,9 @@ class _Packing:
 class StepArena:
     """Records the first steps of a training, and serves those that follow from an arena.
 
-    A step lasts from one `begin_step` to the next, so that the optimizer's step and `zero_grad` belong to it. What differs
-    from the recorded step is served as it always was. `close` ends it; blocks that live in the arena stay valid.
+    A step lasts from one `begin_step` to the next, so that the optimizer's step and `zero_grad` belong to it. What
+    differs from the recorded step is served as it always was. `close` ends it; blocks that live in the arena stay
+    valid.
 
     Args:
         allocator: installed for this object, which removes it.
@@ -229,7 +230,7 @@ _NEXT = {
 }
 
 
-def open_arena(device: torch.device, options: ArenaOptions = ArenaOptions()) -> StepArena | str:  # noqa: B008 - frozen
+def open_arena(device: torch.device, options: ArenaOptions = ArenaOptions()) -> StepArena | str:
     """Return an arena for the steps of a training, or in a few words why there is none.
 
     Args:

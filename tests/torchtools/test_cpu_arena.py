@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from queue import SimpleQueue
 
 import numpy as np
@@ -300,7 +301,7 @@ class Program:
 
     def check(self) -> None:
         spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t, _ in self.alive)
-        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
         assert all(holds(tensor, number) for tensor, number in self.alive)
 
 

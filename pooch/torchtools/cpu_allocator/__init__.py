@@ -1,5 +1,4 @@
-"""A CPU allocator that counts, and serves from an arena. It is compiled at its first use; PyTorch's own serves where
-that fails."""
+"""A CPU allocator that counts, and serves from an arena. Where it cannot be compiled, PyTorch's own serves."""
 
 from .arena import ALIVE, NO_PLACE, ArenaCounters, ArenaFunctions, RecordedStep
 from .counting import CountingAllocator, counting_allocator

@@ -123,7 +123,7 @@ class ArenaFunctions:
             rooms: bytes of their places, at least those of the request.
             arena_bytes: of the arena.
             huge_pages: whether to ask the system for huge pages.
-            canaries: whether to write a pattern into the rest of each place, and to look for it when the block is freed.
+            canaries: whether to write a pattern into the rest of each place, and look for it when the block is freed.
 
         Returns:
             Whether the system had room for the arena.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ...units import format_bytes
@@ -34,7 +34,7 @@ class ArenaStats:
     blocks: int = 0
     unplaced_blocks: int = 0
     layouts: int = 0
-    counters: ArenaCounters = ArenaCounters()
+    counters: ArenaCounters = field(default_factory=ArenaCounters)
 
     @property
     def share_placed(self) -> float:

@@ -1,7 +1,8 @@
 """The CUDA arena's functions, and how PyTorch is told to use them.
 
-PyTorch takes another allocator only before it has allocated anything on a GPU, and then for the whole process. Under it
-`torch.cuda.memory_allocated` and its relatives are missing (pytorch issues 98481 and 140687), so bytes are counted here.
+PyTorch takes another allocator only before it has allocated anything on a GPU, and then for the whole process. Under
+it, `torch.cuda.memory_allocated` and its relatives are missing (pytorch issues 98481 and 140687), so bytes are counted
+here.
 """
 
 from __future__ import annotations
@@ -116,12 +117,12 @@ class CudaArena:
         self.use(DeviceFunctions.of_runtime(_loaded_runtime()))
         allocator = torch.cuda.memory.CUDAPluggableAllocator(str(self.path), "pooch_cuda_alloc", "pooch_cuda_free")
         address = ctypes.cast(self._functions["record_stream"], ctypes.c_void_p).value
-        allocator.allocator().set_record_stream_fn(address)  # type: ignore[attr-defined]
+        allocator.allocator().set_record_stream_fn(address)
         try:
             torch.cuda.memory.change_current_allocator(allocator)
         except RuntimeError as error:
             raise UsageError(
-                "the CUDA allocator can only be chosen before anything is allocated on a GPU: do it first in the program"
+                "the CUDA allocator can only be chosen before anything is allocated on a GPU: do it at the beginning"
             ) from error
 
     def alloc(self, size: int, device: int, stream: int) -> int:
