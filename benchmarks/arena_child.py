@@ -11,7 +11,6 @@ import json
 import resource
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +42,25 @@ class Child:
 
     def __init__(self, job: dict[str, Any]) -> None:
         import pooch
+        from pooch.api.arenas import arena_for
+        from pooch.executor import apply_plan
         from pooch.ir import Plan
         from pooch.torchtools.training_state import seed_all
         from pooch.workloads import WorkloadFactory
         from pooch.workloads.loading import SEED
 
         self.allocator: str = job["allocator"]
-        self._pooch, self._stack = pooch, ExitStack()
         self.workload = WorkloadFactory(job["workload"], settings=job["settings"])()
         seed_all(SEED)
         self.run: Any = None
         self.arena: Any = None
         on_arena = "arena" in self.allocator
         if job["plan"]:
+            self.arena = arena_for(self.workload.model) if on_arena else None
             plan = Plan.load(job["plan"])
-            self.run = pooch.apply(plan, self.workload.model, arena=on_arena, measure_every=None)
+            self.run = apply_plan(plan, self.workload.model, measure_every=None, memory=self.arena)
         elif on_arena:
             self.arena = pooch.arena(self.workload.model)
-
-    def stats(self) -> Any:
-        """What is known about the arena, or None."""
-        if self.run is not None:
-            return self.run.totals.arena
-        return None if self.arena is None else self.arena.stats
 
     def step(self) -> dict[str, Any]:
         """One step with the optimizer's, and what it cost."""
@@ -103,8 +98,8 @@ class Child:
         forget_highest_rss()
         for _ in range(warm_steps - 1):
             self.step()
-            while self.stats() is not None and self.stats().state == "packing":
-                time.sleep(0.01)
+            if self.arena is not None:
+                self.arena.wait()
         self.step()  # the first that is served touches the arena
         base["warm_highest_rss_bytes"] = status_bytes("VmHWM")
         forget_highest_rss()
@@ -114,7 +109,7 @@ class Child:
         """What is known at the end."""
         from dataclasses import asdict
 
-        stats = self.stats()
+        stats = None if self.arena is None else self.arena.stats
         return {"highest_rss_bytes": status_bytes("VmHWM"), "arena": None if stats is None else asdict(stats)}
 
     def limited(self, limit_bytes: int, steps: int) -> dict[str, Any]:
