@@ -3,10 +3,10 @@
     python -m benchmarks.arena [--workload NAME ...] [--turns 10] [--budget 60%] [--jemalloc LIBRARY] [--drift 1000]
 
 For each workload, plainly and under a plan, one process per allocator: glibc as it is; glibc with `mallopt` (nothing
-from mmap, no trimming), the baseline that needs no C++; jemalloc, preloaded, where it is installed (`apt install
-libjemalloc2`) or named; Pooch's arena; and the arena together with `mallopt`. The processes take turns, a step each, so
-ratios of times compare like with like. Then some train under a limit on their address space at the arena's size. Losses
-are compared.
+from mmap, no trimming), the baseline that needs no C++; glibc that returns each large block at once, as under
+`--hard-limit`; jemalloc, preloaded, where it is installed (`apt install libjemalloc2`) or named; Pooch's arena; and the
+arena together with `mallopt`. The processes take turns, a step each, so ratios of times compare like with like. Then
+some train under a limit on their address space at the arena's size. Losses are compared.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pooch.units import format_bytes
 
 NAME, TITLE = "arena-cpu", "Training on an arena, beside other allocators"
 WORKLOADS: Mapping[str, Mapping[str, int]] = {
-    "resnet50": {"batch_size": 4, "image_size": 160},
-    "gpt2": {"batch_size": 2, "sequence_length": 256, "layers": 4, "width": 512, "heads": 8, "vocabulary": 8000},
+    "resnet50": {"batch_size": 4, "image_size": 128},
+    "gpt2": {"batch_size": 2, "sequence_length": 128, "layers": 4, "width": 512, "heads": 8, "vocabulary": 4000},
     "unet3d": {"batch_size": 1, "volume_size": 64},
-    "lstm": {"batch_size": 24},
+    "lstm": {"batch_size": 16, "sequence_length": 64},
 }
-ALLOCATORS = ("glibc", "mallopt", "jemalloc", "arena", "arena, mallopt")
-LIMITED = ("glibc", "glibc, large blocks returned", "arena")
+ALLOCATORS = ("glibc", "mallopt", "blocks returned", "jemalloc", "arena", "arena, mallopt")
+LIMITED = ("glibc", "blocks returned", "arena")
 WARM_STEPS, LIMITED_STEPS = 7, 3
 Result = Mapping[str, Any]
 
@@ -53,13 +53,19 @@ class Process:
             [sys.executable, "-m", "benchmarks.arena_child"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
-        self.base = self.ask(job)
+        self.tell(job)
 
-    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def tell(self, question: Mapping[str, Any]) -> None:
         assert self._child.stdin is not None
-        assert self._child.stdout is not None
         self._child.stdin.write(json.dumps(question) + "\n")
         self._child.stdin.flush()
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        self.tell(question)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
         answer = self._child.stdout.readline()
         if not answer:
             return {"died": self._child.wait()}
@@ -88,25 +94,28 @@ def measure(job: Mapping[str, Any], turns: int, jemalloc: str | None) -> dict[st
     with ExitStack() as stack:
         children = {}
         for name in names:
-            tell(f"  {name}: warming up")
             preload = jemalloc if name == "jemalloc" else None
             children[name] = stack.enter_context(process({**job, "allocator": name}, preload))
-            found[name] = {**children[name].base, "steps": []}
+        for name in names:
+            found[name] = {**children[name].answer(), "steps": []}
+            tell(f"  {name}: warm")
         for turn in range(turns):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 found[name]["steps"].append(children[name].ask({"step": turn}))
         for name in names:
             found[name] |= children[name].ask({"end": True})
-    arena_bytes = found["arena"]["arena"]["arena_bytes"]
-    return {"allocators": found, "limited": {name: limited(job, name, arena_bytes) for name in LIMITED}}
+        arena_bytes = found["arena"]["arena"]["arena_bytes"]
+        outcomes = {
+            name: limited(children[name], name, found[name]["base_address_bytes"] + arena_bytes + SLACK_BYTES)
+            for name in LIMITED
+        }
+    return {"allocators": found, "limited": outcomes}
 
 
-def limited(job: Mapping[str, Any], name: str, arena_bytes: int) -> dict[str, Any]:
-    """Train in a process whose address space has room for its base, the arena and a slack."""
-    with process({**job, "allocator": name}, None) as child:
-        limit = child.base["base_address_bytes"] + arena_bytes + SLACK_BYTES
-        outcome = child.ask({"limit": limit, "steps": LIMITED_STEPS})
+def limited(child: Process, name: str, limit_bytes: int) -> dict[str, Any]:
+    """Train on in a process whose address space has room for its base, the arena and a slack."""
+    outcome = child.ask({"limit": limit_bytes, "steps": LIMITED_STEPS})
     if "died" in outcome:
         outcome = {"survived": False, "message": f"the process died ({outcome['died']})"}
     tell(f"  {name} at the arena's size: {'survived' if outcome['survived'] else outcome['message']}")
@@ -116,6 +125,7 @@ def limited(job: Mapping[str, Any], name: str, arena_bytes: int) -> dict[str, An
 def drift(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Train many steps on an arena, and keep the RSS of a hundred of them."""
     with process({**job, "allocator": "arena"}, None) as child:
+        child.answer()
         rss, faults = [], []
         for _ in range(steps):
             step = child.ask({"step": True})
@@ -307,7 +317,9 @@ def main() -> None:
                 }  # fmt: skip
                 result = {**job, "kind": kind, "predicted": predicted, **measure(job, given.turns, given.jemalloc)}
                 if given.drift and name == "lstm" and plan is None:
-                    result["drift"] = drift({**job, "settings": {"batch_size": 4, "sequence_length": 32}}, given.drift)
+                    result["drift"] = drift(
+                        {**job, "settings": {"batch_size": 4, "sequence_length": 16, "width": 64}}, given.drift
+                    )
                 results.append({**result, "plan": plan is not None})
         results.sort(key=lambda result: list(WORKLOADS).index(result["workload"]))
         write_results(NAME, TITLE, memory_rows(results), results, given.folder, more_of(results))

@@ -26,21 +26,19 @@ constexpr int64_t kAlive = -1;
 class Recorder {
  public:
   void clear() {
-    sizes_.clear();
-    deaths_.clear();
+    requests_.clear();
     open_.clear();
   }
 
   void born(const void* pointer, int64_t size) {
-    open_[pointer] = sizes_.size();
-    sizes_.push_back(size);
-    deaths_.push_back(kAlive);
+    requests_.push_back({size, kAlive});
+    open_[pointer] = requests_.size() - 1;
   }
 
   void died(const void* pointer) {
     const auto found = open_.find(pointer);
     if (found != open_.end()) {
-      deaths_[found->second] = static_cast<int64_t>(sizes_.size());
+      requests_[found->second].death = static_cast<int64_t>(requests_.size());
       open_.erase(found);
     }
   }
@@ -50,16 +48,22 @@ class Recorder {
     open_.clear();
   }
 
-  const std::vector<int64_t>& sizes() const {
-    return sizes_;
+  size_t count() const {
+    return requests_.size();
   }
 
-  const std::vector<int64_t>& deaths() const {
-    return deaths_;
+  void read(int64_t* sizes, int64_t* deaths) const {
+    for (const Request& request : requests_) {
+      *sizes++ = request.size;
+      *deaths++ = request.death;
+    }
   }
 
  private:
-  std::vector<int64_t> sizes_, deaths_;
+  struct Request {
+    int64_t size, death;
+  };
+  std::vector<Request> requests_;
   std::unordered_map<const void*, size_t> open_;
 };
 

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <iterator>
 #include <mutex>
+#include <new>
 #include <unordered_map>
 #include <vector>
 
@@ -271,9 +272,7 @@ int64_t pooch_arena_recorded() {
 // Writes the sizes of the recorded requests, and before which request their blocks died (-1: alive).
 void pooch_arena_read(int64_t* sizes, int64_t* deaths) {
   const std::lock_guard<std::mutex> guard(arenas().mutex);
-  const pooch::Recorder& recorder = arenas().recorder;
-  std::copy(recorder.sizes().begin(), recorder.sizes().end(), sizes);
-  std::copy(recorder.deaths().begin(), recorder.deaths().end(), deaths);
+  arenas().recorder.read(sizes, deaths);
 }
 
 // Serves the calling thread from a new arena. Request k of a step has `sizes[k]` bytes and lies at `offsets[k]` (-1:
@@ -281,13 +280,17 @@ void pooch_arena_read(int64_t* sizes, int64_t* deaths) {
 int pooch_arena_serve(
     int64_t count, const int64_t* sizes, const int64_t* offsets, const int64_t* rooms, int64_t arena_bytes,
     int huge_pages, int canaries) {
-  std::vector<pooch::Place> places;
-  places.reserve(static_cast<size_t>(count));
-  for (int64_t k = 0; k < count; ++k) {
-    const bool fits = offsets[k] >= 0 && rooms[k] >= sizes[k] && offsets[k] + rooms[k] <= arena_bytes;
-    places.push_back({fits ? offsets[k] : pooch::kNoPlace, rooms[k]});
+  try {
+    std::vector<pooch::Place> places;
+    places.reserve(static_cast<size_t>(count));
+    for (int64_t k = 0; k < count; ++k) {
+      const bool fits = offsets[k] >= 0 && rooms[k] >= sizes[k] && offsets[k] + rooms[k] <= arena_bytes;
+      places.push_back({fits ? offsets[k] : pooch::kNoPlace, rooms[k]});
+    }
+    return arenas().serve({sizes, sizes + count}, std::move(places), arena_bytes, huge_pages != 0, canaries != 0);
+  } catch (const std::bad_alloc&) {
+    return 0;
   }
-  return arenas().serve({sizes, sizes + count}, std::move(places), arena_bytes, huge_pages != 0, canaries != 0);
 }
 
 // Begins a step of the calling thread: its next request is the first recorded one.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "../placement.h"
@@ -103,7 +104,7 @@ class Arenas {
       mode_.store(kOff, std::memory_order_relaxed);
     }
     recorder.close();
-    return static_cast<int64_t>(recorder.sizes().size());
+    return static_cast<int64_t>(recorder.count());
   }
 
   bool serve(std::vector<int64_t> sizes, std::vector<Place> places, int64_t bytes, bool huge_pages, bool canaries) {
@@ -140,7 +141,11 @@ class Arenas {
     if (serving_ == nullptr) {
       return nullptr;
     }
-    const Place* place = serving_->placement.place(size, counters);
+    const Place* place = nullptr;
+    try {
+      place = serving_->placement.place(size, counters);
+    } catch (const std::bad_alloc&) {  // no room to note the block: it gets no place
+    }
     if (place == nullptr) {
       return nullptr;
     }
@@ -159,7 +164,11 @@ class Arenas {
   void born(const void* pointer, int64_t size) {
     const std::lock_guard<std::mutex> guard(mutex);
     if (mode() == kRecording) {
-      recorder.born(pointer, size);
+      try {
+        recorder.born(pointer, size);
+      } catch (const std::bad_alloc&) {  // no room to record: the step stays as it is, and will not be like another
+        mode_.store(kOff, std::memory_order_relaxed);
+      }
     }
   }
 

@@ -373,14 +373,13 @@ int64_t pooch_cuda_recorded() {
   const std::lock_guard<std::mutex> guard(all.mutex);
   all.is_recording = false;
   all.recorder.close();
-  return static_cast<int64_t>(all.recorder.sizes().size());
+  return static_cast<int64_t>(all.recorder.count());
 }
 
 void pooch_cuda_read(int64_t* sizes, int64_t* deaths) {
   State& all = state();
   const std::lock_guard<std::mutex> guard(all.mutex);
-  std::copy(all.recorder.sizes().begin(), all.recorder.sizes().end(), sizes);
-  std::copy(all.recorder.deaths().begin(), all.recorder.deaths().end(), deaths);
+  all.recorder.read(sizes, deaths);
 }
 
 // Serves the requests on a stream from a new arena, as `pooch_arena_serve` does for the CPU. Returns whether there is room.
