@@ -137,14 +137,17 @@ def drift(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
 
 
 def plan_for(name: str, settings: Mapping[str, int], budget: str, path: Path) -> dict[str, Any]:
-    """Plan in a process of its own, and return what was predicted."""
+    """Plan in a process of its own, for the smallest budget if none fits, and return what was predicted."""
     text = (
         "import json, sys\n"
         "from pooch.api.profiling import profile_workload\nfrom pooch.api.planning import plan\n"
         "from pooch.workloads import WorkloadFactory\nimport torch\n"
         "asked = json.load(sys.stdin)\ntorch.set_num_threads(asked['threads'])\n"
+        "from pooch.errors import InfeasibleBudget\n"
         "profile = profile_workload(WorkloadFactory(asked['name'], settings=asked['settings'])())\n"
-        "made = plan(profile, asked['budget'], region='step')\nmade.save(asked['path'])\n"
+        "try:\n    made = plan(profile, asked['budget'], region='step')\n"
+        "except InfeasibleBudget:\n    made = plan(profile, 'min', region='step')\n"
+        "made.save(asked['path'])\n"
         "print(json.dumps({'in_core_ms': profile.step_ms, 'planned_ms': made.predicted_step_ms,\n"
         "  'in_core_peak_bytes': profile.peak_bytes, 'planned_peak_bytes': made.predicted_peak_bytes}))\n"
     )
@@ -309,7 +312,8 @@ def main() -> None:
             path = Path(folder) / "plan.json"
             tell(f"{name}: planning")
             predicted = plan_for(name, settings, given.budget, path)
-            for kind, plan in (("plain", None), (f"planned at {given.budget}", str(path))):
+            share = predicted["planned_peak_bytes"] / predicted["in_core_peak_bytes"]
+            for kind, plan in (("plain", None), (f"planned at {share:.0%}", str(path))):
                 tell(f"{name}, {kind}")
                 job = {
                     "workload": name, "settings": settings, "plan": plan, "warm_steps": WARM_STEPS,

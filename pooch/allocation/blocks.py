@@ -22,16 +22,17 @@ def common_step(first: RecordedStep, second: RecordedStep) -> RecordedStep | Non
     return RecordedStep(first.sizes, np.where(outlives, ALIVE, np.maximum(first.deaths, second.deaths)))
 
 
-def blocks_of(step: RecordedStep, spare_bytes: int = 0) -> dict[int, Block]:
+def blocks_of(step: RecordedStep, spare_bytes: int = 0, alignment_bytes: int = ALIGNMENT_BYTES) -> dict[int, Block]:
     """Return the blocks that live and die in a step, by the number of their request.
 
     Args:
         step: what was recorded.
         spare_bytes: added to each block, for canaries.
+        alignment_bytes: of places and their sizes.
     """
     blocks = {}
     for number, (size, death) in enumerate(zip(step.sizes.tolist(), step.deaths.tolist(), strict=True)):
         if death != ALIVE:
-            room_bytes = round_up(size + spare_bytes, ALIGNMENT_BYTES)
-            blocks[number] = Block(number, death, room_bytes, ALIGNMENT_BYTES, f"of request {number}")
+            room_bytes = round_up(size + spare_bytes, alignment_bytes)
+            blocks[number] = Block(number, death, room_bytes, alignment_bytes, f"of request {number}")
     return blocks

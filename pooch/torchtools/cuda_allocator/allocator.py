@@ -203,8 +203,7 @@ def built_library() -> Path:
 
 
 def _loaded_runtime() -> ctypes.CDLL:
-    """The CUDA runtime that PyTorch uses."""
-    torch.cuda.init()
+    """The CUDA runtime that PyTorch has loaded. Initialising CUDA would already choose the allocator."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     found = next((line.split()[-1] for line in lines if "libcudart" in line), None)
     if found is None:
