@@ -34,11 +34,11 @@ WORKLOADS: Mapping[str, Mapping[str, int]] = {
     "resnet50": {"batch_size": 4, "image_size": 128},
     "gpt2": {"batch_size": 2, "sequence_length": 128, "layers": 4, "width": 512, "heads": 8, "vocabulary": 4000},
     "unet3d": {"batch_size": 1, "volume_size": 64},
-    "lstm": {"batch_size": 16, "sequence_length": 64},
+    "lstm": {"batch_size": 16, "sequence_length": 32, "width": 256},
 }
 ALLOCATORS = ("glibc", "mallopt", "blocks returned", "jemalloc", "arena", "arena, mallopt")
 LIMITED = ("glibc", "blocks returned", "arena")
-WARM_STEPS, LIMITED_STEPS = 7, 3
+WARM_STEPS, LIMITED_STEPS = 6, 2
 Result = Mapping[str, Any]
 
 
@@ -136,7 +136,7 @@ def drift(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
     return {"steps": steps, "rss_bytes": rss[::every], "minor_faults": faults[::every], "arena": end["arena"]}
 
 
-def plan_for(name: str, settings: Mapping[str, int], budget: str, path: Path) -> dict[str, Any]:
+def plan_for(name: str, settings: Mapping[str, int], budget: str, threads: int, path: Path) -> dict[str, Any]:
     """Plan in a process of its own, for the smallest budget if none fits, and return what was predicted."""
     text = (
         "import json, sys\n"
@@ -151,7 +151,7 @@ def plan_for(name: str, settings: Mapping[str, int], budget: str, path: Path) ->
         "print(json.dumps({'in_core_ms': profile.step_ms, 'planned_ms': made.predicted_step_ms,\n"
         "  'in_core_peak_bytes': profile.peak_bytes, 'planned_peak_bytes': made.predicted_peak_bytes}))\n"
     )
-    asked = {"name": name, "settings": settings, "budget": budget, "path": str(path), "threads": os.cpu_count()}
+    asked = {"name": name, "settings": settings, "budget": budget, "path": str(path), "threads": threads}
     done = subprocess.run(
         [sys.executable, "-c", text], input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True,
         env=child_environment(),
@@ -300,6 +300,7 @@ def main() -> None:
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--budget", default="60%")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each process")
     parser.add_argument("--jemalloc", default=ctypes.util.find_library("jemalloc"))
     parser.add_argument("--drift", type=int, default=1000, help="steps of the smallest workload on the arena; 0: none")
     parser.add_argument("-o", "--folder", type=Path, default=Path("benchmarks/results"))
@@ -311,13 +312,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "plan.json"
             tell(f"{name}: planning")
-            predicted = plan_for(name, settings, given.budget, path)
+            predicted = plan_for(name, settings, given.budget, given.threads, path)
             share = predicted["planned_peak_bytes"] / predicted["in_core_peak_bytes"]
             for kind, plan in (("plain", None), (f"planned at {share:.0%}", str(path))):
                 tell(f"{name}, {kind}")
                 job = {
                     "workload": name, "settings": settings, "plan": plan, "warm_steps": WARM_STEPS,
-                    "threads": os.cpu_count(),
+                    "threads": given.threads,
                 }  # fmt: skip
                 result = {**job, "kind": kind, "predicted": predicted, **measure(job, given.turns, given.jemalloc)}
                 if given.drift and name == "lstm" and plan is None:

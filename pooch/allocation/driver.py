@@ -79,11 +79,15 @@ class StepArena:
     Args:
         allocator: installed for this object, which removes it.
         options: how the arena is made.
+
+    Attributes:
+        recorded: the step that was packed last, of which `blocks_of` makes blocks; None before.
     """
 
     def __init__(self, allocator: CountingAllocator, options: ArenaOptions) -> None:
         self._functions, self._options = allocator.arena, options
         self._lock = threading.Lock()
+        self.recorded: RecordedStep | None = None
         self._stats = ArenaStats("waiting")
         self._left = options.warm_steps
         self._recorded = 0
@@ -144,7 +148,7 @@ class StepArena:
         self._recorded += 1
         common = common_step(self._last, step) if self._last is not None else None
         if common is not None:
-            self._last = None
+            self._last, self.recorded = None, common
             self._packing = _Packing(common, self._options)
             self._to("packing")
         elif self._recorded < self._options.most_recorded:

@@ -56,6 +56,8 @@ def served_alike(act: Act, steps: int = 14, options: ArenaOptions = WATCHED) -> 
     with an_arena(options) as arena:
         actual = trained(act, steps, arena)
         stats = arena.stats
+        assert arena.recorded is not None
+        assert len(blocks_of(arena.recorded)) == stats.blocks
     assert actual == expected
     assert stats.counters.placed > 0
     return stats
