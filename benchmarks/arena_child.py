@@ -1,7 +1,7 @@
 """The child process of `benchmarks.arena`: trains under one allocator, a step at a time, when it is told to.
 
 It reads one JSON object per line from standard input, and answers each with one: the job first, then {"step": ...},
-{"limit": ...}, {"end": ...}.
+{"end": ...}.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Child:
         from pooch.torchtools.training_state import model_device
 
         device = model_device(self.workload.model)
+        base = {"start_live_bytes": live_bytes(device)}
         self.step()
         self.workload.model.zero_grad(set_to_none=True)
         give_memory_back(device)
-        base = {"base_rss_bytes": status_bytes("VmRSS"), "base_address_bytes": status_bytes("VmSize")}
-        base["base_live_bytes"] = live_bytes(device)
+        base |= {"base_rss_bytes": status_bytes("VmRSS"), "base_live_bytes": live_bytes(device)}
         forget_highest_rss()
         for _ in range(warm_steps - 1):
             self.step()
@@ -112,23 +112,18 @@ class Child:
         stats = None if self.arena is None else self.arena.stats
         return {"highest_rss_bytes": status_bytes("VmHWM"), "arena": None if stats is None else asdict(stats)}
 
-    def limited(self, limit_bytes: int, steps: int) -> dict[str, Any]:
-        """Train under a limit on the address space, as `pooch run --hard-limit` does."""
+    def limited(self, room_bytes: int, warm_steps: int) -> dict[str, Any]:
+        """Train from the first step on in so many bytes of private memory above what the process has now."""
         from pooch.errors import first_line
-        from pooch.torchtools.device_memory import give_memory_back
-        from pooch.torchtools.training_state import model_device
 
-        self.workload.model.zero_grad(set_to_none=True)
-        give_memory_back(model_device(self.workload.model))
-        most = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, most))
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + room_bytes, most))
         try:
-            for _ in range(steps):
-                self.step()
+            self.settle(warm_steps)
         except (RuntimeError, MemoryError) as error:
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
             return {"survived": False, "message": first_line(error)[:200]}
-        return {"survived": True, "message": ""}
+        return {"survived": True, "message": ""} | self.end()
 
 
 def main() -> None:
@@ -147,10 +142,11 @@ def main() -> None:
                 from pooch.torchtools.device_memory import return_large_blocks
 
                 return_large_blocks()
-            child = Child(asked)
-            answer = child.settle(asked["warm_steps"])
-        elif "limit" in asked:
-            answer = child.limited(asked["limit"], asked["steps"])
+            child, room_bytes = Child(asked), asked.get("room_bytes")
+            if room_bytes is None:
+                answer = child.settle(asked["warm_steps"])
+            else:
+                answer = child.limited(room_bytes, asked["warm_steps"])
         else:
             answer = child.step() if "step" in asked else child.end()
         answers.write(json.dumps(answer) + "\n")

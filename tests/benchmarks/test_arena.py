@@ -44,9 +44,12 @@ def test_the_child_trains_alike_with_and_without_an_arena() -> None:
             assert base["base_rss_bytes"] > base["base_live_bytes"] > 0
             losses[name] = [child.ask({"step": turn})["loss"] for turn in range(3)]
             ends[name] = child.ask({"end": True})
-            assert child.ask({"limit": base["base_address_bytes"] // 2, "steps": 1})["survived"] is False
     assert losses["glibc"] == losses["arena"]
     assert ends["glibc"]["arena"] is None
+    with arena.process(
+        {**SMALL, "plan": None, "allocator": "glibc", "warm_steps": 2, "room_bytes": 2**16}, None
+    ) as child:
+        assert child.answer()["survived"] is False
     counters = ends["arena"]["arena"]["counters"]
     assert counters["placed"] > 100
     assert counters["unrecognised"] + counters["collided"] + counters["beyond"] == 0
