@@ -6,7 +6,6 @@ It reads one JSON object per line from standard input, and answers each with one
 
 from __future__ import annotations
 
-import ctypes
 import json
 import resource
 import sys
@@ -14,16 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-_M_MMAP_MAX, _M_TRIM_THRESHOLD, _M_TOP_PAD = -4, -1, -2
-
 
 def prepare_allocator(name: str) -> None:
-    """Set up the C library before anything large is allocated. jemalloc is preloaded by the parent."""
+    """Set up the C library. jemalloc is preloaded by the parent."""
+    from pooch.torchtools.malloc import keep_freed_memory, return_freed_memory
+
     if "mallopt" in name:
-        library = ctypes.CDLL(None)
-        assert library.mallopt(_M_MMAP_MAX, 0)
-        assert library.mallopt(_M_TRIM_THRESHOLD, -1)
-        assert library.mallopt(_M_TOP_PAD, 16 * 2**20)
+        assert keep_freed_memory()
+    if "returned" in name:
+        assert return_freed_memory()
 
 
 def status_bytes(name: str) -> int:
@@ -138,10 +136,6 @@ def main() -> None:
             import torch
 
             torch.set_num_threads(asked["threads"])
-            if "returned" in asked["allocator"]:
-                from pooch.torchtools.device_memory import return_large_blocks
-
-                return_large_blocks()
             child, room_bytes = Child(asked), asked.get("room_bytes")
             if room_bytes is None:
                 answer = child.settle(asked["warm_steps"])

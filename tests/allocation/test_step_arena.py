@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import pooch
 from pooch.allocation import ArenaOptions, StepArena, blocks_of, common_step, open_arena
+from pooch.api.arenas import arena_for
 from pooch.errors import UsageError
 from pooch.executor import apply_plan
 from pooch.packing import Block, pack
@@ -112,19 +113,22 @@ def test_apply_takes_arena() -> None:
         assert run.totals.arena.state == "waiting" or run.totals.arena.state == "recording"
         with pytest.raises(UsageError, match="arena already"):
             open_arena(torch.device("cpu"))
-    with pooch.apply(plan, training.model) as run:
+    with an_arena():  # the run has let go, though it is still there
+        assert run.totals.arena.state == "off"
+    with pooch.apply(plan, training.model) as plain_run:
         training.step()
-        assert run.totals.arena is None
-    with an_arena():
-        pass  # the first has let go
+        assert plain_run.totals.arena is None
 
 
-def test_a_plan_that_cannot_be_applied_leaves_no_arena() -> None:
+def test_a_plan_that_cannot_be_applied_leaves_no_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     training, other = a_training(), torch.nn.Linear(2, 2)
     profile = quick_profile(lambda: training.model(training.data).square().mean(), training.model, training.optimizer)
     plan = tight_plan(profile, mixed(profile, "model"), "model")
+    made: list[Any] = []
+    monkeypatch.setattr("pooch.api.applying.arena_for", lambda model: made.append(arena_for(model)) or made[0])
     with pytest.raises(pooch.PlanMismatch):
         pooch.apply(plan, other, arena=True)
+    assert made[0].stats.state == "off"
     with an_arena():
         pass
 
