@@ -54,7 +54,7 @@ class DeviceFunctions(ctypes.Structure):
 
 
 _SIGNATURES = {
-    "alloc": ([ctypes.c_ssize_t, _INT, _POINTER], _POINTER),
+    "try_alloc": ([ctypes.c_ssize_t, _INT, _POINTER], _POINTER),
     "free": ([_POINTER, ctypes.c_ssize_t, _INT, _POINTER], None),
     "record_stream": ([_POINTER, _POINTER], None),
     "set_functions": ([ctypes.POINTER(DeviceFunctions)], None),
@@ -126,8 +126,8 @@ class CudaArena:
             ) from error
 
     def alloc(self, size: int, device: int, stream: int) -> int:
-        """Allocate as PyTorch does; 0 if there is no memory."""
-        return self._functions["alloc"](size, device, stream) or 0
+        """Allocate as PyTorch does; 0 if there is no memory, for which PyTorch itself gets an exception."""
+        return self._functions["try_alloc"](size, device, stream) or 0
 
     def free(self, pointer: int, size: int, device: int, stream: int) -> None:
         """Free as PyTorch does."""
@@ -204,8 +204,7 @@ def built_library() -> Path:
 
 def _loaded_runtime() -> ctypes.CDLL:
     """The CUDA runtime that PyTorch has loaded. Initialising CUDA would already choose the allocator."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    found = next((line.split()[-1] for line in lines if "libcudart" in line), None)
-    if found is None:
+    loaded = ctypes.CDLL(None)
+    if not hasattr(loaded, RUNTIME_NAMES[0]):
         raise UsageError("no CUDA runtime is loaded: this PyTorch was built without CUDA")
-    return ctypes.CDLL(found)
+    return loaded

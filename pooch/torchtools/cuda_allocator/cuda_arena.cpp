@@ -18,6 +18,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <new>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -269,8 +270,8 @@ extern "C" {
 
 // What CUDAPluggableAllocator calls --------------------------------------------------------------------------------------
 
-// PyTorch reports a null pointer as out of memory.
-void* pooch_cuda_alloc(ssize_t size, int device, Stream stream) {
+// Null if there is no memory.
+void* pooch_cuda_try_alloc(ssize_t size, int device, Stream stream) {
   State& all = state();
   const std::lock_guard<std::mutex> guard(all.mutex);
   if (size <= 0 || all.device.malloc == nullptr) {
@@ -298,6 +299,15 @@ void* pooch_cuda_alloc(ssize_t size, int device, Stream stream) {
   all.live_bytes += size;
   all.peak_bytes = std::max(all.peak_bytes, all.live_bytes);
   all.blocks.emplace(pointer, std::move(block));
+  return pointer;
+}
+
+// PyTorch does not look whether the pointer is null, and would compute there.
+void* pooch_cuda_alloc(ssize_t size, int device, Stream stream) {
+  void* pointer = pooch_cuda_try_alloc(size, device, stream);
+  if (pointer == nullptr && size > 0) {
+    throw std::bad_alloc();
+  }
   return pointer;
 }
 
