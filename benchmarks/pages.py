@@ -82,6 +82,15 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
             "predicted",
         ),
     },
+    "docs/arena.md": {
+        "arena memory": table("arena-cpu"),
+        "arena faults": more_table("arena-cpu", 0),
+        "arena times": more_table("arena-cpu", 1),
+        "arena served": more_table("arena-cpu", 2),
+        "arena predicted": more_table("arena-cpu", 3),
+        "arena limits": more_table("arena-cpu", 4),
+        "arena drift": more_table("arena-cpu", 5),
+    },
     "docs/auto.md": {
         "random lengths": table("random-lengths"),
         "random lengths, parts": more_table("random-lengths", 0),

@@ -25,6 +25,7 @@ def built_library(
     name: str,
     source: Path,
     *,
+    headers: Sequence[Path] = (),
     compile_flags: Sequence[str] = (),
     link_flags: Sequence[str] = (),
     again: bool = False,
@@ -37,6 +38,7 @@ def built_library(
     Args:
         name: What the library's file name begins with, such as that of what it links against and its version.
         source: The C++ file.
+        headers: The package's own headers that it includes.
         compile_flags: What the compiler needs before the source, besides `FLAGS`.
         link_flags: What it needs after the source.
         again: Whether to build it even if it is there.
@@ -45,7 +47,8 @@ def built_library(
         BuildError: If there is no compiler, or it fails.
     """
     flags = [*FLAGS, *compile_flags, *link_flags]
-    digest = hashlib.sha256(b"\0".join([source.read_bytes(), *map(str.encode, flags)]))
+    texts = [path.read_bytes() for path in (source, *headers)]
+    digest = hashlib.sha256(b"\0".join([*texts, *map(str.encode, flags)]))
     file_name = f"{name}-{digest.hexdigest()[:16]}.so"
     library = _cache_directory() / file_name
     if library.exists() and not again:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..ir import Plan
+from .arenas import arena_for
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,7 @@ def apply(
     spill_directory: str | Path | None = None,
     check_copies: bool = True,
     measure_every: int | None = 1000,
+    arena: bool = False,
 ) -> Run:
     """Attach a plan to a model.
 
@@ -39,20 +41,30 @@ def apply(
         measure_every: on a CPU, the peak is measured in steps 1, 2, 10, 100 and every multiple of this number, and
             after changes that the plan does not know about. There is one warning for each cause of a peak over the
             budget. None or 0: no step is measured. On a GPU, the allocator counts in every step.
+        arena: on a CPU, record the memory of the first steps, and serve the following ones from one arena in which
+            their blocks are packed. `run.totals.arena` describes it. Where there is no compiler, one warning says so,
+            and the plan is applied without.
 
     Raises:
-        UsageError: the model is compiled, or already under a plan.
+        UsageError: the model is compiled, or already under a plan; or the process trains on an arena already.
         PlanMismatch: the plan was made for another model or device.
         InvalidSchedule: the plan was changed and cannot be executed.
         TierError: the swap tier cannot be set up.
     """
     from ..executor import apply_plan
 
-    return apply_plan(
-        plan,
-        model,
-        on_mismatch=on_mismatch,
-        spill_directory=spill_directory,
-        check_copies=check_copies,
-        measure_every=measure_every,
-    )
+    memory = arena_for(model) if arena else None
+    try:
+        return apply_plan(
+            plan,
+            model,
+            on_mismatch=on_mismatch,
+            spill_directory=spill_directory,
+            check_copies=check_copies,
+            measure_every=measure_every,
+            memory=memory,
+        )
+    except BaseException:
+        if memory is not None:
+            memory.close()
+        raise

@@ -17,7 +17,7 @@ from ..torchtools.tensors import model_signature
 from ..torchtools.training_state import model_device
 from .causes import Overrun
 from .engines import make_engine
-from .run import OnMismatch, Run
+from .run import OnMismatch, Run, StepMemory
 from .watch import MEASURE_EVERY
 
 
@@ -30,6 +30,7 @@ def apply_plan(
     check_copies: bool = True,
     measure_every: int | None = MEASURE_EVERY,
     on_overrun: Callable[[Overrun], bool] | None = None,
+    memory: StepMemory | None = None,
 ) -> Run:
     """Apply a plan to a model.
 
@@ -45,6 +46,7 @@ def apply_plan(
             this. None or 0 measures none.
         on_overrun: Called with each measured peak over the budget; returns whether it was handled. Otherwise, and with
             None, a warning is given.
+        memory: Where the memory of the steps comes from; the run closes it. None leaves it to PyTorch.
 
     Returns:
         The run, whose `remove()` takes the plan off the model.
@@ -74,7 +76,7 @@ def apply_plan(
     refuse_unrepeatable(plan, device)
     engine = make_engine(device, spill_directory, check_copies=check_copies)
     try:
-        return Run(plan, model, engine, on_mismatch, measure_every or 0, on_overrun)
+        return Run(plan, model, engine, on_mismatch, measure_every or 0, on_overrun, memory)
     except PoochError:
         engine.close()
         raise

@@ -6,13 +6,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
 from ..errors import UsageError
 from ..ir import Plan
 from ..torchtools import accelerators, cuda_only
+from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 from ..torchtools.memory_meter import MemoryMeter
 from ..torchtools.training_state import model_device
 from .actions import StepActions
@@ -38,6 +39,20 @@ class _ThreadStep(threading.local):
 _STEP = _ThreadStep()
 
 
+class StepMemory(Protocol):
+    """Where the memory of steps comes from. A step lasts from one `begin_step` to the next."""
+
+    @property
+    def stats(self) -> ArenaStats:
+        """What is known about it."""
+
+    def begin_step(self) -> None:
+        """Begin a step of the calling thread, and so end the one before."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class Run:
     """A plan that is applied to a model. `remove()`, or leaving it as a context manager, takes the plan off again.
 
@@ -51,6 +66,7 @@ class Run:
         on_mismatch: "warn" or "error", for steps that leave the path.
         measure_every: On a CPU, measure the peak of every step whose number is a multiple of this. 0 measures none.
         on_overrun: Called with each measured peak over the budget; returns whether it was handled.
+        memory: Where the memory of the steps comes from, closed by `remove()`. None leaves it to PyTorch.
 
     Raises:
         TierError: If the swap tier cannot be set up.
@@ -65,6 +81,7 @@ class Run:
         on_mismatch: OnMismatch,
         measure_every: int = MEASURE_EVERY,
         on_overrun: Callable[[Overrun], bool] | None = None,
+        memory: StepMemory | None = None,
     ) -> None:
         self.plan = plan
         self._model = weakref.ref(model)
@@ -76,9 +93,11 @@ class Run:
         self._warn_once = WarnOnce()
         self._watch = RunWatch(plan, model, self._device, self._warn_once, measure_every, on_overrun)
         self._removed = self._paused = self._begun = False
+        self._memory: StepMemory | None = None  # not closed by a run that could not be made
         engine.open_arena(plan.schedule.host_bytes).close()  # fail now rather than in the middle of a step
         outside = None if self._table.does_nothing else self._warn_outside
         self._attachment = Attachment(model, self._region if plan.region == "model" else self._unmarked, outside)
+        self._memory = memory
 
     @property
     def model(self) -> torch.nn.Module:
@@ -103,6 +122,8 @@ class Run:
     @property
     def totals(self) -> RunTotals:
         """Counters over all steps so far."""
+        if self._memory is not None:
+            self._watch.totals.arena = self._memory.stats
         return self._watch.totals
 
     @contextmanager
@@ -175,6 +196,8 @@ class Run:
         if accelerators.has_streams(self._device):
             accelerators.reset_peaks(self._device)
         self._begun = True
+        if self._memory is not None:
+            self._memory.begin_step()
         self._stats = RunStats(peak_bytes=self._stats.peak_bytes, reserved_bytes=self._stats.reserved_bytes)
         self._watch.begin(self._stats)
         if self._table.does_nothing:
@@ -264,6 +287,8 @@ class Run:
             )
         self._attachment.remove()
         self._engine.close()
+        if self._memory is not None:
+            self._memory.close()
 
     def __enter__(self) -> Run:
         return self

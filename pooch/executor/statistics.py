@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 from .engines.step_clock import StepClock
 
 
@@ -73,6 +74,7 @@ class RunTotals:
         steps_measured: Number of steps whose peak was measured.
         steps_over_budget: Number of measured steps over the budget by more than the allocator's rounding.
         peak_bytes: The highest measured peak, or None before the first.
+        arena: What is known about the arena that serves the steps. None without one.
     """
 
     steps: int = 0
@@ -80,6 +82,7 @@ class RunTotals:
     steps_measured: int = 0
     steps_over_budget: int = 0
     peak_bytes: int | None = None
+    arena: ArenaStats | None = None
 
 
 class WarnOnce:

@@ -15,6 +15,7 @@ from ..ir import Plan, Profile
 from ..progress import Progress, silent
 from ..workloads import Workload
 from ..workloads.loading import WorkloadFactory
+from .arena_training import train_on_arena
 from .checking import judge, train_reference
 from .hard_limit import LimitedOutcome, train_limited
 from .timing import time_in_turns
@@ -36,6 +37,7 @@ class TrainingOptions:
         check: compare bitwise with plain training. If something differs, train plainly once more, to tell training that
             is not repeatable from a plan that is wrong, and then under deterministic algorithms.
         hard_limit: train twice more, plainly and planned, in processes that cannot take more than the budget.
+        arena: train once more, with the memory of the steps from one arena; with `check`, compare that, too.
         when_trained: called with the workload after its last step.
         progress: called with what is being done.
     """
@@ -43,6 +45,7 @@ class TrainingOptions:
     steps: int = 3
     check: bool = False
     hard_limit: bool = False
+    arena: bool = False
     when_trained: Callable[[Workload], None] | None = None
     progress: Progress = silent
 
@@ -70,7 +73,8 @@ def measure_training(factory: WorkloadFactory, plan: Plan | None, **training: An
     plain = train_steps(workload, None, options.steps, options.progress)
     if options.when_trained is not None:
         options.when_trained(workload)
-    return plain_report(factory.name, plain)
+    report = plain_report(factory.name, plain)
+    return _with_arena(report, factory, None, options)
 
 
 def _measure_plan(
@@ -93,11 +97,20 @@ def _measure_plan(
     device = model_device(workload.model)
     del workload
     outcomes = _train_under_limit(factory, plan, steps, device, progress) if options.hard_limit else {}
-    report = report_of(plan, planned, timing, reference, outcomes)
+    report = _with_arena(report_of(plan, planned, timing, reference, outcomes), factory, plan, options)
     if reference is None:
         return plan, report
     verdict = judge(factory, plan, reference, planned, device, progress)
     return plan, replace(report, **asdict(verdict))
+
+
+def _with_arena(
+    report: TrainingReport, factory: WorkloadFactory, plan: Plan | None, options: TrainingOptions
+) -> TrainingReport:
+    if not options.arena:
+        return report
+    outcome = train_on_arena(factory, plan, options.steps, options.progress, check=options.check)
+    return replace(report, **asdict(outcome))
 
 
 def _train_under_limit(

@@ -59,6 +59,11 @@ class TrainingReport:
         rounding_bytes: the part of the measured peak that comes from a caching allocator rounding up.
         difference_cause: why the numbers differ, as far as it is known.
         compared_deterministically: `bitwise_equal` refers to training under PyTorch's deterministic algorithms.
+        arena: what an arena served in a further training, in one line.
+        arena_bytes: of the arena; 0 without one.
+        arena_bound_bytes: the highest sum of live bytes in it: no arena could be smaller.
+        arena_share_placed: share of the requests that were served from their place.
+        arena_difference: first difference to the same training without an arena, if they were compared.
     """
 
     workload: str
@@ -98,6 +103,11 @@ class TrainingReport:
     rounding_bytes: int = 0
     difference_cause: str | None = None
     compared_deterministically: bool = False
+    arena: str | None = None
+    arena_bytes: int | None = None
+    arena_bound_bytes: int | None = None
+    arena_share_placed: float | None = None
+    arena_difference: str | None = None
 
     @property
     def excess_bytes(self) -> int:

@@ -32,6 +32,8 @@ def broken_promise(report: TrainingReport) -> str | None:
         under = " under deterministic algorithms" if report.compared_deterministically else ""
         told = f"the numbers are not those of plain training{under}: first difference at {report.first_difference}"
         return told + _cause(report)
+    if report.arena_difference is not None and report.repeatable is not False:
+        return f"the numbers on an arena are not those without: first difference at {report.arena_difference}"
     if report.steps_off_plan:
         return (
             f"{report.steps_off_plan} of {report.steps} steps were not the planned step, so the plan's promises do "
@@ -89,6 +91,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "hard limit": _limit(report),
         "hard limit, plain": report.hard_limit_plain,
         "hard limit, planned": report.hard_limit_planned,
+        "arena": report.arena,
     }
     return {name: text for name, text in facts.items() if text is not None}
 

@@ -17,7 +17,8 @@ import torch
 from ..errors import UsageError
 
 PLACE = "_compiled_call_impl"
-Purpose = Literal["plan", "profile", "watch"]
+Purpose = Literal["plan", "profile", "watch", "arena"]
+_STATES = {"plan": "under a plan", "profile": "being profiled", "arena": "on an arena"}
 Region = Callable[[], AbstractContextManager[object]]
 
 
@@ -111,7 +112,7 @@ def refuse_taken(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         there = vars(module).get(PLACE)
         if isinstance(there, CallRegion) and there.purpose != "watch":
-            state = "under a plan" if there.purpose == "plan" else "being profiled"
+            state = _STATES[there.purpose]
             what = f"module {name!r} of the model" if name else "the model"
             raise UsageError(f"{what} is {state} already: end that first (`run.remove()` removes a plan)")
 

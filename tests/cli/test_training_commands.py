@@ -54,6 +54,23 @@ def test_optimize_keeps_what_it_promises(pooch_command: Command, workload: str, 
 
 
 @pytest.mark.slow
+def test_run_on_an_arena(pooch_command: Command, workload: str, tmp_path: Path) -> None:
+    profile, plan = tmp_path / "p.json", tmp_path / "plan.json"
+    assert pooch_command("profile", workload, "-o", profile).code == 0
+    assert pooch_command("plan", profile, "--budget", "85%", "-o", plan).code == 0
+    for given in (("--plan", plan, "--check"), ()):
+        outcome = pooch_command("run", workload, *given, "--arena", "--json")
+        assert outcome.code == 0, outcome.error
+        record = json.loads(outcome.out)
+        assert record["kept"] is True
+        assert record["arena_difference"] is None
+        assert record["arena_share_placed"] > 0.99
+        assert record["arena_bytes"] >= record["arena_bound_bytes"] > 2**20
+    shown = pooch_command("run", workload, "--arena")
+    assert "of requests at their place" in " ".join(shown.out.split())
+
+
+@pytest.mark.slow
 def test_profile_plan_and_run_one_after_the_other(pooch_command: Command, workload: str, tmp_path: Path) -> None:
     profile, plan = tmp_path / "p.json", tmp_path / "plan.json"
     assert pooch_command("profile", workload, "-o", profile, "--set", "layers=4").code == 0

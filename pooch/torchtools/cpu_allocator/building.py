@@ -1,4 +1,4 @@
-"""Builds the counting allocator against the PyTorch that is installed."""
+"""Builds the allocator against the PyTorch that is installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 
 from ... import native
 
-SOURCE = Path(__file__).with_name("counting.cpp")
+SOURCE = Path(__file__).with_name("allocator.cpp")
+HEADERS = (Path(__file__).with_name("arena.h"), Path(__file__).parents[1] / "placement.h")
 
 
 def built_library(*, again: bool = False) -> Path:
@@ -25,6 +26,7 @@ def built_library(*, again: bool = False) -> Path:
     return native.built_library(
         f"cpu_allocator-{torch.__version__}",
         SOURCE,
+        headers=HEADERS,
         compile_flags=[f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{folder / 'include'}"],
         link_flags=[f"-L{folder / 'lib'}", "-lc10"],
         again=again,

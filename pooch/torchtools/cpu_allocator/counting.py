@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from ...native import BuildError
+from .arena import ArenaFunctions
 from .building import built_library
 
 NO_LIMIT = 2**63 - 1
@@ -33,19 +34,23 @@ class CountingAllocator:
 
     It counts what PyTorch allocates on the CPU from its installation on. Blocks from before are not known to it,
     neither while they live nor when they are freed.
+
+    Attributes:
+        arena: recording of steps, and the arena that serves them, while the allocator is installed.
     """
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         self._functions = {name: getattr(library, f"pooch_allocator_{name}") for name in _SIGNATURES}
         for name, (arguments, result) in _SIGNATURES.items():
             self._functions[name].argtypes, self._functions[name].restype = arguments, result
+        self.arena = ArenaFunctions(library)
         self._make_room: MakeRoom | None = None
         self._callback = _Callback(self._ask)  # one for good: another thread may be about to call it at any time
         self.live_bytes: Callable[[], int] = self._functions["live_bytes"]
         self.peak_bytes: Callable[[], int] = self._functions["peak_bytes"]
         self.reset_peak: Callable[[], None] = self._functions["reset_peak"]
         self._users = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may remove a user while one is added
         self._failure: BaseException | None = None
 
     def install(self) -> bool:

@@ -1,7 +1,11 @@
-// A CPU allocator for PyTorch that counts live bytes, and asks for room before an allocation would pass a limit.
+// A CPU allocator for PyTorch that counts live bytes, asks for room before an allocation would pass a limit, and serves
+// recorded steps from an arena.
 //
 // PyTorch's own CPU allocator keeps no counters. This one takes its memory from the same functions, reports to the same
 // profiler, and adds a table of sizes. It uses c10 alone and no Python headers, so it is loaded with ctypes.
+//
+// While an arena serves, the thread that trains gets the places of a layout (../placement.h). Everything else, and what
+// has no free place, comes from where it always did.
 //
 // Live blocks carry their own deleter, so the allocator can be put in place and taken away at any time.
 
@@ -9,12 +13,19 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
+#include <malloc.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 #include <mutex>
+#include <new>
 #include <unordered_map>
+#include <vector>
+
+#include "arena.h"
 
 namespace {
 
@@ -34,6 +45,11 @@ Shard* all_shards() {
 
 Shard& shard_of(void* pointer) {
   return all_shards()[(reinterpret_cast<uintptr_t>(pointer) >> 6) % kShards];
+}
+
+pooch::Arenas& arenas() {
+  static auto* found = new pooch::Arenas;  // never destroyed, like the shards
+  return *found;
 }
 
 std::atomic<int64_t> live_bytes{0};
@@ -73,7 +89,33 @@ void release(void* pointer) {
   }
   live_bytes.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
   c10::profiledCPUMemoryReporter().Delete(pointer);
-  c10::free_cpu(pointer);
+  arenas().died(pointer);
+  if (!arenas().release(pointer, static_cast<int64_t>(size))) {
+    c10::free_cpu(pointer);
+  }
+}
+
+// Memory for a request: a place in the arena if the request has one, and otherwise what PyTorch takes.
+void* memory_for(size_t size) {
+  pooch::Arenas& all = arenas();
+  const auto mode = all.mode();
+  if (mode == pooch::Arenas::kOff || size == 0) {
+    return c10::alloc_cpu(size);
+  }
+  if (!all.is_owner()) {
+    if (mode == pooch::Arenas::kServing) {
+      all.elsewhere();
+    }
+    return c10::alloc_cpu(size);
+  }
+  void* pointer = mode == pooch::Arenas::kServing ? all.allocate(static_cast<int64_t>(size)) : nullptr;
+  if (pointer == nullptr) {
+    pointer = c10::alloc_cpu(size);
+  }
+  if (mode == pooch::Arenas::kRecording) {
+    all.born(pointer, static_cast<int64_t>(size));
+  }
+  return pointer;
 }
 
 class CountingAllocator final : public c10::Allocator {
@@ -97,7 +139,7 @@ class CountingAllocator final : public c10::Allocator {
     }
     void* pointer = nullptr;
     try {
-      pointer = c10::alloc_cpu(size);
+      pointer = memory_for(size);
     } catch (...) {
       c10::profiledCPUMemoryReporter().OutOfMemory(size);
       throw;
@@ -127,15 +169,18 @@ void lock_all() {
   for (size_t i = 0; i < kShards; ++i) {
     all_shards()[i].mutex.lock();
   }
+  arenas().mutex.lock();
 }
 
 void unlock_all() {
+  arenas().mutex.unlock();
   for (size_t i = 0; i < kShards; ++i) {
     all_shards()[i].mutex.unlock();
   }
 }
 
 void begin_child() {
+  arenas().begin_child();
   unlock_all();
   limit_bytes.store(INT64_MAX);
   make_room.store(nullptr);
@@ -210,6 +255,84 @@ int pooch_allocator_take_interrupt() {
 // Sets whether the calling thread asks for room.
 void pooch_allocator_ask_for_room(int asks) {
   asks_for_room = asks != 0;
+}
+
+// Arenas ---------------------------------------------------------------------------------------------------------------
+
+// Begins to record what the calling thread asks for. An arena that serves is taken off.
+void pooch_arena_record() {
+  arenas().record();
+}
+
+// Ends the recording, and returns the number of requests.
+int64_t pooch_arena_recorded() {
+  return arenas().recorded();
+}
+
+// Writes the sizes of the recorded requests, and before which request their blocks died (-1: alive).
+void pooch_arena_read(int64_t* sizes, int64_t* deaths) {
+  const std::lock_guard<std::mutex> guard(arenas().mutex);
+  arenas().recorder.read(sizes, deaths);
+}
+
+// Serves the calling thread from a new arena. Request k of a step has `sizes[k]` bytes and lies at `offsets[k]` (-1:
+// nowhere), in `rooms[k]` bytes. Returns whether there was room for the arena.
+int pooch_arena_serve(
+    int64_t count, const int64_t* sizes, const int64_t* offsets, const int64_t* rooms, int64_t arena_bytes,
+    int huge_pages, int canaries) {
+  try {
+    std::vector<pooch::Place> places;
+    places.reserve(static_cast<size_t>(count));
+    for (int64_t k = 0; k < count; ++k) {
+      const bool fits = offsets[k] >= 0 && rooms[k] >= sizes[k] && offsets[k] + rooms[k] <= arena_bytes;
+      places.push_back({fits ? offsets[k] : pooch::kNoPlace, rooms[k]});
+    }
+    return arenas().serve({sizes, sizes + count}, std::move(places), arena_bytes, huge_pages != 0, canaries != 0);
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+}
+
+// Begins a step of the calling thread: its next request is the first recorded one.
+void pooch_arena_begin_step() {
+  arenas().begin_step();
+}
+
+// Records and serves no more. An arena with live blocks stays until they are freed.
+void pooch_arena_stop() {
+  arenas().stop();
+}
+
+// Writes the counters since `serve`, in the order of `Counters`, and the bytes between blocks that were written to.
+void pooch_arena_counters(int64_t* found) {
+  const std::lock_guard<std::mutex> guard(arenas().mutex);
+  const pooch::Counters& now = arenas().counters;
+  const int64_t all[] = {
+      now.steps, now.placed, now.unplaced, now.unrecognised, now.collided, now.beyond, now.elsewhere,
+      now.placed_bytes, now.other_bytes, arenas().broken_canaries};
+  std::copy(std::begin(all), std::end(all), found);
+}
+
+// Bytes of all arenas that are mapped.
+int64_t pooch_arena_mapped_bytes() {
+  return arenas().mapped_bytes();
+}
+
+// Blocks that live in arenas.
+int64_t pooch_arena_live_blocks() {
+  return arenas().live_blocks();
+}
+
+// Whether a pointer lies in an arena.
+int pooch_arena_contains(void* pointer) {
+  return arenas().contains(pointer);
+}
+
+// Gives memory that the C library keeps back to the system.
+void pooch_arena_trim() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 }  // extern "C"

@@ -1,0 +1,257 @@
+"""From warm steps to an arena that serves: record, pack beside training, serve, and record again when steps change."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ..errors import UsageError
+from ..packing import Block, Layout, pack, verify
+from ..torchtools.cpu_allocator import NO_PLACE, ArenaCounters, CountingAllocator, RecordedStep, counting_allocator
+from ..torchtools.cpu_allocator.arena_stats import ArenaState, ArenaStats
+from .blocks import blocks_of, common_step
+
+_in_use = threading.Lock()  # there is one arena in a process
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaOptions:
+    """How an arena is made.
+
+    Attributes:
+        warm_steps: steps before the first that is recorded. Gradients and the optimizer's state appear in the first.
+        most_recorded: steps that are recorded until two in a row ask for the same.
+        pack_limit_s: CPU seconds for packing.
+        most_layouts: layouts that are made before an arena whose steps keep changing is given up.
+        bad_share: share of a step's requests without their place that makes the step a bad one.
+        bad_steps: bad steps in a row after which steps are recorded again.
+        huge_pages: whether to ask the system for huge pages.
+        canary_bytes: bytes behind each block that are watched; 0 for none. For tests.
+    """
+
+    warm_steps: int = 1
+    most_recorded: int = 8
+    pack_limit_s: float = 1.5
+    most_layouts: int = 4
+    bad_share: float = 0.05
+    bad_steps: int = 4
+    huge_pages: bool = True
+    canary_bytes: int = 0
+
+
+class _Packing:
+    """A layout in the making, in a thread: the compiled packer does not hold the interpreter's lock."""
+
+    def __init__(self, step: RecordedStep, options: ArenaOptions) -> None:
+        self.step = step
+        self.blocks: dict[int, Block] = blocks_of(step, options.canary_bytes)
+        self.layout: Layout | None = None
+        self.error: Exception | None = None
+        self._limit_s = options.pack_limit_s
+        self.thread = threading.Thread(target=self._pack, name="pooch-packing", daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError as error:  # the system has no room for a thread
+            self.error = error
+
+    def _pack(self) -> None:
+        try:
+            blocks = list(self.blocks.values())
+            layout = pack(blocks, time_limit_s=self._limit_s)
+            verify(blocks, layout)
+            self.layout = layout
+        except Exception as error:  # noqa: BLE001  (handed to the thread that trains)
+            self.error = error
+
+
+class StepArena:
+    """Records the first steps of a training, and serves those that follow from an arena.
+
+    A step lasts from one `begin_step` to the next, so that the optimizer's step and `zero_grad` belong to it. What
+    differs from the recorded step is served as it always was. `close` ends it; blocks that live in the arena stay
+    valid.
+
+    Args:
+        allocator: installed for this object, which removes it.
+        options: how the arena is made.
+
+    Attributes:
+        recorded: the step that was packed last, of which `blocks_of` makes blocks; None before.
+    """
+
+    def __init__(self, allocator: CountingAllocator, options: ArenaOptions) -> None:
+        self._functions, self._options = allocator.arena, options
+        self._lock = threading.Lock()
+        self.recorded: RecordedStep | None = None
+        self._stats = ArenaStats("waiting")
+        self._left = options.warm_steps
+        self._recorded = 0
+        self._last: RecordedStep | None = None
+        self._packing: _Packing | None = None
+        self._seen = ArenaCounters()
+        self._bad = 0
+        self._is_open = True
+        self._process = os.getpid()
+        self._finalizer = weakref.finalize(self, _end, allocator)  # also if nobody closes it
+        self._finalizer.atexit = False
+
+    @property
+    def stats(self) -> ArenaStats:
+        """What is known now."""
+        if self._stats.state == "serving":
+            return replace(self._stats, counters=self._functions.counters())
+        return self._stats
+
+    def begin_step(self) -> None:
+        """Begin a step of the calling thread, and so end the one before."""
+        if os.getpid() != self._process:
+            return  # a fork leaves the arena to its parent
+        with self._lock:
+            if self._is_open:
+                _NEXT[self._stats.state](self)
+
+    def wait(self) -> None:
+        """Wait until the blocks that were recorded are packed. The next step is served."""
+        packing = self._packing
+        if packing is not None and packing.error is None:
+            packing.thread.join()
+
+    def close(self) -> None:
+        """End it. The memory of blocks that live in the arena goes back to the system with the last of them."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self._off("it was closed")
+                self._finalizer()
+
+    # One method for each state, called at the beginning of a step -----------------------------------------------------
+
+    def _wait(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self._record()
+
+    def _record(self) -> None:
+        self._last, self._recorded = None, 0
+        self._to("recording")
+        self._functions.record()
+
+    def _look_at_recorded(self) -> None:
+        step = self._functions.recorded()
+        self._recorded += 1
+        common = common_step(self._last, step) if self._last is not None else None
+        if common is not None:
+            self._last, self.recorded = None, common
+            self._packing = _Packing(common, self._options)
+            self._to("packing")
+        elif self._recorded < self._options.most_recorded:
+            self._last = step
+            self._functions.record()
+        else:
+            self._last = None
+            self._off(f"no two steps in a row of {self._recorded} asked for the same memory")
+
+    def _look_at_packing(self) -> None:
+        packing = self._packing
+        assert packing is not None
+        if packing.layout is None and packing.error is None:
+            return  # packing goes on beside this step
+        self._packing = None
+        if packing.layout is None:
+            self._off(f"the blocks of a step could not be packed ({packing.error})")
+        elif not packing.layout.arena_bytes:
+            self._off("no block lives and dies within a step")
+        else:
+            self._serve(packing.step, packing.blocks, packing.layout)
+
+    def _serve(self, step: RecordedStep, blocks: dict[int, Block], layout: Layout) -> None:
+        offsets, rooms = np.full_like(step.sizes, NO_PLACE), np.zeros_like(step.sizes)
+        numbers = list(blocks)
+        offsets[numbers] = layout.offsets
+        rooms[numbers] = [block.size_bytes for block in blocks.values()]
+        self._functions.trim()  # what steps without the arena left behind
+        options = self._options
+        if not self._functions.serve(
+            step.sizes, offsets, rooms, layout.arena_bytes,
+            huge_pages=options.huge_pages, canaries=options.canary_bytes > 0,
+        ):  # fmt: skip
+            self._off(f"the system has no room for an arena of {layout.arena_bytes} bytes")
+            return
+        self._seen, self._bad = ArenaCounters(), 0
+        self._stats = ArenaStats(
+            "serving",
+            arena_bytes=layout.arena_bytes,
+            bound_bytes=layout.bound_bytes,
+            blocks=len(blocks),
+            unplaced_blocks=len(step.sizes) - len(blocks),
+            layouts=self._stats.layouts + 1,
+        )
+
+    def _look_at_served(self) -> None:
+        now = self._functions.counters()
+        last = now.since(self._seen)
+        self._seen = now
+        self._bad = self._bad + 1 if last.fallbacks > self._options.bad_share * max(1, last.requests) else 0
+        if self._bad < self._options.bad_steps:
+            self._functions.begin_step()
+        elif self._stats.layouts < self._options.most_layouts:
+            self._record()
+        else:
+            self._off(f"the steps kept changing after {self._stats.layouts} layouts")
+
+    def _stay_off(self) -> None:
+        pass
+
+    def _to(self, state: ArenaState, reason: str = "") -> None:
+        counters = self._functions.counters() if self._stats.state == "serving" else self._stats.counters
+        self._stats = replace(self._stats, state=state, reason=reason, counters=counters)
+
+    def _off(self, reason: str) -> None:
+        if self._stats.state != "off":
+            self._to("off", reason)
+        self._functions.stop()
+
+
+def _end(allocator: CountingAllocator) -> None:
+    allocator.arena.stop()
+    allocator.remove()
+    _in_use.release()
+
+
+_NEXT = {
+    "waiting": StepArena._wait,
+    "recording": StepArena._look_at_recorded,
+    "packing": StepArena._look_at_packing,
+    "serving": StepArena._look_at_served,
+    "off": StepArena._stay_off,
+}
+
+
+def open_arena(device: torch.device, options: ArenaOptions = ArenaOptions()) -> StepArena | str:
+    """Return an arena for the steps of a training, or in a few words why there is none.
+
+    Args:
+        device: that the model is on.
+        options: how the arena is made.
+
+    Raises:
+        UsageError: another training of this process has an arena.
+    """
+    if device.type != "cpu":
+        return f"tensors on devices of type {device.type!r} have an allocator of their own"
+    allocator = counting_allocator()
+    if isinstance(allocator, str):
+        return allocator
+    if not _in_use.acquire(blocking=False):
+        raise UsageError("this process trains on an arena already: close that one first (`run.remove()`)")
+    if not allocator.install():
+        _in_use.release()
+        return "another CPU allocator is in place"
+    return StepArena(allocator, options)

@@ -1,0 +1,210 @@
+"""The CUDA arena's functions, and how PyTorch is told to use them.
+
+PyTorch takes another allocator only before it has allocated anything on a GPU, and then for the whole process. Under
+it, `torch.cuda.memory_allocated` and its relatives are missing (pytorch issues 98481 and 140687), so bytes are counted
+here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ... import native
+from ...errors import UsageError
+from ..cpu_allocator import ArenaCounters, RecordedStep
+from ..cpu_allocator.arena import Integers
+
+SOURCE = Path(__file__).with_name("cuda_arena.cpp")
+HEADERS = (Path(__file__).parents[1] / "placement.h",)
+RUNTIME_NAMES = (
+    "cudaMalloc", "cudaFree", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventDestroy",
+    "cudaSetDevice", "cudaGetDevice", "cudaGetLastError",
+)  # fmt: skip
+_INT, _POINTER, _I64 = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
+_OUT = ctypes.POINTER(ctypes.c_void_p)
+_LONGS = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
+
+
+class DeviceFunctions(ctypes.Structure):
+    """The functions of a CUDA runtime that the allocator calls, in the order of `RUNTIME_NAMES`."""
+
+    _fields_ = (
+        ("malloc", ctypes.CFUNCTYPE(_INT, _OUT, ctypes.c_size_t)),
+        ("free", ctypes.CFUNCTYPE(_INT, _POINTER)),
+        ("create_event", ctypes.CFUNCTYPE(_INT, _OUT, ctypes.c_uint)),
+        ("record_event", ctypes.CFUNCTYPE(_INT, _POINTER, _POINTER)),
+        ("wait_event", ctypes.CFUNCTYPE(_INT, _POINTER, _POINTER, ctypes.c_uint)),
+        ("destroy_event", ctypes.CFUNCTYPE(_INT, _POINTER)),
+        ("set_device", ctypes.CFUNCTYPE(_INT, _INT)),
+        ("get_device", ctypes.CFUNCTYPE(_INT, ctypes.POINTER(_INT))),
+        ("get_last_error", ctypes.CFUNCTYPE(_INT)),
+    )
+
+    @classmethod
+    def of_runtime(cls, library: ctypes.CDLL) -> DeviceFunctions:
+        """Return the functions of a CUDA runtime."""
+        pairs = zip(cls._fields_, RUNTIME_NAMES, strict=True)
+        return cls(*(kind((name, library)) for (_, kind), name in pairs))
+
+
+_SIGNATURES = {
+    "try_alloc": ([ctypes.c_ssize_t, _INT, _POINTER], _POINTER),
+    "free": ([_POINTER, ctypes.c_ssize_t, _INT, _POINTER], None),
+    "record_stream": ([_POINTER, _POINTER], None),
+    "set_functions": ([ctypes.POINTER(DeviceFunctions)], None),
+    "record": ([_INT, _POINTER], None),
+    "recorded": ([], _I64),
+    "read": ([_LONGS, _LONGS], None),
+    "serve": ([_INT, _POINTER, _I64, _LONGS, _LONGS, _LONGS, _I64], _INT),
+    "begin_step": ([_POINTER], _INT),
+    "stop": ([], None),
+    "counters": ([_LONGS], None),
+    "bytes": ([_LONGS], None),
+    "reset_peaks": ([], None),
+    "empty_pool": ([_INT], None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CudaBytes:
+    """Bytes that the allocator counts.
+
+    Attributes:
+        live: that tensors asked for, now.
+        peak: their highest number since `reset_peaks`.
+        reserved: taken from the device, now.
+        peak_reserved: their highest number since `reset_peaks`.
+    """
+
+    live: int
+    peak: int
+    reserved: int
+    peak_reserved: int
+
+
+class CudaArena:
+    """The compiled allocator. There is one for the process: see `cuda_arena`.
+
+    Args:
+        path: of the compiled library.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        library = ctypes.CDLL(str(path))
+        self._functions = {name: getattr(library, f"pooch_cuda_{name}") for name in _SIGNATURES}
+        for name, (arguments, result) in _SIGNATURES.items():
+            self._functions[name].argtypes, self._functions[name].restype = arguments, result
+        self._device_functions: DeviceFunctions | None = None
+
+    def use(self, functions: DeviceFunctions) -> None:
+        """Set the functions of the runtime. They must not change while anything is allocated."""
+        self._functions["set_functions"](ctypes.byref(functions))
+        self._device_functions = functions
+
+    def install(self) -> None:
+        """Make it PyTorch's CUDA allocator, for good.
+
+        Raises:
+            UsageError: PyTorch has allocated on a GPU already, or its CUDA runtime is not found.
+        """
+        self.use(DeviceFunctions.of_runtime(_loaded_runtime()))
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(str(self.path), "pooch_cuda_alloc", "pooch_cuda_free")
+        address = ctypes.cast(self._functions["record_stream"], ctypes.c_void_p).value
+        allocator.allocator().set_record_stream_fn(address)
+        try:
+            torch.cuda.memory.change_current_allocator(allocator)
+        except RuntimeError as error:
+            raise UsageError(
+                "the CUDA allocator can only be chosen before anything is allocated on a GPU: do it at the beginning"
+            ) from error
+
+    def alloc(self, size: int, device: int, stream: int) -> int:
+        """Allocate as PyTorch does; 0 if there is no memory, for which PyTorch itself gets an exception."""
+        return self._functions["try_alloc"](size, device, stream) or 0
+
+    def free(self, pointer: int, size: int, device: int, stream: int) -> None:
+        """Free as PyTorch does."""
+        self._functions["free"](pointer, size, device, stream)
+
+    def record_stream(self, pointer: int, stream: int) -> None:
+        """Note that a stream uses a block, as `tensor.record_stream` does."""
+        self._functions["record_stream"](pointer, stream)
+
+    def record(self, device: int, stream: int) -> None:
+        """Begin to record the requests on a stream. An arena that serves is taken off."""
+        self._functions["record"](device, stream)
+
+    def recorded(self) -> RecordedStep:
+        """End the recording, and return it."""
+        count = self._functions["recorded"]()
+        step = RecordedStep(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
+        self._functions["read"](step.sizes, step.deaths)
+        return step
+
+    def serve(
+        self, device: int, stream: int, sizes: Integers, offsets: Integers, rooms: Integers, arena_bytes: int
+    ) -> bool:
+        """Serve the requests on a stream from a new arena, see `ArenaFunctions.serve`; `begin_step` comes next."""
+        whole = [np.ascontiguousarray(each, dtype=np.int64) for each in (sizes, offsets, rooms)]
+        return bool(self._functions["serve"](device, stream, len(whole[0]), *whole, arena_bytes))
+
+    def begin_step(self, stream: int) -> bool:
+        """Begin a step on a stream. False if it cannot be ordered after the last one, on another stream."""
+        return bool(self._functions["begin_step"](stream))
+
+    def stop(self) -> None:
+        """Record and serve no more. An arena with live blocks stays until they are freed."""
+        self._functions["stop"]()
+
+    def counters(self) -> ArenaCounters:
+        """What became of the requests since the arena serves."""
+        found = np.zeros(len(fields(ArenaCounters)), dtype=np.int64)
+        self._functions["counters"](found)
+        return ArenaCounters(*found.tolist())
+
+    def bytes(self) -> CudaBytes:
+        """Live and reserved bytes of all devices."""
+        found = np.zeros(len(fields(CudaBytes)), dtype=np.int64)
+        self._functions["bytes"](found)
+        return CudaBytes(*found.tolist())
+
+    def reset_peaks(self) -> None:
+        """Let the peaks begin at the present figures."""
+        self._functions["reset_peaks"]()
+
+    def empty_pool(self, device: int) -> None:
+        """Give the blocks that are kept for later back to the device."""
+        self._functions["empty_pool"](device)
+
+
+@cache
+def cuda_arena() -> CudaArena | str:
+    """Return the process's CUDA arena, not installed yet, or in a few words why there is none."""
+    try:
+        return CudaArena(built_library())
+    except (native.BuildError, OSError, AttributeError) as error:
+        return str(error)
+
+
+def built_library() -> Path:
+    """Return the compiled allocator. It links against nothing but the C++ library.
+
+    Raises:
+        BuildError: there is no compiler, or it fails.
+    """
+    return native.built_library("cuda_arena", SOURCE, headers=HEADERS)
+
+
+def _loaded_runtime() -> ctypes.CDLL:
+    """The CUDA runtime that PyTorch has loaded. Initialising CUDA would already choose the allocator."""
+    loaded = ctypes.CDLL(None)
+    if not hasattr(loaded, RUNTIME_NAMES[0]):
+        raise UsageError("no CUDA runtime is loaded: this PyTorch was built without CUDA")
+    return loaded
