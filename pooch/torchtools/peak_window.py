@@ -214,6 +214,6 @@ class _Counted:
 def _counted() -> _Counted | None:
     """The counting allocator, in place, or None if there is none or it is in use: its peak has one reader."""
     allocator = counting_allocator()
-    if isinstance(allocator, str) or allocator._users or not allocator.install():
+    if isinstance(allocator, str) or allocator.is_in_use or not allocator.install():
         return None
     return _Counted(allocator)

@@ -53,6 +53,11 @@ class CountingAllocator:
         self._lock = threading.RLock()  # the garbage collector may remove a user while one is added
         self._failure: BaseException | None = None
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether anything has installed it and not yet removed it."""
+        return self._users > 0
+
     def install(self) -> bool:
         """Put the allocator in place; each call needs a `remove`. False if another one than PyTorch's is in place."""
         with self._lock:
