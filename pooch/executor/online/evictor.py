@@ -136,6 +136,8 @@ class Evictor:
 
     def saved(self, record: OnlineRecord) -> None:
         """Register a value that autograd has saved."""
+        if record.size_bytes == 0:
+            return  # there is nothing to free
         self._records[record] = None
         self._unwritten[record] = None
         self._largest_bytes = max(self._largest_bytes, record.size_bytes)

@@ -63,7 +63,7 @@ class OnlineTier:
 
     def take(self, size_bytes: int) -> Room | None:
         """Return room for a value, or None if the tier has no more."""
-        needed = round_up(size_bytes, _ALIGNMENT_BYTES)
+        needed = round_up(max(1, size_bytes), _ALIGNMENT_BYTES)  # no two rooms begin at one offset
         chunk = next((each for each in self._chunks if each.size_bytes - each.end_bytes >= needed), None)
         if chunk is None:
             chunk = self._new_chunk(max(needed, CHUNK_BYTES)) or self._new_chunk(needed)

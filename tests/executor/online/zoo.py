@@ -243,6 +243,12 @@ def images_trained() -> Training:
     return trained(model, pixels)
 
 
+def empty_ones(hidden: Tensor) -> Tensor:
+    """Saves tensors without elements, each beside one that has some."""
+    nothing = (hidden[:0].sin() * hidden[:0].cos()).exp()
+    return torch.cat([hidden.tanh(), nothing]) * hidden.sigmoid()
+
+
 ZOO: dict[str, Callable[[], Training]] = {
     "convolutions": images_trained,
     "attention": lambda: trained(Block(32), torch.randn(4, 16, 32)),
@@ -252,6 +258,7 @@ ZOO: dict[str, Callable[[], Training]] = {
     "own results": layers(lambda hidden: hidden.sigmoid().tanh().softmax(-1).exp()),
     "own function": layers(Cube.apply),
     "views": layers(views),
+    "empty ones": layers(empty_ones),
     "several outputs": layers(several_outputs),
     "autocast": lambda: trained(Autocast(), rows()),
     "retain_graph": lambda: twice_backward,
