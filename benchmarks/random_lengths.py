@@ -17,8 +17,8 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -121,11 +121,14 @@ class _Training:
         """Train all steps."""
         return [self.step(batch, length) for batch, length in self.sizes]
 
-    def step(self, batch: int, length: int) -> _Step:
-        """Train one step on new data."""
+    def step(
+        self, batch: int, length: int, region: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> _Step:
+        """Train one step on new data, model and loss inside of `region`."""
         tokens = torch.randint(0, _WORDS, (batch, length))
         wall, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
-        loss = functional.cross_entropy(self.model(tokens)[:, :-1].reshape(-1, _WORDS), tokens[:, 1:].reshape(-1))
+        with region():
+            loss = functional.cross_entropy(self.model(tokens)[:, :-1].reshape(-1, _WORDS), tokens[:, 1:].reshape(-1))
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -204,7 +207,7 @@ def _own_plan(training: _Training, length: int, budget_bytes: int) -> Plan:
         return functional.cross_entropy(training.model(tokens)[:, :-1].reshape(-1, _WORDS), tokens[:, 1:].reshape(-1))
 
     profile = pooch.profile(forward, training.model, training.optimizer)
-    return pooch.plan(profile, budget_bytes, time_limit_s=20)
+    return pooch.plan(profile, budget_bytes, region="step", time_limit_s=20)
 
 
 def _in_turns(training: _Training, lengths: list[int], budget_bytes: int, cache: str) -> dict[int, list[list[float]]]:
@@ -221,8 +224,8 @@ def _in_turns(training: _Training, lengths: list[int], budget_bytes: int, cache:
             with pooch.auto(training.model, budget_bytes, cache=cache, tell=lambda _: None) as auto:
                 mine = [training.step(_BATCH, length) for _ in range(_STEPS_A_TURN)]
                 assert auto.summary().steps_on_plan == _STEPS_A_TURN
-            with pooch.apply(own[length], training.model, measure_every=None):
-                alone = [training.step(_BATCH, length) for _ in range(_STEPS_A_TURN)]
+            with pooch.apply(own[length], training.model, measure_every=None) as run:
+                alone = [training.step(_BATCH, length, run.step) for _ in range(_STEPS_A_TURN)]
             found[length].append([mine[-1].cpu_ms, alone[-1].cpu_ms])
     return found
 

@@ -130,7 +130,7 @@ def measure(name: str, method: str, budget: float, turns: int) -> Cell:
             plan = pooch.plan(profile, int(budget), region="step", time_limit_s=PLANNING_TIME_LIMIT_S)
         except InfeasibleBudget as error:
             return Cell(name, method, budget, str(error), time.perf_counter() - begin_s)
-        predicted_ratio = plan.predicted_step_ms / plan.predicted_in_core_ms
+        predicted_ratio = plan.predicted_step_ms / plan.in_core_step_ms
         run = pooch.apply(plan, workload.model, measure_every=None)
         way, plain = run.forward_region, run.paused
         del profile

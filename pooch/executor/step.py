@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..torchtools.recurrent_dropout import InitialisationWatch
 from ..torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
 from .actions import StepActions
 from .online import OnlineStep
-from .online.record import OnlineHandle
+from .online.record import KeptTensor, OnlineHandle
 from .records import PackedRecord, Record, changed_in_place, pack_kept
 from .replay import record_call
 
@@ -61,6 +62,9 @@ class PlannedStep:
         self._next = 0
         self._initialisation = InitialisationWatch()
         self.op = threading.Lock()  # held from before an op until its results are known
+        self._kept: list[weakref.ref[KeptTensor]] = []
+        if online is not None:
+            online.evictor.keeps(self)
         self.on_read: Callable[[], None] | None = None  # called once, at the first read of a saved tensor
 
     # The forward pass -------------------------------------------------------------------------------------------
@@ -202,6 +206,8 @@ class PlannedStep:
         self.stats.mismatches = 1
         self.restore()
         if self.online is not None:
+            with self.online.evictor.lock, torch._C._DisableTorchDispatch():
+                self.let_kept_leave()
             self.online.evictor.take_over(self.actions)
         if self.on_mismatch == "follow":
             return
@@ -223,10 +229,15 @@ class PlannedStep:
         value = self.values.get(tensor.untyped_storage()._cdata)
         record = self.records.get(value) if value is not None else None
         if record is None:
-            if self.online is not None and value is not None and value >= 0:
+            if self.online is None or value is None or value < 0:
+                return pack_kept(tensor, value)
+            if not self.on_path:
                 with torch._C._DisableTorchDispatch():
                     return self.online.hold(tensor, value, self)
-            return pack_kept(tensor, value)
+            detached, version, _ = pack_kept(tensor, value)
+            kept = KeptTensor(detached, version, value)
+            self._kept.append(weakref.ref(kept))
+            return kept
         with torch._C._DisableTorchDispatch():  # not ops of the step
             return self.actions.hold(self, record, tensor)
 
@@ -242,6 +253,8 @@ class PlannedStep:
             if tensor._version != version:
                 raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
             return tensor  # type: ignore[no-any-return]
+        if type(packed) is KeptTensor:
+            return self._read_kept(packed)
         if type(packed) is OnlineHandle:
             assert self.online is not None
             if packed.record.value in self.table.anchor_of:
@@ -254,6 +267,30 @@ class PlannedStep:
                 return self._read_beside(packed) if self.arena.is_beside() else self._read(packed)
         assert isinstance(packed, torch.Tensor)
         return packed
+
+    def _read_kept(self, packed: KeptTensor) -> torch.Tensor:
+        assert self.online is not None
+        self.online.evictor.hold()
+        if packed.value in self.table.anchor_of:
+            self._before_read(packed.value)
+        tensor = packed.tensor  # it may have been given a handle just now
+        if tensor is None:
+            assert packed.handle is not None
+            return self.online.read(packed.handle)
+        if tensor._version != packed.version:
+            raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
+        return tensor
+
+    def let_kept_leave(self) -> None:
+        """Let what the plan keeps leave as well, unless it was written over. The caller holds the evictor's lock."""
+        assert self.online is not None
+        kept, self._kept = self._kept, []
+        for each in [reference() for reference in kept]:
+            if each is None or each.tensor is None or each.tensor._version != each.version:
+                continue
+            if self.values.get(storage_key(each.tensor)) == each.value:
+                each.handle = self.online.hold(each.tensor, each.value, self)
+                each.tensor = None
 
     def _read(self, packed: PackedRecord[Record]) -> torch.Tensor:
         self._before_read(packed.record.value)

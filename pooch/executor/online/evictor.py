@@ -24,6 +24,7 @@ from .speed import CopySpeed
 
 if TYPE_CHECKING:
     from ..actions import StepActions
+    from ..step import PlannedStep
 
 _WRITE_AHEAD_SHARE = 0.5  # of what the step may use: from there on, the copy lane is kept busy
 _COPIES_AHEAD = 2
@@ -79,6 +80,7 @@ class Evictor:
         self.on_move: Callable[[str, OnlineRecord, int], None] | None = None
         self._asking = threading.local()
         self._planned: weakref.WeakSet[StepActions] = weakref.WeakSet()
+        self._keeping: weakref.WeakSet[PlannedStep] = weakref.WeakSet()
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
@@ -148,6 +150,10 @@ class Evictor:
         self._position = self._saves
         return self._saves
 
+    def keeps(self, step: PlannedStep) -> None:
+        """Ask a planned step, before anything leaves, to let what it keeps leave as well."""
+        self._keeping.add(step)
+
     def take_over(self, actions: StepActions) -> None:
         """Let the values of a planned step leave as well, since its schedule no longer holds."""
         self._planned.add(actions)
@@ -160,6 +166,9 @@ class Evictor:
             if missing_bytes <= 0:
                 return
         with self.lock:
+            with torch._C._DisableTorchDispatch():
+                for step in list(self._keeping):
+                    step.let_kept_leave()
             freed_bytes = self._finish_copies_ahead()
             if freed_bytes < missing_bytes:
                 spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))

@@ -71,4 +71,24 @@ class OnlineHandle(PackedRecord[OnlineRecord]):
             raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
 
 
+class KeptTensor:
+    """What autograd holds in place of a tensor that a plan keeps. It gets a handle if it has to leave after all.
+
+    A handle for each kept value of each step would double what following a plan costs.
+
+    Attributes:
+        tensor: The tensor, without its history; None once it has a handle.
+        version: Of the tensor when it was saved.
+        value: Id of the value in its step.
+        handle: The handle, or None.
+    """
+
+    __slots__ = ("__weakref__", "handle", "tensor", "value", "version")
+
+    def __init__(self, tensor: torch.Tensor, version: int, value: int) -> None:
+        self.tensor: torch.Tensor | None = tensor
+        self.version, self.value = version, value
+        self.handle: OnlineHandle | None = None
+
+
 use_count = torch._C._storage_Use_Count
