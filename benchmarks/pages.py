@@ -87,7 +87,6 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "arena faults": more_table("arena-cpu", 0),
         "arena times": more_table("arena-cpu", 1),
         "arena served": more_table("arena-cpu", 2),
-        "arena predicted": more_table("arena-cpu", 3),
         "arena limits": more_table("arena-cpu", 4),
         "arena drift": more_table("arena-cpu", 5),
     },
