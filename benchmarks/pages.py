@@ -117,6 +117,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     },
     "docs/packing.md": {
         "layouts": table("layouts"),
+        "predicted arenas": table("predicted-arenas"),
         "packing": table("packing"),
     },
     "docs/planner.md": {
