@@ -132,7 +132,6 @@ class Skyline {
   };
   using Entry = std::pair<std::pair<Bytes, int>, int>;
 
-
   struct Node {  // of the blocks without a place
     Bytes key;  // the highest
     int upper;  // the first end
