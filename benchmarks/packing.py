@@ -2,7 +2,7 @@
 
     python -m benchmarks.packing FOLDER [--seconds 2 10 30] [--peer-seconds 10] [--peer-python PYTHON] [--output DIR]
 
-FOLDER holds CSV files with the columns id, lower, upper, size[, alignment]. Two instances of 18,692 blocks that the
+FOLDER holds CSV files with the columns id, lower, upper, size[, alignment]. Four instances of 18,692 blocks that the
 benchmark makes itself come on top. OmniMalloc is measured beside ours if PYTHON (default: this interpreter) can import
 it (`pip install omnimalloc`); its layouts are verified by our verifier. All seconds are CPU seconds of one thread.
 """
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.packing_instances import random_blocks, training_step
+from benchmarks.packing_instances import even_blocks, random_blocks, training_step, uneven_blocks
 from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.packing import Block, Layout, bound_of, pack, verify
 from pooch.packing.files import load_blocks
@@ -58,6 +58,8 @@ def instances_in(folder: Path) -> dict[str, list[Block]]:
     found = {path.stem: load_blocks(path) for path in sorted(folder.glob("*.csv"))}
     found[f"made: training step, {LARGE}"] = training_step(LARGE // 6 + 1, per_layer=3, seed=1)[:LARGE]
     found[f"made: random lifetimes, {LARGE}"] = random_blocks(LARGE, times=4000)
+    found[f"made: even sizes and lifetimes, {LARGE}"] = even_blocks(LARGE)
+    found[f"made: log-normal sizes, {LARGE}"] = uneven_blocks(LARGE)
     return found
 
 

@@ -34,3 +34,21 @@ def random_blocks(count: int, *, seed: int = 0, times: int = 60, aligned: bool =
         upper = lower + 1 + int(draw.expovariate(6 / times))
         found.append(Block(lower, upper, draw.randint(1, 100), draw.choice((1, 4, 16)) if aligned else 1))
     return found
+
+
+def uneven_blocks(count: int, *, seed: int = 0, times: int = 4000) -> list[Block]:
+    """Blocks of any lifetimes with log-normal sizes: a few are a hundred times as large as most."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        lower = draw.randrange(times)
+        upper = lower + 1 + int(draw.expovariate(6 / times))
+        found.append(Block(lower, upper, 512 * max(1, int(draw.lognormvariate(5, 1.5)))))
+    return found
+
+
+def even_blocks(count: int, *, seed: int = 0, times: int = 4000) -> list[Block]:
+    """Blocks with sizes and lifetimes that are drawn evenly, up to 1 MB and a third of all times."""
+    draw = random.Random(seed)
+    begins = [draw.randrange(times) for _ in range(count)]
+    return [Block(lower, lower + draw.randint(1, times // 3), draw.randint(1, 10**6)) for lower in begins]

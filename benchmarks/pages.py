@@ -118,6 +118,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     "docs/packing.md": {
         "layouts": table("layouts"),
         "predicted arenas": table("predicted-arenas"),
+        "layouts-inference": table("layouts-inference"),
         "packing": table("packing"),
     },
     "docs/planner.md": {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.command("pack")
 @click.argument("path", metavar="FILE.csv|PLAN.json|P.json", type=PATH)
 @click.option("--profile", "profile_path", type=PATH, metavar="P.json", help="The profile that the plan was made for.")
+@click.option("--inference", is_flag=True, help="Of a profile: the forward pass alone, without gradients.")
 @click.option("--policy", type=click.Choice(list(POLICIES)), default="ours", show_default=True, help="How to pack.")
 @click.option(
     "--time-limit",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 def command(
     path: Path,
     profile_path: Path | None,
+    inference: bool,
     policy: str,
     time_limit_s: float,
     seed: int,
@@ -54,13 +56,16 @@ def command(
     before upper; blocks that live at the same time do not overlap.
 
     PLAN.json is a plan: the blocks of its step are predicted from its schedule, with those of gradients, temporaries
-    and replays. It needs --profile. P.json is a profile: the blocks are those of the step without a plan.
+    and replays. It needs --profile. P.json is a profile: the blocks are those of the step without a plan, or with
+    --inference of its forward pass under torch.no_grad.
     """
     if path.suffix.lower() == ".json":
         if seed:
             raise UsageError("--seed is for CSV files: leave it out")
-        _pack_step(path, profile_path, policy, time_limit_s, output, plot, as_json)
+        _pack_step(path, profile_path, inference, policy, time_limit_s, output, plot, as_json)
         return
+    if inference:
+        raise UsageError(f"{path} is no profile: --inference goes with a profile, a file that ends in .json")
     if profile_path is not None:
         raise UsageError(f"{path} is no plan: --profile goes with a plan, a file that ends in .json")
     blocks = load_blocks(path)
@@ -85,6 +90,7 @@ def command(
 def _pack_step(
     path: Path,
     profile_path: Path | None,
+    inference: bool,
     policy: str,
     time_limit_s: float,
     output: Path | None,
@@ -95,6 +101,8 @@ def _pack_step(
     from ..report.summaries import layout_record
 
     profile, plan = _documents(path, profile_path)
+    if inference:
+        profile = _inference_of(path, profile, plan)
     started_s = time.process_time()
     packed = layout_of(profile, plan, policy=policy, time_limit_s=time_limit_s)
     seconds = time.process_time() - started_s
@@ -121,6 +129,14 @@ def _pack_step(
     if fits is False:
         click.echo("  `pooch plan --bound arena` makes a plan whose arena fits")
     print_written(output, plot)
+
+
+def _inference_of(path: Path, profile: Profile, plan: Plan | None) -> Profile:
+    from ..analysis.inference import inference_of
+
+    if plan is not None:
+        raise UsageError(f"{path} is a plan for a training step: give its profile with --inference")
+    return inference_of(profile)
 
 
 def _documents(path: Path, profile_path: Path | None) -> tuple[Profile, Plan | None]:

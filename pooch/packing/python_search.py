@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _DECODES = 30  # of one round of the search over orders, fewer if blocks are many
 _PLACEMENTS = 15_000  # in one round of the search over orders, about
+_MANY_BLOCKS = 3000  # of so many, each round draws one more weighing: moves gain little then
 _LOOKS = 1000  # at neighbours, per block, of one round of ejections
 _MOST_LOOKS = 2_000_000
 _STALE_ROUNDS = 60  # without a better order, after which the search starts again
@@ -160,8 +162,28 @@ class _Segment:
     is_there: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Weighing:
+    """How a skyline weighs times: those at which the least room is left count most.
+
+    Attributes:
+        width: in thousandths of the bytes without a place: what is so far below the fullest time counts least.
+        floor: weight of the times that count least; that of the fullest is 1024 more.
+        parts: how often the times are weighed.
+    """
+
+    width: int
+    floor: int
+    parts: int
+
+    @classmethod
+    def drawn(cls, random: _Random) -> _Weighing:
+        width, floor = 40 + random.below(81), 5 + random.below(36)
+        return cls(width, floor, 100 + random.below(301))
+
+
 class _Skyline:
-    """Best fit on a skyline: the lowest segment takes the first unplaced block of the order that lives within it."""
+    """Best fit on a skyline: the lowest segment takes the unplaced block of the highest key that lives within it."""
 
     def __init__(self, blocks: _Blocks) -> None:
         self._in = blocks
@@ -171,15 +193,39 @@ class _Skyline:
         self._by_lower = by_lower
 
     def decode(self, order: Sequence[int], stop: int | None) -> tuple[int, list[int]] | None:
-        """Return the height and the offsets, or None once the height reaches `stop`."""
-        blocks = self._in
-        self._rank = [0] * blocks.n
+        """Return the height and the offsets, or None once the height reaches `stop`. The first block comes first."""
+        self._begin()
+        self._key = [0] * self._in.n
         for rank, block in enumerate(order):
-            self._rank[block] = rank
+            self._key[block] = self._in.n - rank
+        return self._run(stop, lambda block: None)
+
+    def decode_weighing(self, weighing: _Weighing, stop: int | None) -> tuple[int, list[int], list[int]] | None:
+        """Decode with keys by the weight of the times at which a block lives.
+
+        Returns the order in which blocks were placed on top; it gives the same layout in `decode`.
+        """
+        self._begin()
+        blocks, order = self._in, list[int]()
+        part = max(1, blocks.n // weighing.parts)
+        self._weigh(weighing)
+
+        def placed(block: int) -> None:
+            order.append(block)
+            if len(order) % part == 0 and len(order) < blocks.n:
+                self._weigh(weighing)
+
+        found = self._run(stop, placed)
+        return None if found is None else (*found, order)
+
+    def _begin(self) -> None:
         self._unplaced = [list(each) for each in self._by_lower]
         self._queue: list[tuple[int, int, int, _Segment]] = []
         self._pushed = 0
-        self._push(_Segment(0, blocks.n_times - 1, 0))
+        self._push(_Segment(0, self._in.n_times - 1, 0))
+
+    def _run(self, stop: int | None, placed: Callable[[int], None]) -> tuple[int, list[int]] | None:
+        blocks = self._in
         offsets, height, left = [0] * blocks.n, 0, blocks.n
         while left:
             key_height, key_start, _, segment = heapq.heappop(self._queue)
@@ -198,16 +244,37 @@ class _Skyline:
             self._unplaced[blocks.lower[block]].remove(block)
             self._put(segment, block, top)
             left -= 1
+            placed(block)
         return height, offsets
+
+    def _weigh(self, weighing: _Weighing) -> None:
+        blocks = self._in
+        changes, heights = [0] * (blocks.n_times + 1), [0] * blocks.n_times
+        for block in (block for beginning in self._unplaced for block in beginning):
+            changes[blocks.lower[block]] += blocks.size[block]
+            changes[blocks.upper[block]] -= blocks.size[block]
+        waiting_bytes = list(accumulate(changes))[:-1]
+        for _, _, _, each in self._queue:
+            if each.is_there:
+                heights[each.start : each.end] = [each.height] * (each.end - each.start)
+        fullest = max(height + bytes_ for height, bytes_ in zip(heights, waiting_bytes, strict=True) if bytes_)
+        fullest = max(fullest, blocks.bound)
+        width = max(1, int(float(max(waiting_bytes)) * float(weighing.width) / 1000.0))
+        sums = [0]
+        for height, bytes_ in zip(heights, waiting_bytes, strict=True):
+            within = height + bytes_ - (fullest - width)
+            weight = int(1024.0 * float(within) / float(width)) if bytes_ > 0 and within > 0 else 0
+            sums.append(sums[-1] + weighing.floor + weight)
+        self._key = [sums[blocks.upper[block]] - sums[blocks.lower[block]] for block in range(blocks.n)]
 
     def _push(self, segment: _Segment) -> None:
         self._pushed += 1  # so that segments are never compared
         heapq.heappush(self._queue, (segment.height, segment.start, self._pushed, segment))
 
     def _first_within(self, segment: _Segment) -> int | None:
-        rank, upper, end = self._rank, self._in.upper, segment.end
+        upper, end = self._in.upper, segment.end
         inside = [b for beginning in self._unplaced[segment.start : end] for b in beginning if upper[b] <= end]
-        return min(inside, key=rank.__getitem__, default=None)
+        return max(inside, key=self._key.__getitem__, default=None)  # the first of several
 
     def _lift(self, segment: _Segment) -> None:
         before, after = segment.before, segment.after
@@ -253,7 +320,10 @@ class _Skyline:
 
 
 class _OrderSearch:
-    """Local search over the decoder's orders: blocks are moved, rather those that end above the bound."""
+    """Local search over the decoder's orders: blocks are moved, rather those that end above the bound.
+
+    Each round begins with skylines that weigh times, and goes on from one that is better.
+    """
 
     def __init__(self, blocks: _Blocks, orders: Sequence[list[int]], best: _Best) -> None:
         self._in, self._skyline, self._orders, self._best = blocks, _Skyline(blocks), orders, best
@@ -269,8 +339,15 @@ class _OrderSearch:
         self._stale_rounds = 0
 
     def round(self, random: _Random) -> None:
-        is_better = False
-        for _ in range(min(max(_PLACEMENTS // self._in.n, 1), _DECODES)):
+        before = self._height
+        for _ in range(1 + self._in.n // _MANY_BLOCKS):
+            if self._best.arena <= self._in.bound or self._in.is_late():
+                break
+            drawn = self._skyline.decode_weighing(_Weighing.drawn(random), self._height)
+            if drawn is not None:
+                self._take(*drawn[:2])
+                self._order = drawn[2]
+        for _ in range(min(_PLACEMENTS // self._in.n, _DECODES)):
             if self._best.arena <= self._in.bound or self._in.is_late():
                 break
             tried = list(self._order)
@@ -278,10 +355,9 @@ class _OrderSearch:
                 self._move_one(tried, random)
             found = self._skyline.decode(tried, self._height + 1)
             if found is not None:
-                is_better = is_better or found[0] < self._height
                 self._take(*found)
                 self._order = tried
-        self._stale_rounds = 0 if is_better else self._stale_rounds + 1
+        self._stale_rounds = 0 if self._height < before else self._stale_rounds + 1
         if self._stale_rounds >= _STALE_ROUNDS:
             self._stale_rounds = 0
             self._order = self._orders[random.below(len(self._orders))]

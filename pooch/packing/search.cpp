@@ -21,6 +21,7 @@ using Order = std::vector<int>;
 constexpr Bytes kNoStop = std::numeric_limits<Bytes>::max();
 constexpr int kDecodes = 30;                // of one round of the search over orders, fewer if blocks are many
 constexpr int kPlacements = 15000;          // in one round of the search over orders, about
+constexpr int kManyBlocks = 3000;           // of so many, each round draws one more weighing: moves gain little then
 constexpr std::int64_t kLooks = 1000;       // at neighbours, per block, of one round of ejections
 constexpr std::int64_t kMostLooks = 2000000;
 constexpr int kStaleRounds = 60;            // without a better order, after which the search starts again
@@ -72,18 +73,81 @@ struct Best {
   std::vector<Bytes> offsets;
 };
 
-// Best fit on a skyline: the lowest segment takes the first unplaced block of the order that lives within it.
+// How a skyline weighs times: those at which the least room is left count most.
+struct Weighing {
+  std::int64_t width;  // in thousandths of the bytes without a place: what is so far below the fullest time counts least
+  std::int64_t floor;  // weight of the times that count least; that of the fullest is 1024 more
+  std::int64_t parts;  // how often the times are weighed
+
+  static Weighing drawn(Random& random) {
+    const std::int64_t width = 40 + random.below(81), floor = 5 + random.below(36);
+    return {width, floor, 100 + random.below(301)};
+  }
+};
+
+// Best fit on a skyline: the lowest segment takes the unplaced block of the highest key that lives within it.
 class Skyline {
  public:
   explicit Skyline(const Instance& instance)
-      : in_(instance), starts_(instance.n_times + 1), sorted_(instance.n), slot_(instance.n), rank_(instance.n) {
+      : in_(instance), starts_(instance.n_times + 1), sorted_(instance.n), slot_(instance.n), key_(instance.n) {
     for (int block = 0; block < in_.n; ++block) ++starts_[in_.lower[block] + 1];
     std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
+    std::vector<int> next(starts_.begin(), starts_.end() - 1);
+    for (int block = 0; block < in_.n; ++block) {
+      slot_[block] = next[in_.lower[block]]++;
+      sorted_[slot_[block]] = block;
+    }
+    while (leaves_ < in_.n) leaves_ *= 2;
+    nodes_.resize(2 * leaves_);
   }
 
+  // Keys by the order, the first block having the highest.
   // Returns the height of the arena, or the first height of at least `stop` that it met.
   Bytes decode(const Order& order, Bytes stop, std::vector<Bytes>& offsets) {
-    prepare(order);
+    begin();
+    for (int k = 0; k < in_.n; ++k) key_[order[k]] = in_.n - k;
+    plant();
+    return run(stop, offsets, [](int) {});
+  }
+
+  // Keys by the weight of the times at which a block lives. The order in which the blocks were placed gives the same
+  // layout in `decode`.
+  Bytes decode(const Weighing& weighing, Bytes stop, std::vector<Bytes>& offsets, Order& order) {
+    begin();
+    order.clear();
+    const int part = std::max<int>(1, in_.n / static_cast<int>(weighing.parts));
+    weigh(weighing);
+    return run(stop, offsets, [&](int block) {
+      order.push_back(block);
+      if (order.size() % part == 0 && static_cast<int>(order.size()) < in_.n) weigh(weighing);
+    });
+  }
+
+ private:
+  struct Segment {
+    int from, to;
+    Bytes height;
+    int before, after;
+    bool is_there;
+  };
+  using Entry = std::pair<std::pair<Bytes, int>, int>;
+
+  struct Node {  // of the blocks without a place
+    Bytes key;  // the highest
+    int upper;  // the first end
+  };
+
+  static constexpr Node kNone{-1, std::numeric_limits<int>::max()};
+
+  void begin() {
+    is_placed_.assign(in_.n, false);
+    segments_.assign(1, Segment{0, in_.n_times - 1, 0, -1, -1, true});
+    queue_ = {};
+    queue_.push({{0, 0}, 0});
+  }
+
+  template <typename Placed>
+  Bytes run(Bytes stop, std::vector<Bytes>& offsets, Placed placed) {
     Bytes height = 0;
     for (int left = in_.n; left > 0;) {
       const auto [key, index] = queue_.top();
@@ -99,53 +163,87 @@ class Skyline {
       const Bytes top = offsets[block] + in_.size[block];
       height = std::max(height, top);
       if (height >= stop) return height;
-      unplaced_[slot_[block]] = slot_[block] + 1;
+      take_out(block);
       put(index, block, top);
       --left;
+      placed(block);
     }
     return height;
   }
 
- private:
-  struct Segment {
-    int from, to;
-    Bytes height;
-    int before, after;
-    bool is_there;
+  void weigh(const Weighing& weighing) {
+    waiting_bytes_.assign(in_.n_times + 1, 0);
+    heights_.assign(in_.n_times, 0);
+    for (int block = 0; block < in_.n; ++block) {
+      if (is_placed_[block]) continue;
+      waiting_bytes_[in_.lower[block]] += in_.size[block];
+      waiting_bytes_[in_.upper[block]] -= in_.size[block];
+    }
+    std::partial_sum(waiting_bytes_.begin(), waiting_bytes_.end(), waiting_bytes_.begin());
+    for (const Segment& each : segments_) {
+      if (each.is_there) std::fill(heights_.begin() + each.from, heights_.begin() + each.to, each.height);
+    }
+    Bytes fullest = in_.bound, most_waiting = 0;
+    for (int t = 0; t < in_.n_times; ++t) {
+      if (waiting_bytes_[t] == 0) continue;
+      fullest = std::max(fullest, heights_[t] + waiting_bytes_[t]);
+      most_waiting = std::max(most_waiting, waiting_bytes_[t]);
+    }
+    const double share = static_cast<double>(most_waiting) * static_cast<double>(weighing.width) / 1000.0;
+    const Bytes width = std::max<Bytes>(1, static_cast<Bytes>(share));
+    sums_.assign(in_.n_times + 1, 0);
+    for (int t = 0; t < in_.n_times; ++t) {
+      const Bytes within = heights_[t] + waiting_bytes_[t] - (fullest - width);
+      const double weight = 1024.0 * static_cast<double>(within) / static_cast<double>(width);
+      const bool counts = waiting_bytes_[t] > 0 && within > 0;
+      sums_[t + 1] = sums_[t] + weighing.floor + (counts ? static_cast<std::int64_t>(weight) : 0);
+    }
+    for (int block = 0; block < in_.n; ++block) key_[block] = sums_[in_.upper[block]] - sums_[in_.lower[block]];
+    plant();
+  }
+
+  void plant() {
+    for (int slot = 0; slot < leaves_; ++slot) nodes_[leaves_ + slot] = slot < in_.n ? leaf(sorted_[slot]) : kNone;
+    for (int node = leaves_ - 1; node > 0; --node) nodes_[node] = joined(node);
+  }
+
+  Node leaf(int block) const { return is_placed_[block] ? kNone : Node{key_[block], in_.upper[block]}; }
+
+  Node joined(int node) const {
+    const Node &left = nodes_[2 * node], &right = nodes_[2 * node + 1];
+    return {std::max(left.key, right.key), std::min(left.upper, right.upper)};
+  }
+
+  void take_out(int block) {
+    is_placed_[block] = true;
+    int node = leaves_ + slot_[block];
+    nodes_[node] = kNone;
+    for (node /= 2; node > 0; node /= 2) nodes_[node] = joined(node);
+  }
+
+  // The highest key, and of several the first slot; -1 if none lives within the segment.
+  int first_within(const Segment& segment) const {
+    Found found{segment.to, starts_[segment.from], starts_[segment.to], -1, -1};
+    look(1, 0, leaves_, found);
+    return found.slot < 0 ? -1 : sorted_[found.slot];
+  }
+
+  struct Found {
+    int latest, from_slot, end_slot;
+    int slot;
+    Bytes key;
   };
-  using Entry = std::pair<std::pair<Bytes, int>, int>;
 
-  void prepare(const Order& order) {
-    std::vector<int> next(starts_.begin(), starts_.end() - 1);
-    for (int k = 0; k < in_.n; ++k) {
-      const int block = order[k];
-      rank_[block] = k;
-      slot_[block] = next[in_.lower[block]]++;
-      sorted_[slot_[block]] = block;
+  void look(int node, int from_slot, int n_slots, Found& found) const {
+    if (nodes_[node].upper > found.latest || nodes_[node].key <= found.key) return;
+    if (from_slot >= found.end_slot || from_slot + n_slots <= found.from_slot) return;
+    if (n_slots == 1) {
+      found.slot = from_slot;
+      found.key = nodes_[node].key;
+      return;
     }
-    unplaced_.resize(in_.n + 1);
-    std::iota(unplaced_.begin(), unplaced_.end(), 0);
-    segments_.assign(1, Segment{0, in_.n_times - 1, 0, -1, -1, true});
-    queue_ = {};
-    queue_.push({{0, 0}, 0});
-  }
-
-  int next_unplaced(int slot) {
-    while (unplaced_[slot] != slot) {
-      unplaced_[slot] = unplaced_[unplaced_[slot]];
-      slot = unplaced_[slot];
-    }
-    return slot;
-  }
-
-  int first_within(const Segment& segment) {
-    int first = -1;
-    const int end = starts_[segment.to];
-    for (int slot = next_unplaced(starts_[segment.from]); slot < end; slot = next_unplaced(slot + 1)) {
-      const int block = sorted_[slot];
-      if (in_.upper[block] <= segment.to && (first < 0 || rank_[block] < rank_[first])) first = block;
-    }
-    return first;
+    look(2 * node, from_slot, n_slots / 2, found);
+    look(2 * node + 1, from_slot + n_slots / 2, n_slots / 2, found);
   }
 
   void lift(int index) {
@@ -202,16 +300,21 @@ class Skyline {
   }
 
   const Instance& in_;
-  std::vector<int> starts_;    // starts_[t]: how many blocks begin before time t
-  std::vector<int> sorted_;    // blocks by the beginning of their lifetimes
-  std::vector<int> slot_;      // where in sorted_ a block is
-  std::vector<int> unplaced_;  // union-find: the first slot from here on whose block has no place
-  std::vector<int> rank_;
+  std::vector<int> starts_;  // starts_[t]: how many blocks begin before time t
+  std::vector<int> sorted_;  // blocks by the beginning of their lifetimes
+  std::vector<int> slot_;    // where in sorted_ a block is
+  std::vector<Bytes> key_;
+  int leaves_ = 1;
+  std::vector<Node> nodes_;  // a tree over the slots, its root at 1
+  std::vector<char> is_placed_;
+  std::vector<Bytes> waiting_bytes_, heights_;  // by time: of blocks without a place, and of those with one
+  std::vector<std::int64_t> sums_;              // weights of the times before each
   std::vector<Segment> segments_;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> queue_;
 };
 
 // Local search over the decoder's orders: blocks are moved within the order, rather those that end above the bound.
+// Each round begins with skylines that weigh times, and goes on from one that is better.
 class OrderSearch {
  public:
   OrderSearch(const Instance& instance, std::vector<Order> orders, Best& best)
@@ -232,18 +335,23 @@ class OrderSearch {
   }
 
   void round(Random& random) {
-    bool is_better = false;
-    const int decodes = std::clamp(kPlacements / in_.n, 1, kDecodes);
+    const Bytes before = height_;
+    for (int k = in_.n / kManyBlocks; k >= 0 && best_.arena > in_.bound && !in_.is_late(); --k) {
+      const Bytes height = skyline_.decode(Weighing::drawn(random), height_, offsets_, tried_);
+      if (height >= height_) continue;
+      take(height);
+      order_.swap(tried_);
+    }
+    const int decodes = std::min(kPlacements / in_.n, kDecodes);
     for (int k = 0; k < decodes && best_.arena > in_.bound && !in_.is_late(); ++k) {
       tried_ = order_;
       for (std::int64_t moves = 1 + random.below(3); moves > 0; --moves) move_one(random);
       const Bytes height = skyline_.decode(tried_, height_ + 1, offsets_);
       if (height > height_) continue;
-      is_better |= height < height_;
       take(height);
       order_.swap(tried_);
     }
-    stale_rounds_ = is_better ? 0 : stale_rounds_ + 1;
+    stale_rounds_ = height_ < before ? 0 : stale_rounds_ + 1;
     if (stale_rounds_ < kStaleRounds) return;
     stale_rounds_ = 0;
     order_ = orders_[random.below(static_cast<std::int64_t>(orders_.size()))];

@@ -30,7 +30,7 @@ def test_the_instances_of_our_own_are_the_same_every_time(tmp_path: Path) -> Non
     (tmp_path / "a.csv").write_text("id,lower,upper,size\n1,0,2,3\n")
     first, again = instances_in(tmp_path), instances_in(tmp_path)
     assert first == again
-    assert [len(blocks) for blocks in first.values()] == [1, LARGE, LARGE]
+    assert [len(blocks) for blocks in first.values()] == [1, LARGE, LARGE, LARGE, LARGE]
 
 
 def test_an_instance_is_measured_into_a_row() -> None:

@@ -66,6 +66,19 @@ def test_profiled_planned_and_run(pooch_command: Command, model: Path, tmp_path:
     assert "of the largest output (tolerance: 1e-04)" in line
 
 
+def test_its_forward_pass_without_gradients_is_packed(pooch_command: Command, model: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "p.json"
+    options = ("--batch-size", 32, "--mode", "fake", "-o", profile)
+    assert pooch_command("profile", model, *options).code == 0
+    outcome = pooch_command("pack", profile, "--inference", "--json")
+    assert outcome.code == 0, outcome.error
+    answer = json.loads(outcome.out)
+    layer_bytes = 4 * 32 * 64
+    assert answer["bound_bytes"] == 2 * layer_bytes, "what a layer reads and what it makes, of all layers"
+    assert answer["arena_bytes"] == answer["bound_bytes"]
+    assert answer["verified"] is True
+
+
 def test_an_export_that_differs_is_an_error(
     pooch_command: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

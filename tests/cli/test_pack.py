@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.packing_instances import training_step
 from pooch import plan
+from pooch.analysis.inference import inference_of
 from pooch.ir import Plan, Profile
 from pooch.packing import POLICIES, Layout, verify
 from pooch.packing.files import load_blocks
@@ -129,6 +130,16 @@ def test_a_profile_is_packed_by_itself(pooch_command: Command, step_paths: tuple
     assert answer["fits"] is None
 
 
+def test_a_forward_pass_without_gradients_is_packed(pooch_command: Command, step_paths: tuple[Path, Path]) -> None:
+    outcome = pooch_command("pack", step_paths[0], "--inference", "--policy", "sekiyama", "--json")
+    assert outcome.code == 0, outcome.error
+    answer = json.loads(outcome.out)
+    expected = inference_of(Profile.load(step_paths[0]))
+    assert answer["bound_bytes"] + answer["outside_bytes"] == expected.peak_bytes
+    assert expected.peak_bytes < Profile.load(step_paths[0]).peak_bytes
+    assert answer["verified"] is True
+
+
 def test_the_picture_of_a_plan_has_its_colours(
     pooch_command: Command, step_paths: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -147,6 +158,8 @@ def test_bad_files_of_steps_get_one_line(pooch_command: Command, step_paths: tup
     for arguments, words in (
         ((plan_path,), "--profile"),
         ((profile_path, "--profile", profile_path), "leave out --profile"),
+        ((plan_path, "--profile", profile_path, "--inference"), "is a plan for a training step"),
+        ((profile_path.with_suffix(".csv"), "--inference"), "is no profile"),
         ((plan_path, "--profile", profile_path, "--seed", 3), "--seed"),
         ((plan_path, "--profile", plan_path), "pooch-plan"),
     ):

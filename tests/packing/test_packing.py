@@ -130,7 +130,7 @@ def test_the_search_improves_on_its_first_layout() -> None:
 
 
 def test_the_same_seed_gives_the_same_layout() -> None:
-    blocks = random_blocks(150, seed=3)
+    blocks = random_blocks(150, seed=4)
     layouts = [pack(blocks, max_rounds=4, seed=seed, time_limit_s=ROOMY_S) for seed in (1, 1, 2)]
     assert layouts[0] == layouts[1]
     assert layouts[0].offsets != layouts[2].offsets
@@ -306,3 +306,13 @@ def test_large_blocks_are_searched_first_and_small_ones_fill_the_rest() -> None:
     layout = pack(blocks, max_rounds=3, time_limit_s=ROOMY_S)
     verify(blocks, layout)
     assert layout == pack(blocks, max_rounds=3, time_limit_s=ROOMY_S)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_weighing_times_halves_what_skylines_leave_of_many_blocks(seed: int) -> None:
+    if not kernels().is_native:
+        pytest.skip("there is no C++ compiler")
+    blocks = random_blocks(1500, seed=seed, times=400)
+    first, later = (pack(blocks, max_rounds=rounds, time_limit_s=ROOMY_S) for rounds in (0, 1))
+    verify(blocks, later)
+    assert later.ratio - 1 < 0.65 * (first.ratio - 1)
