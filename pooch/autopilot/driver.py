@@ -237,8 +237,11 @@ class StepDriver:
             self.budget.step_was_recorded(profile.peak_bytes)
         elif running.decision == "record":
             self.library.not_recorded(running.key, running.known)
-        if isinstance(running.step, UnplannedStep) and running.step.is_faster_copied:
-            self.library.is_faster_copied(running.key)
+        if isinstance(running.step, UnplannedStep) and running.step.replays:
+            if self.evictor.missing_bytes:
+                self.library.is_leaner_copied(running.key)
+            elif running.step.is_faster_copied:
+                self.library.is_faster_copied(running.key)
         self._count(running, step_ms, peak_bytes)
         self._live.reset_peak()
 

@@ -86,6 +86,10 @@ class Library:
         """Note that recording the ops of an online step took longer than its replays gained over copies."""
         self._families[key.family].copied_steps = COPIED_STEPS
 
+    def is_leaner_copied(self, key: StepKey) -> None:
+        """Note that an online step passed the budget. A replay needs room for all that it reads, a copy for itself."""
+        self._families[key.family].copied_steps = _NEVER
+
     def _decision(self, key: StepKey, known: Known, start_bytes: int, budget_bytes: int | None) -> Decision:
         family = self._families.setdefault(key.family, Family())
         target_bytes = _target_bytes(known, budget_bytes)

@@ -78,7 +78,7 @@ class UnplannedStep:
     @property
     def is_faster_copied(self) -> bool:
         """Whether recording the step has taken longer than its replays have gained over copies."""
-        return self.replays and self._effort.recording_ms > self._effort.gained_ms
+        return self._effort.recording_ms > self._effort.gained_ms
 
     def around_call(self) -> AbstractContextManager[None]:
         """Do nothing: the program's own values never leave."""

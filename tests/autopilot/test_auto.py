@@ -243,14 +243,13 @@ def test_loops_are_those_without_it(name: str) -> None:
         assert summary.steps_over_budget == 0
 
 
-@pytest.mark.parametrize("copies_are_slow", [False, True])
-def test_ops_are_only_looked_at_where_replays_gain_more(copies_are_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies_cost(monkeypatch, 1e9 if copies_are_slow else 1e-9)
-    looked: list[bool] = []
+def ways_of_online_steps(monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> list[bool]:
+    """Train under a budget, compare with plain training, and return of each online step whether it could replay."""
+    could_replay: list[bool] = []
     new_step = UnplannedStep.__init__
 
     def noted(self: UnplannedStep, evictor: Evictor, *, replays: bool = True) -> None:
-        looked.append(replays)
+        could_replay.append(replays)
         new_step(self, evictor, replays=replays)
 
     monkeypatch.setattr(UnplannedStep, "__init__", noted)
@@ -259,14 +258,29 @@ def test_ops_are_only_looked_at_where_replays_gain_more(copies_are_slow: bool, m
     plain = ragged(model)
     model = a_model()
     torch.manual_seed(2)
-    with under(model) as auto:
+    with under(model, budget_bytes) as auto:
         found = ragged(model)
     assert_same(plain, found)
-    assert auto.summary().steps_over_budget == 0
-    assert auto.summary().swapped_bytes if not copies_are_slow else auto.summary().recomputed_ops
-    assert looked[0]
-    assert looked[1:] == [copies_are_slow] * (len(looked) - 1)
-    assert len(looked) > 1
+    summary = auto.summary()
+    assert (summary.steps_over_budget > 0) == (budget_bytes < ENOUGH_BYTES)
+    assert summary.swapped_bytes or summary.recomputed_ops
+    assert len(could_replay) > 1
+    return could_replay
+
+
+@pytest.mark.parametrize("copies_are_slow", [False, True])
+def test_ops_are_only_looked_at_where_replays_gain_more(copies_are_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies_cost(monkeypatch, 1e9 if copies_are_slow else 1e-9)
+    first, *later = ways_of_online_steps(monkeypatch, ENOUGH_BYTES)
+    assert first
+    assert set(later) == {copies_are_slow}
+
+
+def test_where_the_budget_was_passed_nothing_is_replayed_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies_cost(monkeypatch, 1e9)
+    first, *later = ways_of_online_steps(monkeypatch, 1)
+    assert first
+    assert set(later) == {False}
 
 
 def test_a_share_of_the_first_step_becomes_the_budget() -> None:
