@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,9 @@ import torch
 
 from tests.chosen_device import chosen_device
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
+
+# A shell starts what runs in its background with interrupts ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_LIMIT_S = 1200
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used

@@ -131,5 +131,22 @@ def rounds_up_to_powers(device: torch.device) -> bool:
     return any(settings.get("roundup_power2_divisions", {}).values())
 
 
+def install_allocator(library: str, allocate: str, free: str, record_stream_address: int) -> None:
+    """Make functions of a library PyTorch's CUDA allocator, for the whole process.
+
+    Args:
+        library: Path of the library.
+        allocate: Name of the function that allocates.
+        free: Name of the function that frees.
+        record_stream_address: Address of the function that notes the use of a block by another stream.
+
+    Raises:
+        RuntimeError: Something has been allocated on a GPU already.
+    """
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(library, allocate, free)
+    allocator.allocator().set_record_stream_fn(record_stream_address)
+    torch.cuda.memory.change_current_allocator(allocator)
+
+
 def _index(device: torch.device) -> int:
     return device.index if device.index is not None else int(torch.cuda.current_device())

@@ -171,7 +171,7 @@ def test_an_unknown_policy(pooch_command: Command, profile_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "arguments", "told"),
     [
-        ("plan", ["--policy", "tflms", "--policy-option", "ub=3"], "it has n_tensors, lb"),
+        ("plan", ["--policy", "tflms", "--policy-option", "uc=3"], "it has n_tensors, lb"),
         ("plan", ["--policy", "tflms", "--policy-option", "lb"], "tflms.n_tensors=3"),
         ("plan", ["--policy-option", "tflms.lb=3"], "choose it with --policy"),
         ("compare", ["--policy-option", "lb=3"], "POLICY.lb=3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -10,8 +11,14 @@ from typing import Any
 import pytest
 
 from tests.children import child_environment
+from tests.simulated_cuda.mistakes import is_simulated
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+computes = is_simulated() and os.environ.get("SIMULATED_CUDA_NUMBERS") != "0"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not computes, reason="needs the simulated device, computing numbers"),
+]
 
 
 def trained(way: str) -> dict[str, Any]:

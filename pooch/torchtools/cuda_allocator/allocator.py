@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ... import native
 from ...errors import UsageError
 from ..cpu_allocator import ArenaCounters, RecordedStep
 from ..cpu_allocator.arena import Integers
+from ..cuda_only import install_allocator
 
 SOURCE = Path(__file__).with_name("cuda_arena.cpp")
 HEADERS = (Path(__file__).parents[1] / "placement.h",)
@@ -115,11 +115,10 @@ class CudaArena:
             UsageError: PyTorch has allocated on a GPU already, or its CUDA runtime is not found.
         """
         self.use(DeviceFunctions.of_runtime(_loaded_runtime()))
-        allocator = torch.cuda.memory.CUDAPluggableAllocator(str(self.path), "pooch_cuda_alloc", "pooch_cuda_free")
         address = ctypes.cast(self._functions["record_stream"], ctypes.c_void_p).value
-        allocator.allocator().set_record_stream_fn(address)
+        assert address is not None
         try:
-            torch.cuda.memory.change_current_allocator(allocator)
+            install_allocator(str(self.path), "pooch_cuda_alloc", "pooch_cuda_free", address)
         except RuntimeError as error:
             raise UsageError(
                 "the CUDA allocator can only be chosen before anything is allocated on a GPU: do it at the beginning"
