@@ -362,8 +362,9 @@ def is_counting() -> bool:
 
 
 @pytest.mark.parametrize("steps_before", [0, 1])
-def test_removing_it_within_a_step(steps_before: int) -> None:
+def test_removing_it_within_a_step(steps_before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is as before at once, and the step still ends as it would have."""
+    copies_cost(monkeypatch, 1e-9)  # what is replayed after the removal is not counted any longer
     model = a_model()
     with under(model) as auto:
         for _ in range(steps_before):
@@ -382,7 +383,7 @@ def test_removing_it_within_a_step(steps_before: int) -> None:
     torch.manual_seed(3)
     loss_of(model(rows(ROWS))).backward()
     assert all(map(torch.equal, found, [p.grad for p in model.parameters()]))
-    assert auto.summary().swapped_bytes or auto.summary().recomputed_ops
+    assert auto.summary().swapped_bytes
 
 
 def test_another_thread_cannot_remove_it_within_a_step() -> None:

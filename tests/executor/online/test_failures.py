@@ -113,6 +113,7 @@ def test_without_room_in_the_tier_values_are_replayed_or_stay() -> None:
 
 def test_the_host_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     real, host_bytes = Evictor.__init__, 40_000
+    copies_cost(monkeypatch, 1e-9)
     monkeypatch.setattr(Evictor, "__init__", lambda self, *arguments: real(self, *arguments, host_bytes))
     plain = run_plainly(STACK)
     seen = run_online(STACK, plain.peak_bytes // 2)
@@ -195,7 +196,7 @@ def test_of_ops_that_overlap_none_is_replayed(monkeypatch: pytest.MonkeyPatch) -
         del hidden
         evictor.make_room(2**40)
         loss.backward()
-        assert evictor.stats.swapped_out_bytes
+        assert evictor.stats.swapped_out_bytes or evictor.stats.recomputed_ops
         assert torch.equal(leaf.grad, expected.exp() + 2 * expected)
 
 
@@ -219,7 +220,7 @@ def test_nothing_is_left_after_a_step() -> None:
                 loss.backward()
             del loss
             model.zero_grad()
-            assert evictor.stats.swapped_out_bytes
+            assert evictor.stats.swapped_out_bytes or evictor.stats.recomputed_ops
             live.append(evictor.live.now())
         assert evictor._records == {}
         assert [each for each in found if each() is not None] == []

@@ -119,6 +119,6 @@ def test_a_planned_step_without_room_for_what_it_keeps_lets_it_go() -> None:
         following.close_forward()
         assert not following.left_plan
         loss.backward()
-        assert evictor.stats.swapped_out_bytes
+        assert evictor.stats.swapped_out_bytes or evictor.stats.recomputed_ops
         assert evictor.live.peak() <= evictor.budget_bytes + evictor.missing_bytes
     assert all(map(torch.equal, plain, [p.grad for p in model.parameters()]))
