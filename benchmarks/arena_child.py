@@ -10,8 +10,9 @@ import json
 import resource
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from benchmarks.resident import forget_highest_rss, status_bytes
 
 
 def prepare_allocator(name: str) -> None:
@@ -22,17 +23,6 @@ def prepare_allocator(name: str) -> None:
         assert keep_freed_memory()
     if "returned" in name:
         assert return_freed_memory()
-
-
-def status_bytes(name: str) -> int:
-    """One of the sizes in /proc/self/status."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
-    return 1024 * int(line.split()[1])
-
-
-def forget_highest_rss() -> None:
-    """Let the highest RSS begin at the present one."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 class Child:

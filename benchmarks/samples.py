@@ -19,6 +19,8 @@ from pooch.torchtools.accelerators import synchronize
 from pooch.torchtools.training_state import model_device
 
 if TYPE_CHECKING:
+    import torch
+
     from pooch.executor import Run
     from pooch.workloads import Workload
 
@@ -76,11 +78,15 @@ def spread(numbers: Iterable[float]) -> Spread | None:
 
 def step_cost(workload: Workload, run: Run | None) -> StepCost:
     """Time a forward and a backward pass, under a run if there is one; gradients are dropped before it."""
-    device = model_device(workload.model)
     workload.model.zero_grad(set_to_none=True)
+    return cost_of(lambda: forward_and_backward(workload, run), model_device(workload.model))
+
+
+def cost_of(step: Callable[[], object], device: torch.device) -> StepCost:
+    """Time a step on a device, from when nothing is pending there until all of it is done."""
     synchronize(device)
     before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    forward_and_backward(workload, run)
+    step()
     synchronize(device)
     wall_ms, after = (time.perf_counter() - start) * 1000, resource.getrusage(resource.RUSAGE_SELF)
     return StepCost(

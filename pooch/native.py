@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import hashlib
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 BUILD_LIMIT_S = 120
+
+Signatures = Mapping[str, tuple[list[Any], Any]]
 
 
 class BuildError(Exception):
@@ -102,3 +106,20 @@ def _build(library: Path, inputs: Sequence[str], link_flags: Sequence[str]) -> N
         raise BuildError(f"{compiler[0]} failed: {first}") from error
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{compiler[0]} took more than {BUILD_LIMIT_S} s") from error
+
+
+def bound_functions(library: ctypes.CDLL, prefix: str, signatures: Signatures) -> dict[str, Any]:
+    """Return the functions `PREFIX_NAME` of a library, ready to be called, by name.
+
+    Args:
+        library: The loaded library.
+        prefix: What their names begin with.
+        signatures: Types of the arguments and of the result, by name.
+
+    Raises:
+        AttributeError: If the library lacks one.
+    """
+    found = {name: getattr(library, f"{prefix}_{name}") for name in signatures}
+    for name, (arguments, result) in signatures.items():
+        found[name].argtypes, found[name].restype = arguments, result
+    return found

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import resource
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +17,14 @@ import torch
 import pooch
 from benchmarks.peers.methods import ways
 from benchmarks.peers.workloads import WORKLOADS, PeerWorkload
-from benchmarks.samples import StepCost, take_turns
+from benchmarks.resident import forget_highest_rss, status_bytes
+from benchmarks.samples import StepCost, cost_of, take_turns
 from pooch.errors import InfeasibleBudget
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 
 WARM_STEPS = 3  # before anything is timed; the highest of their peaks counts
 PLANNING_TIME_LIMIT_S = 15.0
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,6 @@ class Cell:
     samples: tuple[dict[str, Any], ...] = ()
 
 
-def _resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _reset_highest_resident() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
 class _Steps:
     """Steps of a workload, each from the same random state."""
 
@@ -99,22 +88,23 @@ class _Steps:
         return self.allocator.peak_bytes()
 
     def cost(self, way: Callable[[], AbstractContextManager[Any]]) -> StepCost:
-        before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        self.run(way)
-        wall_ms, after = (time.perf_counter() - start) * 1000, resource.getrusage(resource.RUSAGE_SELF)
-        return StepCost(
-            wall_ms,
-            after.ru_utime - before.ru_utime,
-            after.ru_stime - before.ru_stime,
-            after.ru_minflt - before.ru_minflt,
-        )
+        return cost_of(lambda: self.run(way), _CPU)
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Inside, the forward pass is the workload's own, not the compiled one."""
+        compiled, self.forward = self.forward, self.workload.forward
+        try:
+            yield
+        finally:
+            self.forward = compiled
 
 
 def measure(name: str, method: str, budget: float, turns: int) -> Cell:
     """Measure one cell in this process."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
-    base_rss_bytes = _resident("VmRSS")
+    base_rss_bytes = status_bytes("VmRSS")
     allocator = counting_allocator()
     if isinstance(allocator, str) or not allocator.install():
         raise SystemExit(f"the counting allocator is needed here: {allocator}")
@@ -136,43 +126,23 @@ def measure(name: str, method: str, budget: float, turns: int) -> Cell:
         del profile
     elif method == "compile":
         torch._functorch.config.activation_memory_budget = budget  # type: ignore[attr-defined]
-        compiled = torch.compile(workload.forward)
-        eager = workload.forward
-        steps.forward = lambda: (compiled if steps_compiled[0] else eager)()
-        steps_compiled = [True]
-        way = nullcontext
+        steps.forward = torch.compile(workload.forward)
+        way, plain = nullcontext, steps.eager
         steps.run(way)
     else:
         way = ways(workload)[method]
     before_s = time.perf_counter() - begin_s
-    _reset_highest_resident() if method != "pooch" else None
-    whole_rss_bytes = _resident("VmHWM")
-    _reset_highest_resident()
+    whole_rss_bytes = status_bytes("VmHWM")
+    forget_highest_rss()
     peak_bytes = max(steps.peak_bytes(way) for _ in range(WARM_STEPS))
-    steps_rss_bytes = _resident("VmHWM")
+    steps_rss_bytes = status_bytes("VmHWM")
     bits = steps.bits(way)
-    if method == "compile":
-        plain = _eager(steps_compiled)
     same_bits = bits == steps.bits(plain)
     samples = take_turns({"plain": lambda: steps.cost(plain), method: lambda: steps.cost(way)}, turns)
     return Cell(
         name, method, budget, "", before_s, peak_bytes, max(whole_rss_bytes, steps_rss_bytes), steps_rss_bytes,
         base_rss_bytes, predicted_ratio, same_bits, tuple(samples),
     )  # fmt: skip
-
-
-def _eager(flag: list[bool]) -> Callable[[], AbstractContextManager[Any]]:
-    from contextlib import contextmanager
-
-    @contextmanager
-    def way() -> Any:
-        flag[0] = False
-        try:
-            yield
-        finally:
-            flag[0] = True
-
-    return way
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..packing import Block, Layout, pack, verify
 from ..torchtools.cpu_allocator import NO_PLACE, ArenaCounters, CountingAllocator, RecordedStep, counting_allocator
 from ..torchtools.cpu_allocator.arena_stats import ArenaState, ArenaStats
+from ..torchtools.malloc import trim_freed_memory
 from .blocks import blocks_of, common_step
 
 _in_use = threading.Lock()  # there is one arena in a process
@@ -176,7 +177,7 @@ class StepArena:
         numbers = list(blocks)
         offsets[numbers] = layout.offsets
         rooms[numbers] = [block.size_bytes for block in blocks.values()]
-        self._functions.trim()  # what steps without the arena left behind
+        trim_freed_memory()  # what steps without the arena left behind
         options = self._options
         if not self._functions.serve(
             step.sizes, offsets, rooms, layout.arena_bytes,

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from ..executor.online import Evictor
+from ..executor.online import Evictor, LiveBytes
 from ..executor.statistics import RunStats
 from ..profiler.live import is_profiling
 from .backward import BackwardWatch
 from .budget import HeldBudget
-from .counting import Counter, margin_bytes, raise_failure
+from .counting import margin_bytes
 from .governed import GovernedModels
 from .known import Known
 from .library import MOST_FAILURES, Library
@@ -57,7 +57,7 @@ class StepDriver:
         self,
         governed: GovernedModels,
         budget: HeldBudget,
-        live: Counter,
+        live: LiveBytes,
         evictor: Evictor,
         library: Library,
         remarks: Remarks,
@@ -180,7 +180,7 @@ class StepDriver:
     def _raise_failure(self) -> None:
         """Raise what could not be raised in the middle of an op, such as Ctrl-C, and end the step that is running."""
         try:
-            raise_failure(self._live)
+            self._live.raise_failure()
         except BaseException:
             if self._running is not None and self._running.is_of_this_thread:
                 self._abandon()

@@ -44,6 +44,9 @@ class LiveBytes(Protocol):
     def reset_peak(self) -> None:
         """Begin to look for the highest live bytes from now on."""
 
+    def recount(self) -> None:
+        """Count again what no allocation has told of."""
+
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
         """Ask for room before live bytes pass the budget, in threads that `ask`."""
 
@@ -52,6 +55,12 @@ class LiveBytes(Protocol):
 
     def let_go(self) -> None:
         """Have no room asked for from now on; counting goes on."""
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong while an allocation asked for room, in the middle of an op that could not raise it."""
+
+    def blind_ms(self) -> float | None:
+        """The longest time in ms between two counts, measured now. None if no byte comes and goes uncounted."""
 
     def close(self) -> None:
         """Stop counting."""
@@ -112,6 +121,14 @@ class CountedBytes:
         """Have no room asked for from now on; counting goes on."""
         self._allocator.lift_limit()
 
+    def raise_failure(self) -> None:
+        """Raise what went wrong while an allocation asked for room, in the middle of an op that could not raise it."""
+        self._allocator.raise_failure()
+
+    def blind_ms(self) -> float | None:
+        """Return None, since every allocation is counted."""
+        return None
+
     def close(self) -> None:
         """Stop counting."""
         if self._is_open:
@@ -165,6 +182,13 @@ class DeviceBytes:
 
     def let_go(self) -> None:
         """Do nothing."""
+
+    def raise_failure(self) -> None:
+        """Do nothing: room is made between ops, where errors are raised at once."""
+
+    def blind_ms(self) -> float | None:
+        """Return None, since the device counts every allocation."""
+        return None
 
     def close(self) -> None:
         """Do nothing."""
@@ -223,6 +247,15 @@ class WalkedBytes:
 
     def let_go(self) -> None:
         """Do nothing."""
+
+    def raise_failure(self) -> None:
+        """Do nothing: room is made between ops, where errors are raised at once."""
+
+    def blind_ms(self) -> float | None:
+        """The time of a walk, and of what may come between two of them."""
+        begin_s = time.perf_counter()
+        self.now()
+        return (1 + _TIMES_A_WALK) * (time.perf_counter() - begin_s) * 1000
 
     def close(self) -> None:
         """Do nothing."""

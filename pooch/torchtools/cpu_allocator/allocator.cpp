@@ -13,7 +13,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
-#include <malloc.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -326,13 +325,6 @@ int64_t pooch_arena_live_blocks() {
 // Whether a pointer lies in an arena.
 int pooch_arena_contains(void* pointer) {
   return arenas().contains(pointer);
-}
-
-// Gives memory that the C library keeps back to the system.
-void pooch_arena_trim() {
-#ifdef __GLIBC__
-  malloc_trim(0);
-#endif
 }
 
 }  // extern "C"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ...native import Signatures, bound_functions
 
 Integers = NDArray[np.int64]
 ALIVE = -1
 NO_PLACE = -1
 _LONGS = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
-_SIGNATURES = {
+_SIGNATURES: Signatures = {
     "record": ([], None),
     "recorded": ([], ctypes.c_int64),
     "read": ([_LONGS, _LONGS], None),
@@ -23,7 +26,6 @@ _SIGNATURES = {
     "mapped_bytes": ([], ctypes.c_int64),
     "live_blocks": ([], ctypes.c_int64),
     "contains": ([ctypes.c_void_p], ctypes.c_int),
-    "trim": ([], None),
 }
 
 
@@ -83,20 +85,15 @@ class ArenaCounters:
         return ArenaCounters(*(getattr(self, each.name) - getattr(earlier, each.name) for each in fields(self)))
 
 
-class ArenaFunctions:
-    """The functions of the compiled allocator that deal with arenas. There is one arena that serves in a process.
+class ArenaCalls:
+    """What the arenas of all devices have in common.
 
-    They do nothing while the allocator is not installed.
+    Args:
+        functions: of the compiled library, by name.
     """
 
-    def __init__(self, library: ctypes.PyDLL) -> None:
-        self._functions = {name: getattr(library, f"pooch_arena_{name}") for name in _SIGNATURES}
-        for name, (arguments, result) in _SIGNATURES.items():
-            self._functions[name].argtypes, self._functions[name].restype = arguments, result
-
-    def record(self) -> None:
-        """Begin to record what the calling thread asks for. An arena that serves is taken off."""
-        self._functions["record"]()
+    def __init__(self, functions: dict[str, Any]) -> None:
+        self._functions = functions
 
     def recorded(self) -> RecordedStep:
         """End the recording, and return it."""
@@ -104,6 +101,30 @@ class ArenaFunctions:
         step = RecordedStep(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
         self._functions["read"](step.sizes, step.deaths)
         return step
+
+    def stop(self) -> None:
+        """Record and serve no more. An arena with live blocks stays until they are freed."""
+        self._functions["stop"]()
+
+    def counters(self) -> ArenaCounters:
+        """What became of the requests since the arena serves."""
+        found = np.zeros(len(fields(ArenaCounters)), dtype=np.int64)
+        self._functions["counters"](found)
+        return ArenaCounters(*found.tolist())
+
+
+class ArenaFunctions(ArenaCalls):
+    """The functions of the compiled allocator that deal with arenas. There is one arena that serves in a process.
+
+    They do nothing while the allocator is not installed.
+    """
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        super().__init__(bound_functions(library, "pooch_arena", _SIGNATURES))
+
+    def record(self) -> None:
+        """Begin to record what the calling thread asks for. An arena that serves is taken off."""
+        self._functions["record"]()
 
     def serve(
         self,
@@ -138,16 +159,6 @@ class ArenaFunctions:
         """Begin a step of the calling thread: its next request is the first recorded one."""
         self._functions["begin_step"]()
 
-    def stop(self) -> None:
-        """Record and serve no more. An arena with live blocks stays until they are freed."""
-        self._functions["stop"]()
-
-    def counters(self) -> ArenaCounters:
-        """What became of the requests since the arena serves."""
-        found = np.zeros(len(fields(ArenaCounters)), dtype=np.int64)
-        self._functions["counters"](found)
-        return ArenaCounters(*found.tolist())
-
     def mapped_bytes(self) -> int:
         """Bytes of all arenas, also of those that were taken off and still have live blocks."""
         return int(self._functions["mapped_bytes"]())
@@ -159,7 +170,3 @@ class ArenaFunctions:
     def contains(self, pointer: int) -> bool:
         """Whether an address lies in an arena."""
         return bool(self._functions["contains"](pointer))
-
-    def trim(self) -> None:
-        """Give memory that the C library keeps back to the system."""
-        self._functions["trim"]()

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from ...native import BuildError
+from ...native import BuildError, Signatures, bound_functions
 from .arena import ArenaFunctions
 from .building import built_library
 
 NO_LIMIT = 2**63 - 1
 MakeRoom = Callable[[int], None]
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_int64)
-_SIGNATURES = {
+_SIGNATURES: Signatures = {
     "install": ([], ctypes.c_int),
     "remove": ([], None),
     "live_bytes": ([], ctypes.c_int64),
@@ -40,9 +40,7 @@ class CountingAllocator:
     """
 
     def __init__(self, library: ctypes.PyDLL) -> None:
-        self._functions = {name: getattr(library, f"pooch_allocator_{name}") for name in _SIGNATURES}
-        for name, (arguments, result) in _SIGNATURES.items():
-            self._functions[name].argtypes, self._functions[name].restype = arguments, result
+        self._functions = bound_functions(library, "pooch_allocator", _SIGNATURES)
         self.arena = ArenaFunctions(library)
         self._make_room: MakeRoom | None = None
         self._callback = _Callback(self._ask)  # one for good: another thread may be about to call it at any time

@@ -16,8 +16,7 @@ import numpy as np
 
 from ... import native
 from ...errors import UsageError
-from ..cpu_allocator import ArenaCounters, RecordedStep
-from ..cpu_allocator.arena import Integers
+from ..cpu_allocator.arena import ArenaCalls, Integers
 from ..cuda_only import install_allocator
 
 SOURCE = Path(__file__).with_name("cuda_arena.cpp")
@@ -53,7 +52,7 @@ class DeviceFunctions(ctypes.Structure):
         return cls(*(kind((name, library)) for (_, kind), name in pairs))
 
 
-_SIGNATURES = {
+_SIGNATURES: native.Signatures = {
     "try_alloc": ([ctypes.c_ssize_t, _INT, _POINTER], _POINTER),
     "free": ([_POINTER, ctypes.c_ssize_t, _INT, _POINTER], None),
     "record_stream": ([_POINTER, _POINTER], None),
@@ -88,7 +87,7 @@ class CudaBytes:
     peak_reserved: int
 
 
-class CudaArena:
+class CudaArena(ArenaCalls):
     """The compiled allocator. There is one for the process: see `cuda_arena`.
 
     Args:
@@ -97,10 +96,7 @@ class CudaArena:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        library = ctypes.CDLL(str(path))
-        self._functions = {name: getattr(library, f"pooch_cuda_{name}") for name in _SIGNATURES}
-        for name, (arguments, result) in _SIGNATURES.items():
-            self._functions[name].argtypes, self._functions[name].restype = arguments, result
+        super().__init__(native.bound_functions(ctypes.CDLL(str(path)), "pooch_cuda", _SIGNATURES))
         self._device_functions: DeviceFunctions | None = None
 
     def use(self, functions: DeviceFunctions) -> None:
@@ -140,13 +136,6 @@ class CudaArena:
         """Begin to record the requests on a stream. An arena that serves is taken off."""
         self._functions["record"](device, stream)
 
-    def recorded(self) -> RecordedStep:
-        """End the recording, and return it."""
-        count = self._functions["recorded"]()
-        step = RecordedStep(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
-        self._functions["read"](step.sizes, step.deaths)
-        return step
-
     def serve(
         self, device: int, stream: int, sizes: Integers, offsets: Integers, rooms: Integers, arena_bytes: int
     ) -> bool:
@@ -157,16 +146,6 @@ class CudaArena:
     def begin_step(self, stream: int) -> bool:
         """Begin a step on a stream. False if it cannot be ordered after the last one, on another stream."""
         return bool(self._functions["begin_step"](stream))
-
-    def stop(self) -> None:
-        """Record and serve no more. An arena with live blocks stays until they are freed."""
-        self._functions["stop"]()
-
-    def counters(self) -> ArenaCounters:
-        """What became of the requests since the arena serves."""
-        found = np.zeros(len(fields(ArenaCounters)), dtype=np.int64)
-        self._functions["counters"](found)
-        return ArenaCounters(*found.tolist())
 
     def bytes(self) -> CudaBytes:
         """Live and reserved bytes of all devices."""
