@@ -80,7 +80,7 @@ def _rows(result: Mapping[str, Any]) -> Iterator[Row]:
             "page faults a step": told(of_kind(samples, kind, "minor_faults"), ",.0f"),
             "time over not kept": told(ratios(samples, kind, base), ".3f", half_form=".2f") if kind != base else "1",
             "system time a step": told(of_kind(samples, kind, "system_s"), ".2f", unit=" s"),
-            "highest RSS in steps": format_bytes(highest_bytes(training, steps_only=True)),
+            "highest RSS in steps": format_bytes(highest_bytes(training, len(training["steps_run"]))),
             "same losses": "yes" if training["losses"] == result["trainings"]["plain"]["losses"] else "no",
         }
 

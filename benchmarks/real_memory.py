@@ -29,7 +29,8 @@ from pooch.units import format_bytes
 NAME, TITLE = "real-memory", "Resident memory of training processes at equal live peaks"
 MODELS = ("llama", "vit", "swin")
 PEERS = ("plain", "checkpointing", "offloading")
-STEPS = 6
+STEPS = 12
+LAST_STEPS = 2  # an arena records the first steps, packs beside the next ones, and serves from then on
 BEFORE = "dfea6c1"  # the last commit before planning moved into a process of its own
 _ROOT = Path(__file__).parents[1]
 _CHILD = Path(__file__).with_name("real_memory_child.py")
@@ -40,7 +41,7 @@ def job_of(model: str, way: str, budget_bytes: int = 0, **more: Any) -> Cell:
     """What a child process does; Pooch's step is profiled within the budget."""
     profile = {"memory_limit": budget_bytes} if way == "pooch" else {}
     job = {"model": model, "way": way, "budget_bytes": budget_bytes, "profile": profile, "steps": STEPS}
-    return {**job, "counted": False, "kept": False, "in_turns": False, **more}
+    return {**job, "arena": False, "counted": False, "kept": False, "in_turns": False, **more}
 
 
 def child_process(job: Cell, source: Path = _ROOT) -> subprocess.Popen[str]:
@@ -81,6 +82,7 @@ def measure(model: str, rounds: int, before: Path, peers: Sequence[str] = PEERS)
         tell(f"{model}: counting live bytes of Pooch at the peak of {peer}")
         live_bytes[f"pooch at {peer}"] = trained({**job, "counted": True})["live_peak_bytes"]
         ways[f"before at {peer}"], ways[f"pooch at {peer}"] = (job, before), (job, _ROOT)
+        ways[f"arena at {peer}"] = ({**job, "arena": True}, _ROOT)
     samples = []
     for number in range(rounds):
         for way in list(ways) if number % 2 == 0 else list(reversed(ways)):
@@ -89,17 +91,18 @@ def measure(model: str, rounds: int, before: Path, peers: Sequence[str] = PEERS)
     return {"workload": model, "live_bytes": live_bytes, "samples": samples}
 
 
-def highest_bytes(sample: Cell, *, steps_only: bool = False) -> int:
-    """Highest resident size of a training, in all of its phases or in its steps alone."""
-    return max(phase["VmHWM"] for phase in sample["phases"] if not steps_only or phase["phase"].startswith("step "))
+def highest_bytes(sample: Cell, last_steps: int | None = None) -> int:
+    """Highest resident size of a training, in all of its phases or in its last steps alone."""
+    phases = sample["phases"] if last_steps is None else sample["phases"][-last_steps:]
+    return max(phase["VmHWM"] for phase in phases)
 
 
-def _median_of(result: Mapping[str, Any], training: str, *, steps_only: bool = False) -> float:
+def _median_of(result: Mapping[str, Any], training: str, last_steps: int | None = None) -> float:
     found = (each for each in result["samples"] if each["training"] == training)
-    return statistics.median(highest_bytes(each, steps_only=steps_only) for each in found)
+    return statistics.median(highest_bytes(each, last_steps) for each in found)
 
 
-_NAMES = {"before": "Pooch, before", "pooch": "Pooch"}
+_NAMES = {"before": "Pooch, before", "pooch": "Pooch", "arena": "Pooch on an arena"}
 
 
 def rows_of(results: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -111,7 +114,7 @@ def _rows(result: Mapping[str, Any]) -> Iterator[Row]:
     for training in dict.fromkeys(sample["training"] for sample in result["samples"]):
         way, _, peer = training.partition(" at ")
         live_bytes = result["live_bytes"].get(training)
-        highest, in_steps = (_median_of(result, training, steps_only=only) for only in (False, True))
+        highest, at_last = (_median_of(result, training, steps) for steps in (None, LAST_STEPS))
         samples = [each for each in result["samples"] if each["training"] == training]
         yield {
             "model": result["workload"],
@@ -120,8 +123,8 @@ def _rows(result: Mapping[str, Any]) -> Iterator[Row]:
             "live peak": format_bytes(live_bytes) if live_bytes else "",
             "highest RSS": format_bytes(round(highest)),
             "over the peer's": _over(highest, _median_of(result, peer)) if peer else "",
-            "highest RSS in steps": format_bytes(round(in_steps)),
-            "over the peer's in steps": _over(in_steps, _median_of(result, peer, steps_only=True)) if peer else "",
+            "highest RSS in the last steps": format_bytes(round(at_last)),
+            "over the peer's in them": _over(at_last, _median_of(result, peer, LAST_STEPS)) if peer else "",
         }
 
 

@@ -147,7 +147,7 @@ def applied(job: dict[str, Any], model: Any, forward: Any, optimizer: Any, phase
         budget_bytes = error.minimum_bytes
         plan = pooch.plan(profile, budget_bytes, region="step")
     phases.ended("plan")
-    run = pooch.apply(plan, model)
+    run = pooch.apply(plan, model, **({"arena": True} if job["arena"] else {}))
     del profile, plan
     phases.ended("apply")
     return run, budget_bytes
@@ -167,9 +167,9 @@ def main() -> None:
     """Train as the first argument says.
 
     Its fields: `model`; `way` ("plain", "checkpointing", "offloading", "pooch"); `budget_bytes` for "pooch"; `profile`,
-    further arguments of `pooch.profile`; `steps`; `counted`, whether to count live bytes, which takes an allocator that
-    may change the resident size; `kept`, whether freed memory is kept; and `in_turns`, whether each step waits for a
-    line of the standard input.
+    further arguments of `pooch.profile`; `arena`, whether Pooch runs on an arena; `steps`; `counted`, whether to count
+    live bytes, which takes an allocator that may change the resident size; `kept`, whether freed memory is kept; and
+    `in_turns`, whether each step waits for a line of the standard input.
     """
     job = json.loads(sys.argv[1])
     phases = Phases()
