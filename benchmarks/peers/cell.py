@@ -35,6 +35,7 @@ class Cell:
         workload: Its name.
         method: "pooch", or a name of `methods.ways`, or "compile" with a share.
         budget_bytes: Budget of Pooch or share of the compiler, or 0.
+        planned_bytes: What Pooch was planned for: the budget, or the smallest feasible one where that is more.
         refusal: Why there is no step to measure, or "".
         before_s: Time before the first step: profiling and planning, or compiling.
         peak_bytes: Highest live bytes of a step under the method, counted by the allocator.
@@ -49,6 +50,7 @@ class Cell:
     workload: str
     method: str
     budget_bytes: float
+    planned_bytes: int = 0
     refusal: str = ""
     before_s: float = 0.0
     peak_bytes: int = 0
@@ -100,6 +102,10 @@ class _Steps:
             self.forward = compiled
 
 
+def _planned(profile: pooch.Profile, budget_bytes: int) -> pooch.Plan:
+    return pooch.plan(profile, budget_bytes, region="step", time_limit_s=PLANNING_TIME_LIMIT_S)
+
+
 def measure(name: str, method: str, budget: float, turns: int) -> Cell:
     """Measure one cell in this process."""
     torch.use_deterministic_algorithms(True)
@@ -112,14 +118,15 @@ def measure(name: str, method: str, budget: float, turns: int) -> Cell:
     workload.model.train()
     steps = _Steps(workload, allocator)
     plain: Callable[[], AbstractContextManager[Any]] = nullcontext
-    begin_s, predicted_ratio = time.perf_counter(), 0.0
+    begin_s, predicted_ratio, planned_bytes = time.perf_counter(), 0.0, int(budget)
     if method == "pooch":
         torch.manual_seed(1)
+        profile = pooch.profile(workload.forward, workload.model)
         try:
-            profile = pooch.profile(workload.forward, workload.model)
-            plan = pooch.plan(profile, int(budget), region="step", time_limit_s=PLANNING_TIME_LIMIT_S)
+            plan = _planned(profile, planned_bytes)
         except InfeasibleBudget as error:
-            return Cell(name, method, budget, str(error), time.perf_counter() - begin_s)
+            planned_bytes = error.minimum_bytes
+            plan = _planned(profile, planned_bytes)
         predicted_ratio = plan.predicted_step_ms / plan.in_core_step_ms
         run = pooch.apply(plan, workload.model, measure_every=None)
         way, plain = run.forward_region, run.paused
@@ -140,8 +147,8 @@ def measure(name: str, method: str, budget: float, turns: int) -> Cell:
     same_bits = bits == steps.bits(plain)
     samples = take_turns({"plain": lambda: steps.cost(plain), method: lambda: steps.cost(way)}, turns)
     return Cell(
-        name, method, budget, "", before_s, peak_bytes, max(whole_rss_bytes, steps_rss_bytes), steps_rss_bytes,
-        base_rss_bytes, predicted_ratio, same_bits, tuple(samples),
+        name, method, budget, planned_bytes, "", before_s, peak_bytes, max(whole_rss_bytes, steps_rss_bytes),
+        steps_rss_bytes, base_rss_bytes, predicted_ratio, same_bits, tuple(samples),
     )  # fmt: skip
 
 
