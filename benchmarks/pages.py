@@ -121,6 +121,11 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "layouts-inference": table("layouts-inference"),
         "packing": table("packing"),
     },
+    "docs/peers.md": {
+        "peers": table("peers-cpu"),
+        "peers methods": more_table("peers-cpu", 0),
+        "peers compiler": more_table("peers-cpu", 1),
+    },
     "docs/planner.md": {
         "planner growth": paragraph(sentences.growth),
         "fast plans": paragraph(sentences.fast_plans),

@@ -4,16 +4,16 @@
 
 Every method trains every workload in a process of its own; then Pooch gets the measured peak of each method, less 0.5%,
 as its budget, or its smallest feasible budget where that is more. Peaks are counted by the allocator; steps take turns
-with plain steps of the same process; loss and gradients are compared bitwise with theirs. Cells that were measured
-before are not measured again, and the time limit ends between two cells, so the command can be called until the table
-is full. The compiler is listed apart: it changes the kernels, so neither its time nor its bits compare.
+with plain steps of the same process, Pooch's with those of the method too; loss and gradients are compared bitwise.
+Cells that were measured before are not measured again, and the time limit ends between two cells, so the command can be
+called until the table is full. The compiler is listed apart: it changes the kernels, so neither its time nor its bits
+compare.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -34,37 +34,38 @@ SMALLEST = " (smallest)"
 Found = dict[str, Any]
 
 
-def measured(name: str, method: str, budget: float, turns: int) -> Found:
+def measured(name: str, method: str, budget: float, turns: int, beside: str = "") -> Found:
     """Measure one cell in a child process."""
     tell(f"{name}: {method}{f' {budget:,.0f}' if budget > 1 else f' {budget}' if budget else ''}")
     command = [sys.executable, "-m", "benchmarks.peers.cell", name, method, str(budget), "--turns", str(turns)]
-    empty = {"workload": name, "method": method, "budget_bytes": budget, "samples": []}
+    command += ["--beside", beside] if beside else []
+    empty = {"workload": name, "method": method, "budget_bytes": budget, "beside": beside, "samples": []}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CELL_TIME_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return empty | {"refusal": f"not done within {CELL_TIME_LIMIT_S} s"}
     if done.returncode != 0:
-        return empty | {"refusal": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        return empty | {"refusal": next((line for line in reversed(lines) if "Error: " in line), lines[-1])[:300]}
     found: Found = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def cells(name: str, known: list[Found], turns: int) -> Iterator[Found]:
     """Yield the cells of a workload that are not known yet, measured."""
-    have = {(cell["method"], cell["budget_bytes"]): cell for cell in known}
+    have = {(cell["method"], cell["budget_bytes"], cell["beside"]): cell for cell in known}
     for method in ways(WORKLOADS[name]()):
-        if (method, 0) not in have:
-            have[method, 0] = measured(name, method, 0, turns)
-            yield have[method, 0]
-        peak_bytes = have[method, 0].get("peak_bytes", 0)
+        if (method, 0, "") not in have:
+            have[method, 0, ""] = measured(name, method, 0, turns)
+            yield have[method, 0, ""]
+        peak_bytes = have[method, 0, ""].get("peak_bytes", 0)
         if method == "plain" or not peak_bytes:
             continue
         budget_bytes = int(BUDGET_SHARE * peak_bytes)
-        if ("pooch", budget_bytes) not in have:
-            have["pooch", budget_bytes] = measured(name, "pooch", budget_bytes, turns)
-            yield have["pooch", budget_bytes]
+        if ("pooch", budget_bytes, method) not in have:
+            yield measured(name, "pooch", budget_bytes, turns, method)
     for share in COMPILED.get(name, ()):
-        if ("compile", share) not in have:
+        if ("compile", share, "") not in have:
             yield measured(name, "compile", share, turns)
 
 
@@ -74,21 +75,21 @@ def rows_of(results: list[Found]) -> list[Row]:
     for name in dict.fromkeys(cell["workload"] for cell in results):
         mine = [cell for cell in results if cell["workload"] == name]
         plain = next((cell for cell in mine if cell["method"] == "plain"), None)
-        planned = {cell["budget_bytes"]: cell for cell in mine if cell["method"] == "pooch"}
+        planned = {cell["beside"]: cell for cell in mine if cell["method"] == "pooch"}
         for cell in mine:
             if cell["method"] in ("plain", "pooch", "compile") or plain is None or not plain.get("peak_bytes"):
                 continue
-            peer_peak = cell.get("peak_bytes", 0)
-            rows.append(_row(cell, plain, planned.get(int(BUDGET_SHARE * peer_peak)) if peer_peak else None))
+            rows.append(_row(cell, plain, planned.get(cell["method"])))
     return rows
 
 
 def _row(cell: Found, plain: Found, mine: Found | None) -> Row:
+    peer = cell["method"]
     row: dict[str, object] = {
         "workload": cell["workload"],
-        "method": cell["method"],
+        "method": peer,
         "peak / plain": _share(cell, plain),
-        "time / plain": _time(cell),
+        "time / plain": _time(mine or cell, peer) or _time(cell, peer),
         "same bits": _bits(cell),
         "RSS": _rss(cell),
         "Pooch: peak / plain": "",
@@ -96,23 +97,22 @@ def _row(cell: Found, plain: Found, mine: Found | None) -> Row:
         "predicted": "",
         "Pooch: same bits": "",
         "Pooch: RSS": "",
-        "before the first step": "",
-        "faster": "",
+        "Pooch: before the first step": "",
+        "Pooch's time / the method's": "",
     }
     if mine is None:
         return row
     if mine.get("refusal"):
-        return row | {"Pooch: time / plain": mine["refusal"].split(":")[0][:60], "faster": "peer"}
-    is_smallest = mine.get("planned_bytes", 0) > mine["budget_bytes"]
-    one, other = (statistics.median(ratios(each["samples"], each["method"])) for each in (mine, cell))
+        return row | {"Pooch: time / plain": mine["refusal"].split(":")[0][:60]}
+    is_smallest = mine["planned_bytes"] > mine["budget_bytes"]
     return row | {
         "Pooch: peak / plain": _share(mine, plain) + (SMALLEST if is_smallest else ""),
-        "Pooch: time / plain": _time(mine),
+        "Pooch: time / plain": _time(mine, "pooch"),
         "predicted": f"{mine['predicted_ratio']:.3f}",
         "Pooch: same bits": _bits(mine),
         "Pooch: RSS": _rss(mine),
-        "before the first step": f"{mine['before_s']:.0f} s",
-        "faster": "Pooch" if one <= other else "peer",
+        "Pooch: before the first step": f"{mine['before_s']:.0f} s",
+        "Pooch's time / the method's": _time(mine, "pooch", peer),
     }
 
 
@@ -120,8 +120,8 @@ def _share(cell: Found, plain: Found) -> str:
     return f"{cell['peak_bytes'] / plain['peak_bytes']:.3f}" if cell.get("peak_bytes") else cell["refusal"]
 
 
-def _time(cell: Found) -> str:
-    return told(ratios(cell["samples"], cell["method"]), ".3f", half_form=".2f")
+def _time(cell: Found, method: str, over: str = "plain") -> str:
+    return told(ratios(cell["samples"], method, over), ".3f", half_form=".2f") if cell["samples"] else ""
 
 
 def _bits(cell: Found) -> str:
@@ -140,7 +140,7 @@ def compiled_rows(results: list[Found]) -> list[Row]:
             "workload": cell["workload"],
             "activation_memory_budget": cell["budget_bytes"],
             "peak / plain": _share(cell, plain[cell["workload"]]),
-            "time / plain": _time(cell),
+            "time / plain": _time(cell, "compile"),
             "same bits": _bits(cell),
             "before the first step": f"{cell.get('before_s', 0):.0f} s",
         }

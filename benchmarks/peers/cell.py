@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 import pooch
-from benchmarks.peers.methods import ways
+from benchmarks.peers.methods import Way, ways
 from benchmarks.peers.workloads import WORKLOADS, PeerWorkload
 from benchmarks.resident import forget_highest_rss, status_bytes
 from benchmarks.samples import StepCost, cost_of, take_turns
@@ -34,6 +35,7 @@ class Cell:
     Attributes:
         workload: Its name.
         method: "pooch", or a name of `methods.ways`, or "compile" with a share.
+        beside: For "pooch", the method whose peak the budget comes from and whose steps take turns with its own. Or "".
         budget_bytes: Budget of Pooch or share of the compiler, or 0.
         planned_bytes: What Pooch was planned for: the budget, or the smallest feasible one where that is more.
         refusal: Why there is no step to measure, or "".
@@ -50,6 +52,7 @@ class Cell:
     workload: str
     method: str
     budget_bytes: float
+    beside: str = ""
     planned_bytes: int = 0
     refusal: str = ""
     before_s: float = 0.0
@@ -102,11 +105,20 @@ class _Steps:
             self.forward = compiled
 
 
+def _both(outer: Way, inner: Way) -> Way:
+    @contextmanager
+    def both() -> Iterator[None]:
+        with outer(), inner():
+            yield
+
+    return both
+
+
 def _planned(profile: pooch.Profile, budget_bytes: int) -> pooch.Plan:
     return pooch.plan(profile, budget_bytes, region="step", time_limit_s=PLANNING_TIME_LIMIT_S)
 
 
-def measure(name: str, method: str, budget: float, turns: int) -> Cell:
+def measure(name: str, method: str, budget: float, turns: int, beside: str = "") -> Cell:
     """Measure one cell in this process."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
@@ -145,9 +157,14 @@ def measure(name: str, method: str, budget: float, turns: int) -> Cell:
     steps_rss_bytes = status_bytes("VmHWM")
     bits = steps.bits(way)
     same_bits = bits == steps.bits(plain)
-    samples = take_turns({"plain": lambda: steps.cost(plain), method: lambda: steps.cost(way)}, turns)
+    kinds = {"plain": plain, method: way}
+    if beside:
+        kinds[beside] = _both(plain, ways(workload)[beside])
+        for _ in range(WARM_STEPS):
+            steps.run(kinds[beside])
+    samples = take_turns({kind: partial(steps.cost, each) for kind, each in kinds.items()}, turns)
     return Cell(
-        name, method, budget, planned_bytes, "", before_s, peak_bytes, max(whole_rss_bytes, steps_rss_bytes),
+        name, method, budget, beside, planned_bytes, "", before_s, peak_bytes, max(whole_rss_bytes, steps_rss_bytes),
         steps_rss_bytes, base_rss_bytes, predicted_ratio, same_bits, tuple(samples),
     )  # fmt: skip
 
@@ -159,8 +176,9 @@ def main() -> None:
     parser.add_argument("method")
     parser.add_argument("budget", type=float)
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--beside", default="")
     arguments = parser.parse_args()
-    cell = measure(arguments.workload, arguments.method, arguments.budget, arguments.turns)
+    cell = measure(arguments.workload, arguments.method, arguments.budget, arguments.turns, arguments.beside)
     sys.stdout.write(json.dumps(asdict(cell)) + "\n")
 
 

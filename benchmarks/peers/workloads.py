@@ -100,15 +100,15 @@ def _language(model: Any, batch: int, length: int, words: int, block: str) -> Pe
     )
 
 
-def llama() -> PeerWorkload:
+def llama(words: int = 4000) -> PeerWorkload:
     """Llama-like: 8 layers of 256, vocabulary of 4,000, sequences of 256, batch 4."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=4000, hidden_size=256, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=words, hidden_size=256, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=768, use_cache=False, attn_implementation="eager",
     )  # fmt: skip
-    return _language(LlamaForCausalLM(config), 4, 256, 4000, "LlamaDecoderLayer")
+    return _language(LlamaForCausalLM(config), 4, 256, words, "LlamaDecoderLayer")
 
 
 def bert() -> PeerWorkload:
