@@ -7,8 +7,8 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +38,6 @@ class Cell:
         beside: For "pooch", the method whose peak the budget comes from and whose steps take turns with its own. Or "".
         budget_bytes: Budget of Pooch or share of the compiler, or 0.
         planned_bytes: What Pooch was planned for: the budget, or the smallest feasible one where that is more.
-        refusal: Why there is no step to measure, or "".
         before_s: Time before the first step: profiling and planning, or compiling.
         peak_bytes: Highest live bytes of a step under the method, counted by the allocator.
         rss_bytes: Highest resident bytes of the process until its steps under the method were over.
@@ -54,7 +53,6 @@ class Cell:
     budget_bytes: float
     beside: str = ""
     planned_bytes: int = 0
-    refusal: str = ""
     before_s: float = 0.0
     peak_bytes: int = 0
     rss_bytes: int = 0
@@ -72,7 +70,7 @@ class _Steps:
         self.workload, self.allocator = workload, allocator
         self.forward = workload.forward
 
-    def run(self, way: Callable[[], AbstractContextManager[Any]]) -> torch.Tensor:
+    def run(self, way: Way) -> torch.Tensor:
         self.workload.model.zero_grad(set_to_none=True)
         torch.manual_seed(1)
         with way():
@@ -80,19 +78,19 @@ class _Steps:
         loss.backward()
         return loss.detach()
 
-    def bits(self, way: Callable[[], AbstractContextManager[Any]]) -> str:
+    def bits(self, way: Way) -> str:
         found = hashlib.blake2b(self.run(way).numpy().tobytes())
         for parameter in self.workload.model.parameters():
             if parameter.grad is not None:
                 found.update(parameter.grad.contiguous().numpy().tobytes())
         return found.hexdigest()
 
-    def peak_bytes(self, way: Callable[[], AbstractContextManager[Any]]) -> int:
+    def peak_bytes(self, way: Way) -> int:
         self.allocator.reset_peak()
         self.run(way)
         return self.allocator.peak_bytes()
 
-    def cost(self, way: Callable[[], AbstractContextManager[Any]]) -> StepCost:
+    def cost(self, way: Way) -> StepCost:
         return cost_of(lambda: self.run(way), _CPU)
 
     @contextmanager
@@ -129,7 +127,7 @@ def measure(name: str, method: str, budget: float, turns: int, beside: str = "")
     workload = WORKLOADS[name]()
     workload.model.train()
     steps = _Steps(workload, allocator)
-    plain: Callable[[], AbstractContextManager[Any]] = nullcontext
+    plain: Way = nullcontext
     begin_s, predicted_ratio, planned_bytes = time.perf_counter(), 0.0, int(budget)
     if method == "pooch":
         torch.manual_seed(1)
@@ -164,7 +162,7 @@ def measure(name: str, method: str, budget: float, turns: int, beside: str = "")
             steps.run(kinds[beside])
     samples = take_turns({kind: partial(steps.cost, each) for kind, each in kinds.items()}, turns)
     return Cell(
-        name, method, budget, beside, planned_bytes, "", before_s, peak_bytes, max(whole_rss_bytes, steps_rss_bytes),
+        name, method, budget, beside, planned_bytes, before_s, peak_bytes, max(whole_rss_bytes, steps_rss_bytes),
         steps_rss_bytes, base_rss_bytes, predicted_ratio, same_bits, tuple(samples),
     )  # fmt: skip
 

@@ -196,11 +196,12 @@ def test_of_ops_that_overlap_none_is_replayed(monkeypatch: pytest.MonkeyPatch) -
         del hidden
         evictor.make_room(2**40)
         loss.backward()
-        assert evictor.stats.swapped_out_bytes or evictor.stats.recomputed_ops
+        assert evictor.stats.swapped_out_bytes
         assert torch.equal(leaf.grad, expected.exp() + 2 * expected)
 
 
-def test_nothing_is_left_after_a_step() -> None:
+def test_nothing_is_left_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies_cost(monkeypatch, 1e-9)
     plain = run_plainly(STACK)
     with holding() as evictor, without_collector():
         model, inputs = Layers(lambda hidden: Cube.apply(torch.tanh(hidden))), rows()
@@ -220,7 +221,7 @@ def test_nothing_is_left_after_a_step() -> None:
                 loss.backward()
             del loss
             model.zero_grad()
-            assert evictor.stats.swapped_out_bytes or evictor.stats.recomputed_ops
+            assert evictor.stats.swapped_out_bytes
             live.append(evictor.live.now())
         assert evictor._records == {}
         assert [each for each in found if each() is not None] == []

@@ -99,7 +99,8 @@ def test_what_is_left_of_the_step_is_as_plain(
         assert missing_bytes <= online_missing_bytes
 
 
-def test_a_planned_step_without_room_for_what_it_keeps_lets_it_go() -> None:
+def test_a_planned_step_without_room_for_what_it_keeps_lets_it_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies_cost(monkeypatch, 1e-9)
     torch.manual_seed(1)
     model, inputs = Changing(), rows()
     profile = quick_profile(lambda: model(inputs).square().mean(), model)
@@ -119,6 +120,6 @@ def test_a_planned_step_without_room_for_what_it_keeps_lets_it_go() -> None:
         following.close_forward()
         assert not following.left_plan
         loss.backward()
-        assert evictor.stats.swapped_out_bytes or evictor.stats.recomputed_ops
+        assert evictor.stats.swapped_out_bytes
         assert evictor.live.peak() <= evictor.budget_bytes + evictor.missing_bytes
     assert all(map(torch.equal, plain, [p.grad for p in model.parameters()]))
