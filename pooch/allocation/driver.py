@@ -15,9 +15,11 @@ from ..packing import Block, Layout, pack, verify
 from ..torchtools.cpu_allocator import NO_PLACE, ArenaCounters, CountingAllocator, RecordedStep, counting_allocator
 from ..torchtools.cpu_allocator.arena_stats import ArenaState, ArenaStats
 from ..torchtools.malloc import trim_freed_memory
+from ..units import format_bytes
 from .blocks import blocks_of, common_step
 
 _in_use = threading.Lock()  # there is one arena in a process
+_STACK_BYTES = 2**20  # of the thread that packs: glibc keeps its stack, and 8 MiB would count where memory is limited
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,13 @@ class _Packing:
         self.error: Exception | None = None
         self._limit_s = options.pack_limit_s
         self.thread = threading.Thread(target=self._pack, name="pooch-packing", daemon=True)
+        usual_bytes = threading.stack_size(_STACK_BYTES)
         try:
             self.thread.start()
         except RuntimeError as error:  # the system has no room for a thread
             self.error = error
+        finally:
+            threading.stack_size(usual_bytes)
 
     def _pack(self) -> None:
         try:
@@ -183,7 +188,7 @@ class StepArena:
             step.sizes, offsets, rooms, layout.arena_bytes,
             huge_pages=options.huge_pages, canaries=options.canary_bytes > 0,
         ):  # fmt: skip
-            self._off(f"the system has no room for an arena of {layout.arena_bytes} bytes")
+            self._off(f"the system has no room for an arena of {format_bytes(layout.arena_bytes)}")
             return
         self._seen, self._bad = ArenaCounters(), 0
         self._stats = ArenaStats(

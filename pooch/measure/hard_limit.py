@@ -44,12 +44,14 @@ class LimitedOutcome:
         message: the error that ended it, in one line; empty if it survived.
         losses: of the completed steps.
         slack_bytes: granted above the budget; None if the limit was never set.
+        arena: what an arena served, in one line; None if none was asked for, or the process died before.
     """
 
     survived: bool
     message: str
     losses: tuple[float, ...]
     slack_bytes: int | None = None
+    arena: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class LimitedJob:
     steps: int
     in_core_peak_bytes: int | None = None
     slack_bytes: int | None = None
+    on_arena: bool = False
 
 
 def train_limited(
@@ -73,6 +76,7 @@ def train_limited(
     *,
     in_core_peak_bytes: int | None = None,
     slack_bytes: int | None = None,
+    on_arena: bool = False,
 ) -> LimitedOutcome:
     """Train in a child process that cannot take more than the budget and a slack.
 
@@ -84,17 +88,19 @@ def train_limited(
         progress: called with what is being done.
         in_core_peak_bytes: of the plain step, which runs once before the limit is set if it has room. None: not known.
         slack_bytes: granted above the budget. None: what the child process finds to be needed.
+        on_arena: train on an arena; steps are recorded under the limit, too, and `steps` more follow.
 
     Raises:
         PoochError: the child process failed before the limit was set, for another reason than memory.
     """
-    progress(f"{'planned' if plan else 'plain'} training under a hard limit")
+    beside = " on an arena" if on_arena else ""
+    progress(f"{'planned' if plan else 'plain'} training{beside} under a hard limit")
     with tempfile.TemporaryDirectory(prefix="pooch-") as folder:
         plan_path = Path(folder) / "plan.json"
         if plan is not None:
             plan.save(plan_path)
         job = LimitedJob(
-            factory, str(plan_path) if plan else None, budget_bytes, steps, in_core_peak_bytes, slack_bytes
+            factory, str(plan_path) if plan else None, budget_bytes, steps, in_core_peak_bytes, slack_bytes, on_arena
         )
         child = subprocess.run(
             [sys.executable, "-m", f"{__package__}.limited_child"],
@@ -135,7 +141,8 @@ def _read_outcome(child: subprocess.CompletedProcess[str]) -> LimitedOutcome:
         raise PoochError(f"the limited process failed before its limit was set: {last}")
     losses = tuple(event["loss"] for event in events if "loss" in event)
     slack_bytes = next((event["slack_bytes"] for event in events if "slack_bytes" in event), None)
+    arena = next((event["arena"] for event in events if "arena" in event), None)
     if any("done" in event for event in events):
-        return LimitedOutcome(True, "", losses, slack_bytes)
+        return LimitedOutcome(True, "", losses, slack_bytes, arena)
     died = next((event["died"] for event in events if "died" in event), None)
     return LimitedOutcome(False, died or f"the process died (exit status {child.returncode})", losses, slack_bytes)

@@ -10,7 +10,9 @@ from contextlib import nullcontext
 from ..api.children import send
 from ..errors import first_line
 from ..torchtools.malloc import return_large_blocks
+from ..units import format_bytes
 from ..workloads.loading import WorkloadFactory
+from .arena_training import FIRST_STEPS
 from .hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
 
 
@@ -25,19 +27,34 @@ def main() -> None:
         slack_bytes = job.slack_bytes if job.slack_bytes is not None else SLACK_BYTES + training.reserved_beside_bytes()
         limit_bytes = _set_limit(training, job.budget_bytes, slack_bytes)
         send({"limit_bytes": limit_bytes, "slack_bytes": slack_bytes})
-        for _ in range(job.steps):
+        for _ in range(job.steps if training.arena is None else FIRST_STEPS - 1 + job.steps):
             send({"loss": training.step()})
+            if training.arena is not None:
+                training.arena.wait()
+        if job.on_arena:
+            send({"arena": training.arena.stats.line() if training.arena is not None else "none"})
         send({"done": True})
     except (RuntimeError, MemoryError) as error:
         most = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        send({"died": f"{type(error).__name__}: {first_line(error)}"[:300]})
+        send({"died": _cause(error)})
+
+
+def _cause(error: BaseException) -> str:
+    """What ended the training, in one line."""
+    from ..torchtools.out_of_memory import is_out_of_memory, missing_bytes
+
+    if not is_out_of_memory(error):
+        return f"{type(error).__name__}: {first_line(error)}"[:300]
+    missing = missing_bytes(error)
+    return "memory ran out" if missing is None else f"memory ran out where {format_bytes(missing)} were asked for"
 
 
 class _Training:
     """The workload, under its plan if there is one."""
 
     def __init__(self, job: LimitedJob) -> None:
+        from ..api.arenas import arena_for
         from ..executor import apply_plan
         from ..ir import Plan
         from ..torchtools.training_state import model_device
@@ -45,7 +62,10 @@ class _Training:
         self.workload = job.factory()
         self.device = model_device(self.workload.model)
         plan = Plan.load(job.plan_path) if job.plan_path else None
-        self.run = apply_plan(plan, self.workload.model, measure_every=None) if plan is not None else None
+        self.run = self.arena = None
+        if plan is not None:
+            self.arena = arena_for(self.workload.model) if job.on_arena else None
+            self.run = apply_plan(plan, self.workload.model, measure_every=None, memory=self.arena)
         self._in_core_peak_bytes = job.in_core_peak_bytes
 
     def settle(self) -> None:

@@ -37,7 +37,8 @@ class TrainingOptions:
         check: compare bitwise with plain training. If something differs, train plainly once more, to tell training that
             is not repeatable from a plan that is wrong, and then under deterministic algorithms.
         hard_limit: train twice more, plainly and planned, in processes that cannot take more than the budget.
-        arena: train once more, with the memory of the steps from one arena; with `check`, compare that, too.
+        arena: train once more, with the memory of the steps from one arena; with `check`, compare that, too, and with
+            `hard_limit`, train on an arena in such a process.
         when_trained: called with the workload after its last step.
         progress: called with what is being done.
     """
@@ -96,7 +97,7 @@ def _measure_plan(
         timing = time_in_turns(workload, plan, steps, progress)
     device = model_device(workload.model)
     del workload
-    outcomes = _train_under_limit(factory, plan, steps, device, progress) if options.hard_limit else {}
+    outcomes = _train_under_limit(factory, plan, options, device) if options.hard_limit else {}
     report = _with_arena(report_of(plan, planned, timing, reference, outcomes), factory, plan, options)
     if reference is None:
         return plan, report
@@ -114,16 +115,20 @@ def _with_arena(
 
 
 def _train_under_limit(
-    factory: WorkloadFactory, plan: Plan, steps: int, device: torch.device, progress: Progress
+    factory: WorkloadFactory, plan: Plan, options: TrainingOptions, device: torch.device
 ) -> dict[str, LimitedOutcome]:
-    """Planned and plain training in processes with the same limit."""
+    """Planned and plain training, and with an arena training on that, in processes with the same limit."""
     from ..torchtools.device_memory import give_memory_back
 
+    steps, progress = options.steps, options.progress
     give_memory_back(device)  # or those processes could not use what this one's allocator caches
     limit = plan.budget_bytes or plan.predicted_peak_bytes
     planned = train_limited(factory, plan, limit, steps, progress)
     known = {"in_core_peak_bytes": plan.in_core_peak_bytes, "slack_bytes": planned.slack_bytes}
-    return {"plain": train_limited(factory, None, limit, steps, progress, **known), "planned": planned}
+    outcomes = {"plain": train_limited(factory, None, limit, steps, progress, **known), "planned": planned}
+    if options.arena:
+        outcomes["arena"] = train_limited(factory, plan, limit, steps, progress, on_arena=True, **known)
+    return outcomes
 
 
 def optimize(

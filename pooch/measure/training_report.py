@@ -55,7 +55,7 @@ class TrainingReport:
         in_core_step_ms: of the profile; modelled if plain steps do not fit.
         steps_off_plan: number of steps that were not the planned one (another batch size, for example).
         repeatable: whether plain training gives the same numbers twice.
-        hard_limit_slack_bytes: granted above the budget to both trainings under a hard limit.
+        hard_limit_slack_bytes: granted above the budget to all trainings under a hard limit.
         rounding_bytes: the part of the measured peak that comes from a caching allocator rounding up.
         difference_cause: why the numbers differ, as far as it is known.
         compared_deterministically: `bitwise_equal` refers to training under PyTorch's deterministic algorithms.
@@ -64,6 +64,7 @@ class TrainingReport:
         arena_bound_bytes: the highest sum of live bytes in it: no arena could be smaller.
         arena_share_placed: share of the requests that were served from their place.
         arena_difference: first difference to the same training without an arena, if they were compared.
+        hard_limit_arena: how planned training on an arena ended under the same limit.
     """
 
     workload: str
@@ -108,6 +109,7 @@ class TrainingReport:
     arena_bound_bytes: int | None = None
     arena_share_placed: float | None = None
     arena_difference: str | None = None
+    hard_limit_arena: str | None = None
 
     @property
     def excess_bytes(self) -> int:
@@ -139,7 +141,7 @@ def report_of(
         planned: the training.
         timing: plain and planned steps that took turns.
         reference: the training whose numbers it has to reproduce. None: not compared.
-        outcomes: of "plain" and "planned" training under a hard limit.
+        outcomes: of "plain" and "planned" training under a hard limit, and of planned training on an "arena".
     """
     difference = first_difference(reference, planned) if reference else None
     plain = reference if reference is not None and not reference.offloaded else None
@@ -171,6 +173,7 @@ def report_of(
         **{name: getattr(stats, name) for name in _OF_THE_LAST_STEP},
         hard_limit_plain=_outcome_text(outcomes.get("plain")),
         hard_limit_planned=_outcome_text(outcomes.get("planned")),
+        hard_limit_arena=_outcome_text(outcomes.get("arena")),
         hard_limit_slack_bytes=outcomes["planned"].slack_bytes if "planned" in outcomes else None,
         repairs=planned.repairs,
         measured_reserved_bytes=planned.reserved_bytes,
@@ -182,4 +185,6 @@ def report_of(
 def _outcome_text(outcome: LimitedOutcome | None) -> str | None:
     if outcome is None:
         return None
-    return "went through" if outcome.survived else f"died: {outcome.message}"
+    if not outcome.survived:
+        return f"died: {outcome.message}"
+    return "went through" if outcome.arena is None else f"went through; arena: {outcome.arena}"

@@ -47,6 +47,11 @@ def broken_promise(report: TrainingReport) -> str | None:
         return f"the measured peak {peak} is over the budget {budget}: profile again, or plan with a smaller budget"
     if report.hard_limit_planned is not None and not report.hard_limit_planned.startswith("went through"):
         return f"planned training under the hard limit {report.hard_limit_planned}"
+    if report.hard_limit_arena is not None and not report.hard_limit_arena.startswith("went through"):
+        return (
+            f"planned training on an arena under the hard limit {report.hard_limit_arena}. The budget bounds live bytes, "
+            "and an arena may take more: `--bound arena` makes a plan whose arena is within the budget"
+        )
     return None
 
 
@@ -91,6 +96,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "hard limit": _limit(report),
         "hard limit, plain": report.hard_limit_plain,
         "hard limit, planned": report.hard_limit_planned,
+        "hard limit, on an arena": report.hard_limit_arena,
         "arena": report.arena,
     }
     return {name: text for name, text in facts.items() if text is not None}

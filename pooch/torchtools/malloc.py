@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..process_limits import is_limited
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of glibc's mallopt
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8  # of glibc's mallopt
 _LARGE_BLOCK_BYTES = 256 * 1024
 _TRIM_BYTES, _MOST_MAPPINGS = 128 * 1024, 65536  # as glibc has them
 _NEVER = 2**31 - 1
@@ -25,6 +25,7 @@ _RETURNING = (
     (_M_TRIM_THRESHOLD, _TRIM_BYTES),
     (_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES),
 )
+_ONE_HEAP = ((_M_ARENA_MAX, 1),)  # a further thread's own heap would reserve 64 MiB of address space
 
 
 def return_freed_memory() -> bool:
@@ -48,7 +49,7 @@ def return_freed_memory() -> bool:
 def return_large_blocks() -> None:
     """Does what `return_freed_memory` does, where it can be done, without a word: a limit leaves Pooch no choice."""
     if _foreign() is None:
-        _set("returned", None, _RETURNING)
+        _set("returned", None, _RETURNING + _ONE_HEAP)
 
 
 def trim_freed_memory() -> None:

@@ -412,6 +412,33 @@ def test_a_thousand_steps_do_not_drift() -> None:
 # Plain training -------------------------------------------------------------------------------------------------------
 
 
+def test_beside_its_bytes_an_arena_takes_hardly_any_private_memory() -> None:
+    """What `ulimit -d` counts: no stack of 8 MiB for the thread that packs, and no huge page too many."""
+    text = """
+import pathlib, torch, pooch
+from tests.allocation.support import a_training
+def private_bytes():
+    line = next(line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
+    return 1024 * int(line.split()[1])
+training = a_training()
+with pooch.arena(training.model) as arena:
+    found = []
+    for _ in range(7):
+        training.step()
+        training.trace.clear()
+        arena.wait()
+        found.append((private_bytes(), arena.stats))
+print(arena.stats.state, found[-1][1].arena_bytes, found[-1][0] - found[2][0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=child_environment(MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1"),
+        capture_output=True, text=True, check=True, timeout=150,
+    )  # fmt: skip
+    state, arena_bytes, grown_bytes = done.stdout.split()
+    assert state == "off"
+    assert 2**19 < int(arena_bytes) < int(grown_bytes) + 2**19 < int(arena_bytes) + 3 * 2**20
+
+
 def test_plain_training_on_an_arena() -> None:
     expected = a_training()
     for _ in range(10):

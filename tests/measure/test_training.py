@@ -169,6 +169,14 @@ def test_under_a_hard_limit_plain_training_dies_and_planned_training_goes_throug
     planned = train_limited(factory, chosen, chosen.budget_bytes, 1, quiet)
     assert planned.survived, planned.message
     assert len(planned.losses) == 1
+    on_arena = train_limited(factory, chosen, chosen.budget_bytes, 1, quiet, on_arena=True)
+    assert on_arena.survived, on_arena.message
+    assert on_arena.arena is not None
+    assert on_arena.arena.startswith("serving")
+    assert len(on_arena.losses) == 4  # two were recorded, and one was packed beside
+    tight = train_limited(factory, chosen, chosen.budget_bytes // 2, 1, quiet, on_arena=True)
+    assert (tight.survived, tight.arena) == (False, None)
+    assert tight.message.startswith("memory ran out")
 
 
 def test_a_limited_process_that_fails_for_another_reason_says_so(wide: str) -> None:

@@ -159,6 +159,10 @@ def test_a_training_that_kept_its_promises() -> None:
         (replace(REPORT, bitwise_equal=False, first_difference="step 2: loss"), "step 2: loss"),
         (replace(REPORT, within_budget=False, measured_peak_bytes=2**30), "over the budget"),
         (replace(REPORT, hard_limit_planned="died: MemoryError"), "died: MemoryError"),
+        (
+            replace(REPORT, hard_limit_arena="died: memory ran out"),
+            "on an arena under the hard limit died: memory ran out",
+        ),
     ],
 )
 def test_a_training_that_broke_a_promise(report: TrainingReport, told: str) -> None:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -23,25 +24,24 @@ constexpr unsigned char kCanary = 0xA5;
 class Arena {
  public:
   static Arena* map(std::vector<int64_t> sizes, std::vector<Place> places, int64_t bytes, bool huge_pages, bool canaries) {
-    const int64_t mapped = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    const int64_t asked = mapped + kHugePage;  // to begin at a huge page; the rest goes back at once
-    void* found = mmap(nullptr, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (found == MAP_FAILED) {
+    const int64_t page = sysconf(_SC_PAGESIZE), mapped = (bytes + page - 1) / page * page;
+    char* begin = huge_pages ? at_huge_page(mapped) : nullptr;
+    if (begin == nullptr) {
+      begin = reserved(mapped);
+    }
+    if (begin == nullptr) {
       return nullptr;
     }
-    char* begin = static_cast<char*>(found);
-    const int64_t before = (kHugePage - reinterpret_cast<intptr_t>(begin) % kHugePage) % kHugePage;
-    if (before > 0) {
-      munmap(begin, before);
-    }
-    if (asked - before > mapped) {
-      munmap(begin + before + mapped, asked - before - mapped);
+    // A limit on private memory (`ulimit -d`) counts from here on, so no more than the arena's own pages.
+    if (mprotect(begin, mapped, PROT_READ | PROT_WRITE) != 0) {
+      munmap(begin, mapped);
+      return nullptr;
     }
     if (huge_pages) {
-      madvise(begin + before, mapped, MADV_HUGEPAGE);  // advice: without it, small pages serve
+      madvise(begin, mapped, MADV_HUGEPAGE);  // advice: without it, small pages serve
     }
     auto* arena = new Arena(std::move(sizes), std::move(places));
-    arena->base = begin + before;
+    arena->base = begin;
     arena->mapped = mapped;
     arena->canaries = canaries;
     return arena;
@@ -62,6 +62,28 @@ class Arena {
   bool canaries = false;
 
  private:
+  // Address space that nothing may touch yet, or null.
+  static char* reserved(int64_t bytes) {
+    void* found = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return found == MAP_FAILED ? nullptr : static_cast<char*>(found);
+  }
+
+  // The same, beginning at a huge page.
+  static char* at_huge_page(int64_t bytes) {
+    char* found = reserved(bytes + kHugePage);
+    if (found == nullptr) {
+      return nullptr;
+    }
+    const int64_t before = (kHugePage - reinterpret_cast<intptr_t>(found) % kHugePage) % kHugePage;
+    if (before > 0) {
+      munmap(found, before);
+    }
+    if (before < kHugePage) {
+      munmap(found + before + bytes, kHugePage - before);
+    }
+    return found + before;
+  }
+
   Arena(std::vector<int64_t> sizes, std::vector<Place> places) : placement(std::move(sizes), std::move(places)) {}
 };
 
