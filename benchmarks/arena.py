@@ -28,7 +28,8 @@ from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_
 from pooch.api.children import child_environment
 from pooch.units import format_bytes
 
-SLACK_BYTES = 32 * 2**20  # for what is no tensor: stacks, generated code, two copy buffers
+SLACK_BYTES = 32 * 2**20  # for what is no tensor: stacks, generated code, workspaces of libraries, two copy buffers
+SLACK_STEP_BYTES, MOST_SLACK_STEPS = 4 * 2**20, 32  # of the search for the smallest slack that suffices
 NAME, TITLE = "arena-cpu", "Training on an arena, beside other allocators"
 WORKLOADS: Mapping[str, Mapping[str, int]] = {
     "resnet50": {"batch_size": 8, "image_size": 128},
@@ -105,18 +106,44 @@ def measure(job: Mapping[str, Any], turns: int, jemalloc: str | None) -> dict[st
                 found[name]["steps"].append(children[name].ask({"step": turn}))
         for name in names:
             found[name] |= children[name].ask({"end": True})
-    own = found["arena"]
-    room_bytes = own["arena"]["arena_bytes"] + own["base_live_bytes"] - own["start_live_bytes"] + SLACK_BYTES
-    return {"allocators": found, "limited": {name: limited(job, name, room_bytes) for name in LIMITED}}
+    return {"allocators": found}
+
+
+def measure_limits(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Train under limits at the size of the arena that these steps have, and find the slack that suffices."""
+    with process({**job, "allocator": "arena"}, None) as child:
+        own = child.answer()
+        own |= child.ask({"end": True})
+    room_bytes = own["arena"]["arena_bytes"] + own["base_live_bytes"] - own["start_live_bytes"]
+    found: dict[str, Any] = {"arena_bytes": own["arena"]["arena_bytes"], "room_bytes": room_bytes}
+    for name in LIMITED:
+        found[name] = limited(job, name, room_bytes + SLACK_BYTES)
+        if name != "glibc":
+            found[name]["slack_bytes"] = smallest_slack(job, name, room_bytes)
+    return found
+
+
+def smallest_slack(job: Mapping[str, Any], name: str, room_bytes: int) -> int | None:
+    """Bytes beyond the room with which training goes through, by bisection; None: more than were tried."""
+    low, high = 0, MOST_SLACK_STEPS + 1  # fewer than `low` are too few, and `high` are enough
+    while low < high:
+        middle = (low + high) // 2
+        if middle <= MOST_SLACK_STEPS and not limited(job, name, room_bytes + middle * SLACK_STEP_BYTES)["survived"]:
+            low = middle + 1
+        else:
+            high = middle
+    return low * SLACK_STEP_BYTES if low <= MOST_SLACK_STEPS else None
 
 
 def limited(job: Mapping[str, Any], name: str, room_bytes: int) -> dict[str, Any]:
-    """Train in a process that has room for what stays, for the arena and for a slack, from its first step on."""
+    """Train in a process that has so much room from its first step on. An arena has to have served at the end."""
     with process({**job, "allocator": name, "room_bytes": room_bytes}, None) as child:
         outcome = child.answer()
     if "died" in outcome:
         outcome = {"survived": False, "message": f"the process died ({outcome['died']})"}
-    tell(f"  {name} at the arena's size: {'survived' if outcome['survived'] else outcome['message']}")
+    elif outcome["survived"] and outcome["arena"] is not None and outcome["arena"]["state"] != "serving":
+        outcome = {"survived": False, "message": f"it went on without the arena ({outcome['arena']['reason']})"}
+    tell(f"  {name} in {format_bytes(room_bytes)}: {'survived' if outcome['survived'] else outcome['message']}")
     return outcome
 
 
@@ -248,10 +275,15 @@ def predicted_rows(results: Sequence[Result]) -> list[Row]:
 
 
 def limited_rows(results: Sequence[Result]) -> list[Row]:
-    """How training ended under a limit at the arena's size."""
+    """How training ended under a limit at the arena's size, and the smallest slack with which it goes through."""
+
+    def slack(found: Mapping[str, Any]) -> str:
+        return "more" if found["slack_bytes"] is None else f"{found['slack_bytes'] // 2**20} MiB"
+
     return [
         {"workload": result["workload"], "": result["kind"]}
-        | {name: "survived" if found["survived"] else "died" for name, found in result["limited"].items()}
+        | {name: "survived" if result["limited"][name]["survived"] else "died" for name in LIMITED}
+        | {f"slack that suffices, {name}": slack(result["limited"][name]) for name in LIMITED if name != "glibc"}
         for result in results
     ]
 
@@ -292,6 +324,24 @@ def more_of(results: Sequence[Result]) -> dict[str, list[Row]]:
     return {heading: rows for heading, rows in found.items() if rows}
 
 
+def limits_alone(chosen: Sequence[str], budget: str, threads: int, folder: Path) -> None:
+    """Measure the limits of stored results again, and write them."""
+    results = earlier_results(NAME, folder, ())
+    for name in chosen:
+        with tempfile.TemporaryDirectory() as temporary:
+            path = Path(temporary) / "plan.json"
+            plan_for(name, WORKLOADS[name], budget, threads, path)
+            for result in results:
+                if result["workload"] == name:
+                    tell(f"{name}, {result['kind']}")
+                    job = {
+                        "workload": name, "settings": WORKLOADS[name], "plan": str(path) if result["plan"] else None,
+                        "warm_steps": WARM_STEPS, "threads": threads,
+                    }  # fmt: skip
+                    result["limited"] = measure_limits(job)
+        write_results(NAME, TITLE, memory_rows(results), results, folder, more_of(results))
+
+
 def main() -> None:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -301,9 +351,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each process")
     parser.add_argument("--jemalloc", default=ctypes.util.find_library("jemalloc"))
     parser.add_argument("--drift", type=int, default=1000, help="steps of the smallest workload on the arena; 0: none")
+    parser.add_argument("--limits", action="store_true", help="only the limits; all else stays as it was measured")
     parser.add_argument("-o", "--folder", type=Path, default=Path("benchmarks/results"))
     given = parser.parse_args()
     chosen = given.workload or list(WORKLOADS)
+    if given.limits:
+        limits_alone(chosen, given.budget, given.threads, given.folder)
+        return
     results = earlier_results(NAME, given.folder, chosen)
     for name in chosen:
         settings = WORKLOADS[name]
@@ -319,6 +373,7 @@ def main() -> None:
                     "threads": given.threads,
                 }  # fmt: skip
                 result = {**job, "kind": kind, "predicted": predicted, **measure(job, given.turns, given.jemalloc)}
+                result["limited"] = measure_limits(job)
                 if given.drift and name == "lstm" and plan is None:
                     result["drift"] = drift(
                         {**job, "settings": {"batch_size": 4, "sequence_length": 16, "width": 64}}, given.drift

@@ -49,8 +49,8 @@ def broken_promise(report: TrainingReport) -> str | None:
         return f"planned training under the hard limit {report.hard_limit_planned}"
     if report.hard_limit_arena is not None and not report.hard_limit_arena.startswith("went through"):
         return (
-            f"planned training on an arena under the hard limit {report.hard_limit_arena}. The budget bounds live bytes, "
-            "and an arena may take more: `--bound arena` makes a plan whose arena is within the budget"
+            f"planned training on an arena under the hard limit {report.hard_limit_arena}. The budget bounds live "
+            "bytes, and an arena may take more: `--bound arena` makes a plan whose arena is within the budget"
         )
     return None
 
