@@ -339,7 +339,7 @@ def limits_alone(chosen: Sequence[str], budget: str, threads: int, folder: Path)
                         "warm_steps": WARM_STEPS, "threads": threads,
                     }  # fmt: skip
                     result["limited"] = measure_limits(job)
-        write_results(NAME, TITLE, memory_rows(results), results, folder, more_of(results))
+    write_results(NAME, TITLE, memory_rows(results), results, folder, more_of(results))
 
 
 def main() -> None:
