@@ -12,7 +12,7 @@ unpacks (or one of the same size as the gradient that it reads) and those of par
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -65,8 +65,35 @@ def storages(dataflow: Dataflow) -> tuple[Storage, ...]:
     """Return the storages that the step allocates or that its schedule can free, in order of their last values."""
     values = dataflow.profile.values
     last = [value for value in values if value.role == "made" and not _has_successor(values, value)]
-    found = (_storage(dataflow, value) for value in last)
-    return tuple(each for each in found if each is not None)
+    found = [each for value in last if (each := _storage(dataflow, value)) is not None]
+    return tuple(_gone_on_in_place(dataflow, found))
+
+
+def _gone_on_in_place(dataflow: Dataflow, found: list[Storage]) -> list[Storage]:
+    """End storages one point earlier if the op that reads them last went on in them, which only the curve shows.
+
+    PyTorch computes some results in place, such as a linear layer's output with its bias, but not under the dispatch
+    mode that names a profile's values. Live bytes are measured without one: they do not rise where the op's result
+    begins. Counted twice, such a storage would look as if something from before the step was freed there and came back.
+    """
+    points = dataflow.in_core_points
+    begun: dict[int, list[Storage]] = {}
+    ending: dict[int, list[int]] = {}
+    for place, storage in enumerate(found):
+        begun.setdefault(storage.first_point, []).append(storage)
+        if storage.value not in dataflow.activation_ids:  # no action could move its end
+            ending.setdefault(storage.end_point, []).append(place)
+    for body in begun.keys() & {point - 1 for point in ending} - {0}:
+        made = begun[body]
+        missing_bytes = sum(each.size_bytes for each in made) - int(points[body] - points[body - 1])
+        for place in ending[body + 1]:
+            last = found[place]
+            is_read = last.value in dataflow.profile.ops[body // 2].reads
+            alike = any(each.size_bytes == last.size_bytes for each in made if each.value != last.value)
+            if is_read and alike and last.size_bytes <= missing_bytes and last.first_point < body:
+                found[place] = replace(last, end_point=body)
+                missing_bytes -= last.size_bytes
+    return found
 
 
 def _has_successor(values: Sequence[Value], value: Value) -> bool:

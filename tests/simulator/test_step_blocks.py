@@ -124,6 +124,24 @@ def test_a_backward_op_replaces_a_gradient_by_another_and_needs_no_workspace() -
     assert found[0].end_point == found[1].first_point + 1 == 2 * slot + 2
 
 
+def test_what_an_op_computes_in_place_is_not_counted_twice_though_its_profile_has_a_new_value() -> None:
+    """As a linear layer adds its bias, unless a dispatch mode is watching."""
+    step = toys.ToyStep()
+    first = step.op([step.external(100)], [20], saves_outputs=[0])[0]
+    product = step.op([first], [16])[0]
+    total = step.op([product], [16])[0]
+    step.op([total], [20], saves_outputs=[0])
+    profile = step.build()
+    adding = profile.values[total].producer
+    ops = [replace(op, peak_bytes=op.peak_bytes - 16 * (op.index == adding)) for op in profile.ops]
+    dataflow = Dataflow(replace(profile, ops=tuple(ops)))
+    assert remainders(dataflow, storages(dataflow)) == ((), 100)
+    found = step_blocks(dataflow, NOTHING)
+    lives = {item.target: (item.block.lower, item.block.upper) for item in found.items}
+    assert lives[product][1] == lives[total][0]
+    assert live_points(found) == dataflow.in_core_points.tolist()
+
+
 @pytest.mark.parametrize("sizes", ["requested", "allocated"])
 def test_offsets_are_aligned_as_the_allocator_does(sizes: str) -> None:
     profile = replace(toys.chain(3, size_bytes=10), sizes=sizes)
