@@ -29,7 +29,7 @@ from pooch.api.children import child_environment
 from pooch.units import format_bytes
 
 SLACK_BYTES = 32 * 2**20  # for what is no tensor: stacks, generated code, workspaces of libraries, two copy buffers
-SLACK_STEP_BYTES, MOST_SLACK_STEPS = 4 * 2**20, 32  # of the search for the smallest slack that suffices
+SLACK_STEP_BYTES, MOST_SLACK_STEPS = 8 * 2**20, 12  # of the search for the smallest slack that suffices
 NAME, TITLE = "arena-cpu", "Training on an arena, beside other allocators"
 WORKLOADS: Mapping[str, Mapping[str, int]] = {
     "resnet50": {"batch_size": 8, "image_size": 128},
@@ -119,13 +119,17 @@ def measure_limits(job: Mapping[str, Any]) -> dict[str, Any]:
     for name in LIMITED:
         found[name] = limited(job, name, room_bytes + SLACK_BYTES)
         if name != "glibc":
-            found[name]["slack_bytes"] = smallest_slack(job, name, room_bytes)
+            found[name]["slack_bytes"] = smallest_slack(job, name, room_bytes, found[name]["survived"])
     return found
 
 
-def smallest_slack(job: Mapping[str, Any], name: str, room_bytes: int) -> int | None:
-    """Bytes beyond the room with which training goes through, by bisection; None: more than were tried."""
-    low, high = 0, MOST_SLACK_STEPS + 1  # fewer than `low` are too few, and `high` are enough
+def smallest_slack(job: Mapping[str, Any], name: str, room_bytes: int, suffices: bool) -> int | None:
+    """Bytes beyond the room with which training goes through, by bisection; None: more than were tried.
+
+    `suffices` is known of `SLACK_BYTES`.
+    """
+    known = SLACK_BYTES // SLACK_STEP_BYTES
+    low, high = (0, known) if suffices else (known + 1, MOST_SLACK_STEPS + 1)  # fewer than `low` are too few
     while low < high:
         middle = (low + high) // 2
         if middle <= MOST_SLACK_STEPS and not limited(job, name, room_bytes + middle * SLACK_STEP_BYTES)["survived"]:
