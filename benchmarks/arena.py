@@ -282,6 +282,8 @@ def limited_rows(results: Sequence[Result]) -> list[Row]:
     """How training ended under a limit at the arena's size, and the smallest slack with which it goes through."""
 
     def slack(found: Mapping[str, Any]) -> str:
+        if "slack_bytes" not in found:
+            return "not measured"
         return "more" if found["slack_bytes"] is None else f"{found['slack_bytes'] // 2**20} MiB"
 
     return [

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from ..torchtools.cpu_allocator import NO_PLACE, ArenaCounters, CountingAllocato
 from ..torchtools.cpu_allocator.arena_stats import ArenaState, ArenaStats
 from ..torchtools.malloc import trim_freed_memory
 from ..units import format_bytes
-from .blocks import blocks_of, common_step
+from .blocks import blocks_of, calls_that_repeat, common_step, part_of
 
 _in_use = threading.Lock()  # there is one arena in a process
 _STACK_BYTES = 2**20  # of the thread that packs: glibc keeps its stack, and 8 MiB would count where memory is limited
@@ -28,17 +29,19 @@ class ArenaOptions:
 
     Attributes:
         warm_steps: steps before the first that is recorded. Gradients and the optimizer's state appear in the first.
-        most_recorded: steps that are recorded until two in a row ask for the same.
+        most_calls: calls of the model that may make up one step, as where gradients accumulate.
+        most_recorded: calls that are recorded until they repeat.
         pack_limit_s: CPU seconds for packing.
         most_layouts: layouts that are made before an arena whose steps keep changing is given up.
         bad_share: share of a step's requests without their place that makes the step a bad one.
-        bad_steps: bad steps in a row after which steps are recorded again.
+        bad_steps: how many more bad steps than good ones there are when steps are recorded again.
         huge_pages: whether to ask the system for huge pages.
         canary_bytes: bytes behind each block that are watched; 0 for none. For tests.
     """
 
     warm_steps: int = 1
-    most_recorded: int = 8
+    most_calls: int = 16
+    most_recorded: int = 48
     pack_limit_s: float = 1.5
     most_layouts: int = 4
     bad_share: float = 0.05
@@ -50,8 +53,9 @@ class ArenaOptions:
 class _Packing:
     """A layout in the making, in a thread: the compiled packer does not hold the interpreter's lock."""
 
-    def __init__(self, step: RecordedStep, options: ArenaOptions) -> None:
-        self.step = step
+    def __init__(self, step: RecordedStep, begins: tuple[int, ...], options: ArenaOptions) -> None:
+        self.step, self.begins = step, begins
+        self.calls = 1  # that began since then, with the one that begins now
         self.blocks: dict[int, Block] = blocks_of(step, options.canary_bytes)
         self.layout: Layout | None = None
         self.error: Exception | None = None
@@ -78,9 +82,9 @@ class _Packing:
 class StepArena:
     """Records the first steps of a training, and serves those that follow from an arena.
 
-    A step lasts from one `begin_step` to the next, so that the optimizer's step and `zero_grad` belong to it. What
-    differs from the recorded step is served as it always was. `close` ends it; blocks that live in the arena stay
-    valid.
+    A call lasts from one `begin_step` to the next, so that the optimizer's step and `zero_grad` belong to it. A step is
+    a call, or several after which requests repeat, as where gradients accumulate. What differs from the recorded step
+    is served as it always was. `close` ends it; blocks that live in the arena stay valid.
 
     Args:
         allocator: installed for this object, which removes it.
@@ -96,9 +100,10 @@ class StepArena:
         self.recorded: RecordedStep | None = None
         self._stats = ArenaStats("waiting")
         self._left = options.warm_steps
-        self._recorded = 0
-        self._last: RecordedStep | None = None
+        self._begins: list[int] = []  # of the recorded calls
         self._packing: _Packing | None = None
+        self._parts: tuple[int, ...] = ()  # first request of each call of a step, and the end
+        self._part = 0
         self._seen = ArenaCounters()
         self._bad = 0
         self._is_open = True
@@ -114,7 +119,7 @@ class StepArena:
         return self._stats
 
     def begin_step(self) -> None:
-        """Begin a step of the calling thread, and so end the one before."""
+        """Begin a step of the calling thread, or a further call of one, and so end the one before."""
         if os.getpid() != self._process:
             return  # a fork leaves the arena to its parent
         with self._lock:
@@ -145,29 +150,36 @@ class StepArena:
             self._record()
 
     def _record(self) -> None:
-        self._last, self._recorded = None, 0
+        self._begins = [0]
         self._to("recording")
         self._functions.record()
 
     def _look_at_recorded(self) -> None:
-        step = self._functions.recorded()
-        self._recorded += 1
-        common = common_step(self._last, step) if self._last is not None else None
-        if common is not None:
-            self._last, self.recorded = None, common
-            self._packing = _Packing(common, self._options)
+        recorded = self._functions.recorded_so_far()
+        self._begins.append(len(recorded.sizes))
+        # After a layout that did not serve, more calls have to repeat: it may have been made of the middle of a step.
+        least = 4**self._stats.layouts
+        is_last = len(self._begins) > max(self._options.most_recorded, least)
+        calls = calls_that_repeat(recorded, self._begins, self._options.most_calls, least, by_sizes=is_last)
+        if calls:
+            begin, middle, end = self._begins[-1 - 2 * calls], self._begins[-1 - calls], self._begins[-1]
+            common = common_step(part_of(recorded, begin, middle), part_of(recorded, middle, end))
+            assert common is not None, "they have the same sizes"
+            self._functions.recorded()
+            self.recorded = common
+            begins = tuple(each - middle for each in self._begins[-1 - calls :])
+            self._packing = _Packing(common, begins, self._options)
             self._to("packing")
-        elif self._recorded < self._options.most_recorded:
-            self._last = step
-            self._functions.record()
+        elif not is_last:
+            self._functions.begin_step()
         else:
-            self._last = None
-            self._off(f"no two steps in a row of {self._recorded} asked for the same memory")
+            self._off(f"{len(self._begins) - 1} steps did not repeat what they asked for")
 
     def _look_at_packing(self) -> None:
         packing = self._packing
         assert packing is not None
         if packing.layout is None and packing.error is None:
+            packing.calls += 1
             return  # packing goes on beside this step
         self._packing = None
         if packing.layout is None:
@@ -175,24 +187,29 @@ class StepArena:
         elif not packing.layout.arena_bytes:
             self._off("no block lives and dies within a step")
         else:
-            self._serve(packing.step, packing.blocks, packing.layout)
+            self._serve(packing, packing.layout)
 
-    def _serve(self, step: RecordedStep, blocks: dict[int, Block], layout: Layout) -> None:
+    def _serve(self, packing: _Packing, layout: Layout) -> None:
+        step, blocks = packing.step, packing.blocks
         offsets, rooms = np.full_like(step.sizes, NO_PLACE), np.zeros_like(step.sizes)
         numbers = list(blocks)
         offsets[numbers] = layout.offsets
         rooms[numbers] = [block.size_bytes for block in blocks.values()]
         trim_freed_memory()  # what steps without the arena left behind
         options = self._options
+        self._parts = packing.begins
+        self._part = packing.calls % (len(self._parts) - 1)
+        first, end = self._parts[self._part : self._part + 2]
         if not self._functions.serve(
             step.sizes, offsets, rooms, layout.arena_bytes,
-            huge_pages=options.huge_pages, canaries=options.canary_bytes > 0,
+            huge_pages=options.huge_pages, canaries=options.canary_bytes > 0, first=first, end=end,
         ):  # fmt: skip
             self._off(f"the system has no room for an arena of {format_bytes(layout.arena_bytes)}")
             return
         self._seen, self._bad = ArenaCounters(), 0
         self._stats = ArenaStats(
             "serving",
+            calls=len(self._parts) - 1,
             arena_bytes=layout.arena_bytes,
             bound_bytes=layout.bound_bytes,
             blocks=len(blocks),
@@ -204,13 +221,25 @@ class StepArena:
         now = self._functions.counters()
         last = now.since(self._seen)
         self._seen = now
-        self._bad = self._bad + 1 if last.fallbacks > self._options.bad_share * max(1, last.requests) else 0
+        is_bad = last.fallbacks > self._options.bad_share * max(1, last.requests)
+        self._bad = self._bad + 1 if is_bad else max(0, self._bad - 1)
         if self._bad < self._options.bad_steps:
-            self._functions.begin_step()
+            self._begin_part(self._part_after(last.requests))
         elif self._stats.layouts < self._options.most_layouts:
             self._record()
         else:
             self._off(f"the steps kept changing after {self._stats.layouts} layouts")
+
+    def _begin_part(self, number: int) -> None:
+        self._part = number % (len(self._parts) - 1)
+        self._functions.begin_step(*self._parts[self._part : self._part + 2])
+
+    def _part_after(self, requests: int) -> int:
+        """The call of a step that follows one of so many requests, which tell where a loop has skipped to."""
+        lengths = [end - begin for begin, end in pairwise(self._parts)]
+        if requests != lengths[self._part] and lengths.count(requests) == 1:
+            return lengths.index(requests) + 1
+        return self._part + 1
 
     def _stay_off(self) -> None:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..api.options import PlanOptions
@@ -124,11 +125,16 @@ def _train_under_limit(
     give_memory_back(device)  # or those processes could not use what this one's allocator caches
     limit = plan.budget_bytes or plan.predicted_peak_bytes
     planned = train_limited(factory, plan, limit, steps, progress)
-    known = {"in_core_peak_bytes": plan.in_core_peak_bytes, "slack_bytes": planned.slack_bytes}
-    outcomes = {"plain": train_limited(factory, None, limit, steps, progress, **known), "planned": planned}
-    if options.arena:
-        outcomes["arena"] = train_limited(factory, plan, limit, steps, progress, on_arena=True, **known)
-    return outcomes
+    alike = partial(
+        train_limited,
+        budget_bytes=limit,
+        steps=steps,
+        progress=progress,
+        in_core_peak_bytes=plan.in_core_peak_bytes,
+        slack_bytes=planned.slack_bytes,
+    )
+    outcomes = {"plain": alike(factory, None), "planned": planned}
+    return outcomes | ({"arena": alike(factory, plan, on_arena=True)} if options.arena else {})
 
 
 def optimize(

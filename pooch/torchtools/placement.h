@@ -74,16 +74,22 @@ class Recorder {
 // were recorded in a row further on, the sequence goes on there.
 class Sequence {
  public:
-  explicit Sequence(std::vector<int64_t> sizes) : sizes_(std::move(sizes)) {}
+  explicit Sequence(std::vector<int64_t> sizes) : sizes_(std::move(sizes)), end_(sizes_.size()) {}
 
-  void restart() {
-    next_ = 0;
+  // Goes on with the recorded requests from `first` to `end`.
+  void restart(size_t first, size_t end) {
+    end_ = end < sizes_.size() ? end : sizes_.size();
+    next_ = first < end_ ? first : end_;
     unrecognised_ = 0;
+  }
+
+  size_t count() const {
+    return sizes_.size();
   }
 
   // The number of the recorded request, or kNoPlace.
   int64_t recognise(int64_t size) {
-    if (next_ < sizes_.size() && sizes_[next_] == size) {
+    if (next_ < end_ && sizes_[next_] == size) {
       unrecognised_ = 0;
       return static_cast<int64_t>(next_++);
     }
@@ -91,7 +97,7 @@ class Sequence {
     if (unrecognised_ < kAgreeing) {
       return kNoPlace;
     }
-    const size_t end = sizes_.size() < next_ + kWindow ? sizes_.size() : next_ + kWindow;
+    const size_t end = end_ < next_ + kWindow ? end_ : next_ + kWindow;
     for (size_t last = next_ + kAgreeing - 1; last < end; ++last) {
       if (agrees(last)) {
         unrecognised_ = 0;
@@ -103,7 +109,7 @@ class Sequence {
   }
 
   bool is_over() const {
-    return next_ == sizes_.size();
+    return next_ == end_;
   }
 
  private:
@@ -120,6 +126,7 @@ class Sequence {
   static constexpr size_t kWindow = 4096;
   std::vector<int64_t> sizes_;
   size_t next_ = 0;
+  size_t end_;
   size_t unrecognised_ = 0;  // in a row
   int64_t recent_[kAgreeing] = {};
 };
@@ -188,7 +195,12 @@ class Placement {
       : sequence_(std::move(sizes)), places_(std::move(places)) {}
 
   void begin_step(Counters& counters) {
-    sequence_.restart();
+    begin_part(0, sequence_.count(), counters);
+  }
+
+  // Begins one of the calls that repeat as one step: its requests are those recorded from `first` to `end`.
+  void begin_part(size_t first, size_t end, Counters& counters) {
+    sequence_.restart(first, end);
     ++counters.steps;
   }
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import pooch
 from pooch.allocation import ArenaOptions, StepArena, blocks_of, common_step, open_arena
+from pooch.allocation.blocks import calls_that_repeat, part_of
 from pooch.api.arenas import arena_for
 from pooch.errors import UsageError
 from pooch.executor import apply_plan
@@ -249,11 +250,13 @@ def test_steps_that_have_changed_for_good_are_recorded_again() -> None:
 
 
 def test_steps_that_never_repeat_get_no_arena() -> None:
-    expected = trained(lambda training, number: training.step(1 + number % 3), 14)
-    with an_arena() as arena:
-        actual = trained(lambda training, number: training.step(1 + number % 3), 14, arena)
+    rows = "abcacbabcbacabcacbacab"  # no part of it comes twice in a row
+    act: Act = lambda training, number: training.step(1 + "abc".index(rows[number]))  # noqa: E731
+    expected = trained(act, 20)
+    with an_arena(replace(WATCHED, most_recorded=16)) as arena:
+        actual = trained(act, 20, arena)
         assert arena.stats.state == "off"
-        assert "no two steps in a row" in arena.stats.line()
+        assert "16 steps did not repeat" in arena.stats.line()
     assert actual == expected
 
 
@@ -276,6 +279,65 @@ def test_gradients_that_accumulate_are_right() -> None:
         training.step()
 
     assert served_alike(act).share_placed == 1.0
+
+
+def accumulating(calls: int, skipped: int = -1) -> Act:
+    """Gradients over so many calls, each of which is told to the arena; one call is left out."""
+    made = {"calls": 0}
+
+    def act(training: Training, number: int) -> None:
+        if number == 0:
+            made["calls"] = 0
+        made["calls"] += 2 if number == skipped else 1
+        loss = training.model(training.data).square().mean()
+        loss.backward()
+        if made["calls"] % calls == 0:
+            training.finish(loss)
+
+    return act
+
+
+def test_two_calls_that_accumulate_gradients_are_packed_as_one_step() -> None:
+    stats = served_alike(accumulating(2), steps=20)
+    assert (stats.state, stats.calls, stats.layouts) == ("serving", 2, 1)
+    assert stats.counters.fallbacks == 0
+    assert stats.counters.placed_bytes > 20 * stats.counters.other_bytes
+    assert "blocks of 2 calls" in stats.line()
+
+
+def test_three_calls_are_one_step_although_two_ask_for_the_same_sizes() -> None:
+    """The gradients of the first stay, and those of the second do not."""
+    stats = served_alike(accumulating(3), steps=30)
+    assert (stats.state, stats.calls, stats.layouts) == ("serving", 3, 1)
+    assert stats.counters.fallbacks == 0
+
+
+def test_the_middle_of_a_longer_step_is_not_taken_for_a_step_for_long() -> None:
+    """Of five calls, the second to fourth are alike."""
+    stats = served_alike(accumulating(5), steps=70, options=replace(WATCHED, bad_steps=2))
+    assert (stats.state, stats.calls) == ("serving", 5)
+    assert stats.layouts > 1
+    assert stats.counters.fallbacks == 0
+
+
+def test_a_call_that_is_left_out_only_costs_places_until_the_end_of_its_step() -> None:
+    stats = served_alike(accumulating(2, skipped=16), steps=40)
+    assert (stats.state, stats.calls, stats.layouts) == ("serving", 2, 1)
+    assert 0 < stats.counters.fallbacks < stats.blocks / 2
+
+
+def test_a_plain_training_that_accumulates_is_served() -> None:
+    training = a_training()
+    with pooch.arena(training.model) as arena:
+        for number in range(20):
+            training.model(training.data).square().mean().backward()
+            if number % 2:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+            arena.wait()
+        assert arena.stats is not None
+        assert (arena.stats.state, arena.stats.calls) == ("serving", 2)
+        assert arena.stats.share_placed == 1.0
 
 
 def test_gradients_that_stay_are_not_placed() -> None:
@@ -514,6 +576,35 @@ def test_blocks_live_as_long_as_in_either_step() -> None:
     assert common_step(recorded([64], [1]), recorded([65], [1])) is None
     assert common_step(recorded([64], [1]), recorded([64, 64], [1, 2])) is None
     assert pack(list(blocks_of(common).values())).arena_bytes == 192
+
+
+def test_calls_repeat_where_their_sizes_do() -> None:
+    def found(calls: str, most: int = 16, least: int = 0, by_sizes: bool = False) -> int:
+        """Blocks in capitals outlive the recording."""
+        letters = calls.replace(" ", "")
+        deaths = [ALIVE if letter.isupper() else number + 1 for number, letter in enumerate(letters)]
+        begins = np.cumsum([0, *map(len, calls.split(" "))]).tolist()
+        step = recorded([ord(letter.lower()) for letter in letters], deaths)
+        return calls_that_repeat(step, begins, most, least, by_sizes=by_sizes)
+
+    assert found("ab ab") == 1
+    assert found("ab a") == 0
+    assert found("x ab c ab c") == 2
+    assert found("ab c ab cd") == 0
+    assert found("a a b a a b") == 3
+    assert found("b a a") == 1
+    assert found("b a a", least=3) == 0
+    assert found("a a b a a b", most=2) == 0
+    assert found("ab a b") == 0
+    assert found("a") == found("") == 0
+    assert found("Ab ab abc Ab ab abc") == 3
+    assert found("Ab ab", by_sizes=True) == 1
+
+
+def test_a_part_of_a_recording_is_a_step() -> None:
+    whole = recorded([1, 2, 3, 4, 5], [1, ALIVE, 4, 5, 5])
+    part = part_of(whole, 2, 4)
+    assert (part.sizes.tolist(), part.deaths.tolist()) == ([3, 4], [2, ALIVE])
 
 
 def test_packing_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,6 +268,11 @@ int64_t pooch_arena_recorded() {
   return arenas().recorded();
 }
 
+// The number of requests that were recorded so far.
+int64_t pooch_arena_requests() {
+  return arenas().requests();
+}
+
 // Writes the sizes of the recorded requests, and before which request their blocks died (-1: alive).
 void pooch_arena_read(int64_t* sizes, int64_t* deaths) {
   const std::lock_guard<std::mutex> guard(arenas().mutex);
@@ -292,9 +297,10 @@ int pooch_arena_serve(
   }
 }
 
-// Begins a step of the calling thread: its next request is the first recorded one.
-void pooch_arena_begin_step() {
-  arenas().begin_step();
+// Begins a step of the calling thread, or a part of one: its next request is the recorded one of number `first`, and those
+// from `end` on belong to the next part. While steps are recorded, they are those of this thread.
+void pooch_arena_begin_step(int64_t first, int64_t end) {
+  arenas().begin_step(static_cast<size_t>(first), static_cast<size_t>(end));
 }
 
 // Records and serves no more. An arena with live blocks stays until they are freed.

@@ -103,12 +103,12 @@ class Arenas {
     return owner_.load(std::memory_order_relaxed) == this_thread();
   }
 
-  // From here on, the requests of this thread are those of a step.
-  void begin_step() {
+  // From here on, the requests of this thread are those of a step that were recorded from `first` to `end`.
+  void begin_step(size_t first, size_t end) {
     const std::lock_guard<std::mutex> guard(mutex);
     owner_.store(this_thread(), std::memory_order_relaxed);
     if (serving_ != nullptr) {
-      serving_->placement.begin_step(counters);
+      serving_->placement.begin_part(first, end, counters);
     }
   }
 
@@ -126,6 +126,11 @@ class Arenas {
       mode_.store(kOff, std::memory_order_relaxed);
     }
     recorder.close();
+    return static_cast<int64_t>(recorder.count());
+  }
+
+  int64_t requests() {
+    const std::lock_guard<std::mutex> guard(mutex);
     return static_cast<int64_t>(recorder.count());
   }
 

@@ -14,13 +14,15 @@ from ...native import Signatures, bound_functions
 Integers = NDArray[np.int64]
 ALIVE = -1
 NO_PLACE = -1
+_ALL = 2**62
 _LONGS = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
 _SIGNATURES: Signatures = {
     "record": ([], None),
     "recorded": ([], ctypes.c_int64),
     "read": ([_LONGS, _LONGS], None),
     "serve": ([ctypes.c_int64, _LONGS, _LONGS, _LONGS, ctypes.c_int64, ctypes.c_int, ctypes.c_int], ctypes.c_int),
-    "begin_step": ([], None),
+    "requests": ([], ctypes.c_int64),
+    "begin_step": ([ctypes.c_int64, ctypes.c_int64], None),
     "stop": ([], None),
     "counters": ([_LONGS], None),
     "mapped_bytes": ([], ctypes.c_int64),
@@ -97,7 +99,9 @@ class ArenaCalls:
 
     def recorded(self) -> RecordedStep:
         """End the recording, and return it."""
-        count = self._functions["recorded"]()
+        return self._read(self._functions["recorded"]())
+
+    def _read(self, count: int) -> RecordedStep:
         step = RecordedStep(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
         self._functions["read"](step.sizes, step.deaths)
         return step
@@ -126,6 +130,10 @@ class ArenaFunctions(ArenaCalls):
         """Begin to record what the calling thread asks for. An arena that serves is taken off."""
         self._functions["record"]()
 
+    def recorded_so_far(self) -> RecordedStep:
+        """What was recorded up to now; the recording goes on."""
+        return self._read(self._functions["requests"]())
+
     def serve(
         self,
         sizes: Integers,
@@ -135,6 +143,8 @@ class ArenaFunctions(ArenaCalls):
         *,
         huge_pages: bool = True,
         canaries: bool = False,
+        first: int = 0,
+        end: int = _ALL,
     ) -> bool:
         """Serve the calling thread from a new arena; an earlier one is taken off. Its first step begins now.
 
@@ -145,6 +155,8 @@ class ArenaFunctions(ArenaCalls):
             arena_bytes: of the arena.
             huge_pages: whether to ask the system for huge pages.
             canaries: whether to write a pattern into the rest of each place, and look for it when the block is freed.
+            first: as of `begin_step`.
+            end: as of `begin_step`.
 
         Returns:
             Whether the system had room for the arena.
@@ -152,12 +164,18 @@ class ArenaFunctions(ArenaCalls):
         whole = [np.ascontiguousarray(each, dtype=np.int64) for each in (sizes, offsets, rooms)]
         served = self._functions["serve"](len(whole[0]), *whole, arena_bytes, int(huge_pages), int(canaries))
         if served:
-            self.begin_step()
+            self.begin_step(first, end)
         return bool(served)
 
-    def begin_step(self) -> None:
-        """Begin a step of the calling thread: its next request is the first recorded one."""
-        self._functions["begin_step"]()
+    def begin_step(self, first: int = 0, end: int = _ALL) -> None:
+        """Begin a step of the calling thread, or while steps are recorded, record this thread from now on.
+
+        Args:
+            first: number of the recorded request that its next one is; more than 0 in the middle of a step of several
+                calls.
+            end: number of the first recorded request that it does not make.
+        """
+        self._functions["begin_step"](first, end)
 
     def mapped_bytes(self) -> int:
         """Bytes of all arenas, also of those that were taken off and still have live blocks."""

@@ -23,6 +23,7 @@ class ArenaStats:
         bound_bytes: the highest sum of live bytes in the arena: no arena could be smaller.
         blocks: requests of a step that have a place.
         unplaced_blocks: requests of a step that have none, because their blocks outlive the step.
+        calls: calls of the model after which requests repeat, and which were packed as one step.
         layouts: number of layouts that were made so far.
         counters: of requests since the arena serves.
     """
@@ -33,6 +34,7 @@ class ArenaStats:
     bound_bytes: int = 0
     blocks: int = 0
     unplaced_blocks: int = 0
+    calls: int = 1
     layouts: int = 0
     counters: ArenaCounters = field(default_factory=ArenaCounters)
 
@@ -48,9 +50,10 @@ class ArenaStats:
             return f"none: {self.reason}" if self.reason else f"none yet, {self.state}"
         over = self.arena_bytes / self.bound_bytes - 1 if self.bound_bytes else 0.0
         counters = self.counters
+        of_calls = f" of {self.calls} calls" if self.calls > 1 else ""
         return (
-            f"{self.state}, {format_bytes(self.arena_bytes)} ({over:.2%} over the bound), {self.blocks} blocks, "
-            f"{counters.steps} steps: {self.share_placed:.2%} of requests at their place, {counters.fallbacks} not "
-            f"({counters.unrecognised} unknown, {counters.collided} collided, {counters.beyond} beyond the step), "
-            f"{counters.unplaced} of blocks that outlive a step"
+            f"{self.state}, {format_bytes(self.arena_bytes)} ({over:.2%} over the bound), {self.blocks} blocks"
+            f"{of_calls}, {counters.steps} steps: {self.share_placed:.2%} of requests at their place, "
+            f"{counters.fallbacks} not ({counters.unrecognised} unknown, {counters.collided} collided, "
+            f"{counters.beyond} beyond the step), {counters.unplaced} of blocks that outlive a step"
         )
