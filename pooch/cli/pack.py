@@ -1,4 +1,4 @@
-"""`pooch pack`: offsets in one arena for blocks with known lifetimes, or for the step of a plan."""
+"""`pooch pack`: offsets in one arena for blocks with known lifetimes, for the step of a plan, or for a model file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ import click
 from ..errors import UsageError
 from ..packing import POLICIES, Block, Layout, pack, verify
 from ..packing.files import load_blocks, save_offsets
+from ..plugins import provided
 from ..units import format_bytes
 from .options import PATH, force_option, json_option, output_option, plot_option
-from .output import print_json, print_written
+from .output import print_json, print_written, progress_shown
 
 if TYPE_CHECKING:
     from ..ir import Plan, Profile
 
 
 @click.command("pack")
-@click.argument("path", metavar="FILE.csv|PLAN.json|P.json", type=PATH)
+@click.argument("path", metavar="FILE.csv|PLAN.json|P.json|MODEL.onnx", type=PATH)
 @click.option("--profile", "profile_path", type=PATH, metavar="P.json", help="The profile that the plan was made for.")
 @click.option("--inference", is_flag=True, help="Of a profile: the forward pass alone, without gradients.")
+@click.option("--training", is_flag=True, help="Of a model file: a training step instead of the forward pass.")
+@click.option("--batch-size", type=int, metavar="N", help="Of a model file: items per pass.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of a model file: a setting.")
 @click.option("--policy", type=click.Choice(list(POLICIES)), default="ours", show_default=True, help="How to pack.")
 @click.option(
     "--time-limit",
@@ -43,6 +47,9 @@ def command(
     path: Path,
     profile_path: Path | None,
     inference: bool,
+    training: bool,
+    batch_size: int | None,
+    settings: tuple[str, ...],
     policy: str,
     time_limit_s: float,
     seed: int,
@@ -58,11 +65,24 @@ def command(
     PLAN.json is a plan: the blocks of its step are predicted from its schedule, with those of gradients, temporaries
     and replays. It needs --profile. P.json is a profile: the blocks are those of the step without a plan, or with
     --inference of its forward pass under torch.no_grad.
+
+    MODEL.onnx is profiled first. The blocks are those of its forward pass under torch.no_grad, or with --training of
+    its training step.
     """
-    if path.suffix.lower() == ".json":
+    suffix = path.suffix.lower()
+    is_model = suffix in provided("workload_files")
+    if not is_model and (training or batch_size is not None or settings):
+        raise UsageError(f"{path} is no model: --training, --batch-size and --set go with a file that ends in .onnx")
+    if is_model or suffix == ".json":
         if seed:
             raise UsageError("--seed is for CSV files: leave it out")
-        _pack_step(path, profile_path, inference, policy, time_limit_s, output, plot, as_json)
+        if is_model:
+            step = _profile_of_model(path, profile_path, inference, training, batch_size, settings), None
+        else:
+            step = _documents(path, profile_path)
+            if inference:
+                step = _inference_of(path, *step), None
+        _pack_step(*step, policy, time_limit_s, output, plot, as_json)
         return
     if inference:
         raise UsageError(f"{path} is no profile: --inference goes with a profile, a file that ends in .json")
@@ -88,9 +108,8 @@ def command(
 
 
 def _pack_step(
-    path: Path,
-    profile_path: Path | None,
-    inference: bool,
+    profile: Profile,
+    plan: Plan | None,
     policy: str,
     time_limit_s: float,
     output: Path | None,
@@ -100,9 +119,6 @@ def _pack_step(
     from ..api.step_layouts import layout_of
     from ..report.summaries import layout_record
 
-    profile, plan = _documents(path, profile_path)
-    if inference:
-        profile = _inference_of(path, profile, plan)
     started_s = time.process_time()
     packed = layout_of(profile, plan, policy=policy, time_limit_s=time_limit_s)
     seconds = time.process_time() - started_s
@@ -129,6 +145,28 @@ def _pack_step(
     if fits is False:
         click.echo("  `pooch plan --bound arena` makes a plan whose arena fits")
     print_written(output, plot)
+
+
+def _profile_of_model(
+    path: Path,
+    profile_path: Path | None,
+    inference: bool,
+    training: bool,
+    batch_size: int | None,
+    settings: tuple[str, ...],
+) -> Profile:
+    from ..analysis.inference import inference_of
+    from ..api.profiling import profile_workload
+    from ..workloads import WorkloadFactory, parse_settings
+
+    if inference and training:
+        raise UsageError("--inference and --training exclude each other: give one")
+    if profile_path is not None:
+        raise UsageError(f"{path} is no plan: --profile goes with a plan, a file that ends in .json")
+    factory = WorkloadFactory(str(path), batch_size, None, parse_settings(settings))
+    with progress_shown() as progress:
+        profile = profile_workload(factory, progress=progress)
+    return profile if training else inference_of(profile)
 
 
 def _inference_of(path: Path, profile: Profile, plan: Plan | None) -> Profile:

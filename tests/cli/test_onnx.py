@@ -54,6 +54,44 @@ def test_optimized_and_exported(pooch_command: Command, model: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_forward_pass_is_packed_and_a_training_step_if_asked_for(
+    pooch_command: Command, model: Path, tmp_path: Path
+) -> None:
+    given = ("--batch-size", 256, "--time-limit", 0.2, "--json")
+    answers = {}
+    for name, more in (("inference", ()), ("asked", ("--inference",)), ("training", ("--training",))):
+        outcome = pooch_command("pack", model, *given, *more)
+        assert outcome.code == 0, outcome.error
+        answers[name] = json.loads(outcome.out)
+        answers[name].pop("seconds")
+    assert answers["inference"] == answers["asked"]
+    assert answers["inference"]["verified"] is True
+    rows = 256 * 64 * 4
+    assert 2 * rows <= answers["inference"]["arena_bytes"] < 4 * rows  # a layer's input and output
+    assert answers["training"]["arena_bytes"] > 6 * rows
+    path = tmp_path / "p.json"
+    assert pooch_command("profile", model, "--batch-size", 256, "-o", path, "--repeats", 1).code == 0
+    saved = json.loads(pooch_command("pack", path, "--inference", *given[2:]).out)
+    assert saved["bound_bytes"] == answers["inference"]["bound_bytes"]
+
+
+def test_a_model_that_cannot_be_packed_is_told_in_one_line(pooch_command: Command, model: Path, tmp_path: Path) -> None:
+    for arguments, words in (
+        ((model, "--inference", "--training"), "exclude each other"),
+        ((model, "--profile", model), "is no plan"),
+        ((model, "--seed", 3), "--seed"),
+        ((model, "--set", "nonsense"), "nonsense"),
+        ((tmp_path / "none.onnx",), "none.onnx"),
+        ((tmp_path / "blocks.csv", "--batch-size", 4), "is no model"),
+        ((tmp_path / "p.json", "--training"), "is no model"),
+    ):
+        outcome = pooch_command("pack", *arguments)
+        assert outcome.code in (1, 2)
+        assert words in outcome.error_line
+        assert "unexpected" not in outcome.error_line
+
+
+@pytest.mark.slow
 def test_profiled_planned_and_run(pooch_command: Command, model: Path, tmp_path: Path) -> None:
     profile, plan, target = tmp_path / "p.json", tmp_path / "plan.json", tmp_path / "trained.onnx"
     size = ("--batch-size", 1024)
