@@ -10,10 +10,11 @@ import numpy as np
 
 from ..errors import UsageError
 from ..ir.layout import Block, Layout, bound_of
-from .first_fit import filled, first_fit
+from .first_fit import TooLate, filled, first_fit
 from .instance import Instance, Integers, arena_of, instance_of, part_of
 from .kernels import NO_ROUND_LIMIT, Kernels, Order, kernels
 
+SHORTEST_S = 1e-6  # of a search
 Policy = Callable[[Instance, Kernels, int, int, float], tuple[Integers, int]]
 
 
@@ -44,7 +45,9 @@ def pack(
         raise UsageError(f"unknown packing policy {policy!r}: choose from {', '.join(POLICIES)}")
     if not time_limit_s > 0 or max_rounds < 0 or not 0 <= seed < 2**64:
         raise UsageError("a search needs more than 0 seconds, 0 or more rounds, and a seed of 64 bits")
+    begun_s = time.thread_time()
     instance = instance_of(blocks)
+    time_limit_s = max(time_limit_s - 2 * (time.thread_time() - begun_s), SHORTEST_S)  # as much again at the end
     offsets, rounds, is_proven = np.zeros(len(blocks), dtype=np.int64), 0, True
     used = with_kernels or kernels()
     if len(instance.sizes):
@@ -85,26 +88,39 @@ def ours(instance: Instance, used: Kernels, seed: int, max_rounds: int, time_lim
     Many small blocks make every step of a search slow and decide little. So it begins with the largest blocks alone,
     until they fit below the bound of all; then smaller ones come where first fit has room for them, and so on.
     """
-    offsets, rounds = used.search(instance, starting_orders(instance), seed, 0, time_limit_s)
     started_s = time.thread_time()
+
+    def left_s() -> float:
+        return time_limit_s - (time.thread_time() - started_s)
+
+    offsets, rounds = used.search(instance, starting_orders(instance), seed, 0, time_limit_s)
     chosen = np.zeros(0, dtype=np.int64)
     placed = offsets[chosen]
+    filling_s = 0.0  # what it takes to place the other blocks, once it is known
     levels = _levels(instance)
     for number, level in enumerate(levels):
-        left_s = time_limit_s - (time.thread_time() - started_s)
-        if arena_of(instance, offsets) <= instance.bound_bytes or left_s <= 0 or rounds >= max_rounds:
+        if arena_of(instance, offsets) <= instance.bound_bytes or left_s() <= 0 or rounds >= max_rounds:
             break
-        part = part_of(instance, level)
-        start = filled(part, level, chosen, placed) if number else None
+        is_last = number == len(levels) - 1
         share = 1 / (len(levels) - number)
         most = math.ceil((max_rounds - rounds) * share)
-        placed, more = used.search(part, starting_orders(part), seed, most, left_s * share, start)
-        chosen, rounds = level, rounds + more
-        if len(chosen) < len(instance.sizes):
-            whole = filled(instance, np.arange(len(instance.sizes)), chosen, placed)
-            offsets = whole if arena_of(instance, whole) < arena_of(instance, offsets) else offsets
-        elif arena_of(instance, placed) < arena_of(instance, offsets):
-            offsets = placed
+        if is_last:
+            found, more = used.search(instance, starting_orders(instance), seed, most, left_s(), offsets)
+            return (found if arena_of(instance, found) < arena_of(instance, offsets) else offsets), rounds + more
+        if left_s() <= 2 * filling_s:
+            continue
+        part = part_of(instance, level)
+        try:
+            start = filled(part, level, chosen, placed, left_s()) if len(chosen) else None
+            for_search_s = max(left_s() - filling_s, SHORTEST_S) * share
+            placed, more = used.search(part, starting_orders(part), seed, most, for_search_s, start)
+            chosen, rounds, before_s = level, rounds + more, left_s()
+            whole = filled(instance, np.arange(len(instance.sizes)), chosen, placed, before_s)
+        except TooLate:  # the levels of fewer blocks come to nothing then
+            filling_s = math.inf
+            continue
+        filling_s = before_s - left_s()
+        offsets = whole if arena_of(instance, whole) < arena_of(instance, offsets) else offsets
     return offsets, rounds
 
 

@@ -21,6 +21,8 @@ _STALE_ROUNDS = 60  # without a better order, after which the search starts agai
 _SHIFTS = 2  # of neighbours, after a block took its place
 _STEPS = 20  # the ceiling falls by this part of the way to the bound
 _WORD = 2**64 - 1
+_WHEN_LATE = 2**63 - 2  # a stop that only the clock meets
+_PLACED_BETWEEN_LOOKS = 256  # at the clock, while a skyline is decoded
 
 
 def decode(instance: Instance, order: Sequence[int]) -> list[int]:
@@ -193,7 +195,10 @@ class _Skyline:
         self._by_lower = by_lower
 
     def decode(self, order: Sequence[int], stop: int | None) -> tuple[int, list[int]] | None:
-        """Return the height and the offsets, or None once the height reaches `stop`. The first block comes first."""
+        """Return the height and the offsets, or None once the height reaches `stop`. The first block comes first.
+
+        With a `stop`, also None once it is late.
+        """
         self._begin()
         self._key = [0] * self._in.n
         for rank, block in enumerate(order):
@@ -244,6 +249,8 @@ class _Skyline:
             self._unplaced[blocks.lower[block]].remove(block)
             self._put(segment, block, top)
             left -= 1
+            if left and left % _PLACED_BETWEEN_LOOKS == 0 and stop is not None and blocks.is_late():
+                return None
             placed(block)
         return height, offsets
 
@@ -331,7 +338,7 @@ class _OrderSearch:
         for k, order in enumerate(orders):
             if k > 0 and (best.arena <= blocks.bound or blocks.is_late()):
                 break
-            found = self._skyline.decode(order, best.arena)
+            found = self._skyline.decode(order, best.arena if k else None)
             if found is not None:
                 best.arena, best.offsets = found
                 best_start = k
@@ -361,9 +368,9 @@ class _OrderSearch:
         if self._stale_rounds >= _STALE_ROUNDS:
             self._stale_rounds = 0
             self._order = self._orders[random.below(len(self._orders))]
-            found = self._skyline.decode(self._order, None)
-            assert found is not None, "nothing stops it"
-            self._take(*found)
+            found = self._skyline.decode(self._order, _WHEN_LATE)
+            if found is not None:
+                self._take(*found)
 
     def _take(self, height: int, offsets: list[int]) -> None:
         self._height, self._current = height, offsets

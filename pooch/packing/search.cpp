@@ -19,6 +19,8 @@ using Bytes = std::int64_t;
 using Order = std::vector<int>;
 
 constexpr Bytes kNoStop = std::numeric_limits<Bytes>::max();
+constexpr Bytes kWhenLate = kNoStop - 1;  // a stop that only the clock meets
+constexpr int kPlacedBetweenLooks = 256;  // at the clock, while a skyline is decoded
 constexpr int kDecodes = 30;                // of one round of the search over orders, fewer if blocks are many
 constexpr int kPlacements = 15000;          // in one round of the search over orders, about
 constexpr int kManyBlocks = 3000;           // of so many, each round draws one more weighing: moves gain little then
@@ -102,7 +104,8 @@ class Skyline {
   }
 
   // Keys by the order, the first block having the highest.
-  // Returns the height of the arena, or the first height of at least `stop` that it met.
+  // Returns the height of the arena, or the first height of at least `stop` that it met; `stop` itself once it is late,
+  // unless that is kNoStop.
   Bytes decode(const Order& order, Bytes stop, std::vector<Bytes>& offsets) {
     begin();
     for (int k = 0; k < in_.n; ++k) key_[order[k]] = in_.n - k;
@@ -166,6 +169,7 @@ class Skyline {
       take_out(block);
       put(index, block, top);
       --left;
+      if (left > 0 && left % kPlacedBetweenLooks == 0 && stop != kNoStop && in_.is_late()) return stop;
       placed(block);
     }
     return height;
@@ -322,7 +326,7 @@ class OrderSearch {
     int best_start = 0;
     for (int k = 0; k < static_cast<int>(orders_.size()); ++k) {
       if (k > 0 && (best_.arena <= in_.bound || in_.is_late())) break;
-      const Bytes height = skyline_.decode(orders_[k], kNoStop, offsets_);
+      const Bytes height = skyline_.decode(orders_[k], best_.arena, offsets_);
       if (height < best_.arena) {
         best_.arena = height;
         best_.offsets = offsets_;
@@ -355,7 +359,8 @@ class OrderSearch {
     if (stale_rounds_ < kStaleRounds) return;
     stale_rounds_ = 0;
     order_ = orders_[random.below(static_cast<std::int64_t>(orders_.size()))];
-    take(skyline_.decode(order_, kNoStop, offsets_));
+    const Bytes height = skyline_.decode(order_, kWhenLate, offsets_);
+    if (height < kWhenLate) take(height);
   }
 
  private:

@@ -18,6 +18,7 @@ from benchmarks.packing_instances import random_blocks, training_step
 from pooch.errors import InvalidLayout, UsageError
 from pooch.native import BuildError, built_library
 from pooch.packing import POLICIES, Block, Layout, bound_of, pack, policies, verify
+from pooch.packing.first_fit import TooLate, first_fit
 from pooch.packing.instance import arena_of, instance_of
 from pooch.packing.kernels import SOURCE, PythonKernels, kernels
 from tests.packing.strategies import any_blocks
@@ -155,6 +156,45 @@ def test_a_search_stops_with_its_time_limit() -> None:
         layout = pack(blocks, time_limit_s=SHORT_S, with_kernels=used)
         verify(blocks, layout)
         assert layout.rounds <= 1
+
+
+class Clock:
+    """CPU time that passes with each look at it."""
+
+    def __init__(self, per_look_s: float) -> None:
+        self.now_s, self._per_look_s = 0.0, per_look_s
+
+    def __call__(self) -> float:
+        self.now_s += self._per_look_s
+        return self.now_s
+
+
+def test_a_skyline_is_given_up_in_the_middle_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the eight orders, the first is decoded whole: there is no layout without it."""
+    clock = Clock(1.0)
+    monkeypatch.setattr("pooch.packing.python_search.time.thread_time", clock)
+    instance = instance_of(random_blocks(1200, seed=1))
+    orders = policies.starting_orders(instance)
+    offsets, rounds = PythonKernels().search(instance, orders, 0, 10, 3.5)
+    assert rounds == 0
+    assert (offsets == PythonKernels().decode(instance, orders[0])).all()
+    assert clock.now_s == 7.0, "the third look within the second skyline is the last but two"
+
+
+def test_first_fit_of_many_blocks_ends_with_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = instance_of(random_blocks(4500, seed=1))
+    order = np.arange(4500)
+    for limit_s, most_looks in (
+        (5.0, 12),
+        (60.0, 60),
+    ):  # far too little is seen after an eighth, a little too little later
+        clock = Clock(1.0)
+        monkeypatch.setattr("pooch.packing.first_fit.time.thread_time", clock)
+        with pytest.raises(TooLate):
+            first_fit(instance, order, limit_s)
+        assert clock.now_s <= most_looks + 3
+    monkeypatch.setattr("pooch.packing.first_fit.time.thread_time", Clock(0.0))
+    first_fit(instance, order, 1.0)
 
 
 def test_bad_blocks_are_told_in_one_line() -> None:
