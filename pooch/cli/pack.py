@@ -76,13 +76,14 @@ def command(
     if is_model or suffix == ".json":
         if seed:
             raise UsageError("--seed is for CSV files: leave it out")
+        plan = None
         if is_model:
-            step = _profile_of_model(path, profile_path, inference, training, batch_size, settings), None
+            profile = _profile_of_model(path, profile_path, inference, training, batch_size, settings)
         else:
-            step = _documents(path, profile_path)
+            profile, plan = _documents(path, profile_path)
             if inference:
-                step = _inference_of(path, *step), None
-        _pack_step(*step, policy, time_limit_s, output, plot, as_json)
+                profile, plan = _inference_of(path, profile, plan), None
+        _pack_step(profile, plan, policy, time_limit_s, output, plot, as_json)
         return
     if inference:
         raise UsageError(f"{path} is no profile: --inference goes with a profile, a file that ends in .json")
