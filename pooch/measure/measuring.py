@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..api.options import PlanOptions
@@ -125,16 +124,15 @@ def _train_under_limit(
     give_memory_back(device)  # or those processes could not use what this one's allocator caches
     limit = plan.budget_bytes or plan.predicted_peak_bytes
     planned = train_limited(factory, plan, limit, steps, progress)
-    alike = partial(
-        train_limited,
-        budget_bytes=limit,
-        steps=steps,
-        progress=progress,
-        in_core_peak_bytes=plan.in_core_peak_bytes,
-        slack_bytes=planned.slack_bytes,
-    )
-    outcomes = {"plain": alike(factory, None), "planned": planned}
-    return outcomes | ({"arena": alike(factory, plan, on_arena=True)} if options.arena else {})
+
+    def alike(plan_or_none: Plan | None, *, on_arena: bool) -> LimitedOutcome:
+        return train_limited(
+            factory, plan_or_none, limit, steps, progress,
+            in_core_peak_bytes=plan.in_core_peak_bytes, slack_bytes=planned.slack_bytes, on_arena=on_arena,
+        )  # fmt: skip
+
+    outcomes = {"plain": alike(None, on_arena=False), "planned": planned}
+    return outcomes | ({"arena": alike(plan, on_arena=True)} if options.arena else {})
 
 
 def optimize(

@@ -20,6 +20,7 @@ from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.batch_search.max_batch import max_batch
 from pooch.measure import checking, limited_child, measuring
+from pooch.measure.arena_training import ArenaOutcome
 from pooch.measure.comparison import compare, measure_rows
 from pooch.measure.hard_limit import SLACK_BYTES, LimitedJob, LimitedOutcome
 from pooch.measure.limited_child import _Training
@@ -206,15 +207,20 @@ def test_plain_training_gets_the_limit_of_planned_training_and_the_report_tells_
     factory: WorkloadFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = plan(profile_workload(factory()), "60%", region="step")
-    asked: list[tuple[bool, Any, Any]] = []
+    asked: list[tuple[Any, ...]] = []
 
     def train_limited(given: Any, plan: Any, limit: int, *others: Any, **keywords: Any) -> LimitedOutcome:
-        asked.append((plan is not None, keywords.get("in_core_peak_bytes"), keywords.get("slack_bytes")))
-        return LimitedOutcome(plan is not None, "" if plan else "memory ran out", (), 94 * MIB)
+        names = ("in_core_peak_bytes", "slack_bytes", "on_arena")
+        asked.append((plan is not None, *(keywords.get(name) for name in names)))
+        arena = "serving" if keywords.get("on_arena") else None
+        return LimitedOutcome(plan is not None, "" if plan else "memory ran out", (), 94 * MIB, arena)
 
     monkeypatch.setattr(measuring, "train_limited", train_limited)
-    report = measure_training(factory, chosen, steps=1, hard_limit=True)
-    assert asked == [(True, None, None), (False, chosen.in_core_peak_bytes, 94 * MIB)]
+    monkeypatch.setattr(measuring, "train_on_arena", lambda *given, **keywords: ArenaOutcome("serving"))
+    report = measure_training(factory, chosen, steps=1, hard_limit=True, arena=True)
+    known = (chosen.in_core_peak_bytes, 94 * MIB)
+    assert asked == [(True, None, None, None), (False, *known, False), (True, *known, True)]
+    assert report.hard_limit_arena == "went through; arena: serving"
     assert (report.hard_limit_planned, report.hard_limit_plain) == ("went through", "died: memory ran out")
     assert report.hard_limit_slack_bytes == 94 * MIB
 
