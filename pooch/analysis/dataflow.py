@@ -14,6 +14,7 @@ import numpy
 
 from ..ir.plan import Region
 from ..ir.profile import Profile, Value
+from .gathering import Gathering
 from .sharing import shared_values
 
 
@@ -25,10 +26,12 @@ class ReplayRecipe:
         ops: forward ops to run, ascending; the last one writes the value.
         sources: values "made" by the step that the ops read and do not make themselves (they have to be resident),
             ascending. External values are always at hand and not listed.
+        gathered: parameters that FSDP gathers and that the ops read, ascending: they have to be there.
     """
 
     ops: tuple[int, ...]
     sources: tuple[int, ...]
+    gathered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Dataflow:
         self.forward_slots = range(profile.forward_ops)
         if region == "model":  # the runtime sees no op outside of calls of the model
             self.forward_slots = range(profile.model_begin, profile.model_end)
+        self.gathering = Gathering(profile, self.anchor_slots)
 
     def _in_region(self, value: Value) -> bool:
         return self._made_in_region(value) and not (self.region == "model" and value.saved_outside_model)
@@ -252,15 +256,51 @@ class Dataflow:
     def saved_recipes(self) -> dict[int, ReplayRecipe]:
         """By activation that can be recomputed: how, from what autograd saves alone.
 
-        For replays that nobody planned, so that nothing else was held for them.
+        For replays that nobody planned, so that nothing else was held for them, and parameters that FSDP gathers may
+        not be there.
         """
         recipes = self._make_recipes(self._is_saved_source)
         known = ((value.id, recipes[value.id]) for value in self.activations)
-        return {value: recipe for value, recipe in known if isinstance(recipe, ReplayRecipe)}
+        return {v: recipe for v, recipe in known if isinstance(recipe, ReplayRecipe) and not recipe.gathered}
+
+    @cached_property
+    def from_gathered(self) -> frozenset[int]:
+        """Activations that cannot be made again at any time, since gathered parameters are read for them or for
+        what they are made from.
+        """
+        found: set[int] = set()
+        for value in self.activations:  # what is read comes before what reads it
+            recipe = self._recipes[value.id]
+            if isinstance(recipe, ReplayRecipe) and (recipe.gathered or not found.isdisjoint(recipe.sources)):
+                found.add(value.id)
+        return frozenset(found)
 
     @cached_property
     def _recipes(self) -> list[ReplayRecipe | str]:
-        return self._make_recipes(self.is_source)
+        recipes = self._make_recipes(self.is_source)
+        if self.profile.gathered:
+            self._refuse_outside_of_windows(recipes)
+        return recipes
+
+    def _refuse_outside_of_windows(self, recipes: list[ReplayRecipe | str]) -> None:
+        """Refuse values whose replay might be due while gathered parameters that it reads are not there.
+
+        A value is replayed where the backward pass first reads it, or before, where a value is replayed that is made
+        from it. So values are looked at from the last to the first, and whatever is decided on the others, each is
+        replayed within the windows of its units.
+        """
+        due = {value.id: self.gathering.at(value.first_unpack) for value in self.activations}
+        for value in reversed(self.activations):
+            recipe = recipes[value.id]
+            if isinstance(recipe, str):
+                continue
+            missing = next((g for g in recipe.gathered if not self.gathering.is_there(g, due[value.id])), None)
+            if missing is not None:
+                recipes[value.id] = self.gathering.why_missing(missing)
+                continue
+            for source in recipe.sources:
+                if source in due:
+                    due[source] |= due[value.id]
 
     def _make_recipes(self, is_source: Callable[[Value], bool]) -> list[ReplayRecipe | str]:
         recipes: list[ReplayRecipe | str] = []
@@ -280,9 +320,13 @@ class Dataflow:
             return op.refusal
         ops: set[int] = {op.index}
         sources: set[int] = set()
+        gathered: set[int] = set()
         for read in op.reads:
             read_value = self.profile.values[read]
             if self.is_always_at_hand(read_value):
+                continue
+            if self.gathering.is_gathered(read):
+                gathered.add(read)
                 continue
             if is_source(read_value):
                 sources.add(read)
@@ -294,4 +338,5 @@ class Dataflow:
                 return deeper
             ops.update(deeper.ops)
             sources.update(deeper.sources)
-        return ReplayRecipe(tuple(sorted(ops)), tuple(sorted(sources)))
+            gathered.update(deeper.gathered)
+        return ReplayRecipe(tuple(sorted(ops)), tuple(sorted(sources)), tuple(sorted(gathered)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..analysis.dataflow import Dataflow
-from ..ir import ExpectedOp, Plan, Profile
+from ..ir import ExpectedOp, Plan, Profile, Schedule
 from ..ir.layout import StepLayout
 from ..ir.plan import Bound
 from ..planner import PolicyOutcome
@@ -57,7 +57,16 @@ def pack_plan(
         persistent_bytes=profile.persistent_bytes,
         bound=bound,
         layout=layout,
+        gathered=_gathered(dataflow, planned.schedule),
+        from_gathered=tuple(value for value in planned.schedule.recomputed if value in dataflow.from_gathered),
     )
+
+
+def _gathered(dataflow: Dataflow, schedule: Schedule) -> tuple[int, ...]:
+    """The gathered parameters that the replays of a schedule read."""
+    replayed = {action.target for action in schedule.actions if action.kind == "replay"}
+    read = {value for op in replayed for value in dataflow.profile.ops[op].reads}
+    return tuple(sorted(value for value in read if dataflow.gathering.is_gathered(value)))
 
 
 def modelled_notes(profile: Profile) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from .emptied import EmptiedStorages
 from .engines.protocol import Arena
 from .lock import StepLock
 from .records import PackedRecord, Record
-from .replay import RecordedCall, find_made, replay_call
+from .replay import RecordedCall, find_made, is_emptied, replay_call
 from .statistics import RunStats, WarnOnce
 from .table import ActionTable
 
@@ -72,9 +72,20 @@ class StepActions:
                 return
             self._acted.add(slot)
             self._replays_ahead.discard(slot)
-            for action in self.table.actions.get(slot, ()):
-                self._do(action)
+            actions = self.table.actions.get(slot, ())
+            # Without the parameters that replays read, they wait until their results are read: they may be there then.
+            are_gathered = self._are_gathered(actions)
+            for action in actions:
+                if are_gathered or action.kind not in ("replay", "drop"):
+                    self._do(action)
             self._done.add(slot)
+
+    def _are_gathered(self, actions: tuple[Action, ...]) -> bool:
+        """Whether FSDP has filled the storages that the replays of a slot read, as it had when it was profiled."""
+        if not self.table.gathered:
+            return True
+        calls = (self.calls.get(action.target) for action in actions if action.kind == "replay")
+        return not any(is_emptied(call) for call in calls if call is not None)
 
     def protect(self, value: int | None) -> None:
         """Prepare for an op that writes over a value: finish its copy, and remember that it changed.
@@ -104,13 +115,18 @@ class StepActions:
         if value in self.table.emptied:
             self.records[value].home = weakref.ref(storage)
 
-    def hold(self, step: object, record: Record, tensor: torch.Tensor) -> PackedRecord[Record]:
+    def hold(
+        self, step: object, record: Record, tensor: torch.Tensor, *, is_planned: bool = True
+    ) -> PackedRecord[Record]:
         """Return the handle that autograd holds in place of a tensor on a planned value.
 
         Autograd may save a value again after releasing it. The tier's copy may then have been overwritten by another
-        value, so the storage at hand is kept unless the plan empties it.
+        value, so the storage at hand is kept unless the plan empties it. What an op that is not planned saves may be
+        read at another time than planned, when the gathered parameters that it is made from are not there: it is kept.
         """
         with self.lock:
+            if record.value in self.table.from_gathered and not is_planned:
+                record.storage = tensor.untyped_storage()
             here = not record.copied_out or record.value in self.table.emptied
             if record.storage is None and record.value in self.table.swapped and here:
                 record.storage = tensor.untyped_storage()

@@ -10,10 +10,19 @@ from typing import Any
 
 import torch
 
+from ..errors import PlanMismatch
 from ..torchtools.accelerators import drawing_from, random_snapshot
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import OperatorFacts, operator_facts, reads_statistics
-from ..torchtools.tensors import Geometry, has_plain_storage, map_tensors, result_tensors, storage_key, version_of
+from ..torchtools.tensors import (
+    Geometry,
+    describe,
+    has_plain_storage,
+    map_tensors,
+    result_tensors,
+    storage_key,
+    version_of,
+)
 
 # Returns the storage of a value of the step. The flag says that the op will write into it.
 Resolve = Callable[[int, bool], torch.UntypedStorage]
@@ -30,7 +39,7 @@ class MadeArgument:
 
 @dataclass(frozen=True, slots=True)
 class OuterArgument:
-    """A tensor argument from before the step, which must not change until the replay."""
+    """A tensor argument from before the step, or one that FSDP gathers, which must not change until the replay."""
 
     tensor: torch.Tensor
     version: int
@@ -58,7 +67,13 @@ class RecordedCall:
 
 
 def record_call(
-    func: Any, facts: OperatorFacts, args: Any, kwargs: Any, values: StorageMap, device: torch.device
+    func: Any,
+    facts: OperatorFacts,
+    args: Any,
+    kwargs: Any,
+    values: StorageMap,
+    device: torch.device,
+    gathered: frozenset[int] = frozenset(),
 ) -> RecordedCall:
     """Record a call before it runs.
 
@@ -69,6 +84,7 @@ def record_call(
         kwargs: Keyword arguments.
         values: Maps storages to the values that the step produced in them.
         device: The device whose random state is recorded.
+        gathered: Values in storages that FSDP fills and empties, which a replay reads there.
     """
     written = written_tensors(facts, args, kwargs)
     scratch = () if reads_statistics(facts, func, args) else facts.statistics
@@ -77,7 +93,7 @@ def record_call(
         if is_scratch:
             return ScratchArgument(tensor.shape, tensor.dtype, tensor.device)
         value = values.get(storage_key(tensor)) if has_plain_storage(tensor) else None
-        if value is None or value < 0:
+        if value is None or value < 0 or value in gathered:
             return OuterArgument(tensor, version_of(tensor))
         return MadeArgument(value, Geometry.of(tensor), storage_key(tensor) in written)
 
@@ -90,6 +106,12 @@ def record_call(
 def find_made(call: RecordedCall) -> list[MadeArgument]:
     """Return the arguments of a call that the step itself produced."""
     return [argument for argument in tensor_arguments(call) if isinstance(argument, MadeArgument)]
+
+
+def is_emptied(call: RecordedCall) -> bool:
+    """Whether the program has emptied the storage of an argument, as FSDP does with gathered parameters."""
+    outer = (argument.tensor for argument in tensor_arguments(call) if isinstance(argument, OuterArgument))
+    return any(_has_no_memory(tensor) for tensor in outer)
 
 
 def tensor_arguments(call: RecordedCall) -> list[MadeArgument | OuterArgument]:
@@ -119,6 +141,7 @@ def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStora
 
     Raises:
         RuntimeError: If an argument from outside of the step was changed in place since the forward pass.
+        PlanMismatch: If the program has emptied the storage of one.
     """
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -171,4 +194,15 @@ def _outer_tensor(argument: OuterArgument) -> torch.Tensor:
             f"[{argument.tensor.type()} {list(argument.tensor.shape)}] is at version {argument.tensor._version}; "
             f"expected version {argument.version} instead"
         )
+    if _has_no_memory(argument.tensor):
+        raise PlanMismatch(
+            f"a replay needs a tensor {describe(argument.tensor)} whose storage is empty, such as a parameter that "
+            "FSDP has not gathered: the backward pass runs in another order than when it was profiled, so profile and "
+            "plan this step again"
+        )
     return argument.tensor
+
+
+def _has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has elements and its storage has none."""
+    return has_plain_storage(tensor) and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0

@@ -135,7 +135,9 @@ class PlannedStep:
         if refusal is not None:
             self._leave_path(f"{facts.name} as an op that can be replayed", f"{facts.name}, which cannot: {refusal}")
         else:
-            self.actions.calls[slot] = record_call(func, facts, args, kwargs, self.values, self.device)
+            self.actions.calls[slot] = record_call(
+                func, facts, args, kwargs, self.values, self.device, self.table.gathered
+            )
 
     def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
         """Match the op that ran against the plan, and register its results."""
@@ -239,7 +241,7 @@ class PlannedStep:
             self._kept.append(weakref.ref(kept))
             return kept
         with torch._C._DisableTorchDispatch():  # not ops of the step
-            return self.actions.hold(self, record, tensor)
+            return self.actions.hold(self, record, tensor, is_planned=self.on_path)
 
     def unpack(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads, after the actions tied to its first read."""

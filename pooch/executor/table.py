@@ -65,6 +65,8 @@ class ActionTable:
         producer_of: Maps each value to the slot of the op that produces it.
         offsets: Maps each swapped value to its offset in the tier, in bytes.
         room_bytes: Maps each value to the size that it was planned with.
+        gathered: Parameters in storages that FSDP fills and empties, which replays read while they are there.
+        from_gathered: Recomputed values that can only be made again while such parameters are there.
         recogniser: Compares ops with the expected ones.
     """
 
@@ -82,6 +84,8 @@ class ActionTable:
     producer_of: dict[int, int]
     offsets: dict[int, int]
     room_bytes: dict[int, int]
+    gathered: frozenset[int]
+    from_gathered: frozenset[int]
     recogniser: OpRecogniser
 
     @property
@@ -111,5 +115,7 @@ class ActionTable:
             producer_of={v: plan.first_slot + i for i, op in enumerate(plan.expected) for v in op.writes},
             offsets=dict(schedule.host_offsets),
             room_bytes={decision.value: decision.size_bytes for decision in plan.choices},
+            gathered=frozenset(plan.gathered),
+            from_gathered=frozenset(plan.from_gathered),
             recogniser=OpRecogniser(plan.expected),
         )

@@ -1,7 +1,7 @@
 """Frozen data that the stages pass on, and its files."""
 
 from .plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
-from .profile import Device, HookCosts, Link, Op, Profile, Value
+from .profile import Device, GatheredUnit, HookCosts, Link, Op, Profile, Value
 from .schedule import Action, Schedule
 from .timeline import Interval, Timeline
 
@@ -12,6 +12,7 @@ __all__ = [
     "Decisions",
     "Device",
     "ExpectedOp",
+    "GatheredUnit",
     "HookCosts",
     "Interval",
     "Link",

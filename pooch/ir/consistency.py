@@ -61,6 +61,7 @@ def _profile_faults(profile: Profile) -> Iterator[str]:
     yield from _sum_faults(profile)
     yield from anchor_faults(profile.anchors, profile.forward_ops, len(profile.ops))
     yield from _unpack_faults(profile)
+    yield from _gathered_faults(profile)
 
 
 def _frame_faults(profile: Profile) -> Iterator[str]:
@@ -189,3 +190,22 @@ def _unpack_faults(profile: Profile) -> Iterator[str]:
             yield f"value {value.id} is first unpacked in slot {expected}, and its anchor is {slots.get(value.id, -1)}"
         if value.first_unpack > value.death:
             yield f"value {value.id} is unpacked in slot {value.first_unpack}, after its death"
+
+
+def _gathered_faults(profile: Profile) -> Iterator[str]:
+    """Each gathered parameter belongs to one unit, and windows are stretches of the backward pass, in order."""
+    values = profile.values
+    gathered = [value for unit in profile.gathered for value in unit.values]
+    if len(set(gathered)) != len(gathered):
+        yield "a gathered parameter belongs to two units"
+    for value in gathered:
+        if not 0 <= value < len(values) or values[value].role != "transient":
+            yield f"value {value} of a unit is not gathered in the step"
+    for unit in profile.gathered:
+        slots = [slot for window in unit.windows for slot in window]
+        if any(not profile.forward_ops <= slot < len(profile.ops) for slot in slots):
+            yield f"a window of unit {unit.name!r} is outside the backward pass"
+        if any(first > last for first, last in unit.windows):
+            yield f"a window of unit {unit.name!r} ends before it begins"
+        if any(before[1] >= after[0] for before, after in pairwise(unit.windows)):
+            yield f"the windows of unit {unit.name!r} are not in ascending order"

@@ -103,6 +103,11 @@ def _frame_faults(plan: Plan) -> Iterator[str]:
         yield "an anchor names a value that none of its ops makes"
     if not made.issuperset(decision.value for decision in plan.choices):
         yield "a decision names a value that none of its ops makes"
+    moved = {*plan.decisions, *plan.schedule.sources}
+    if not moved.isdisjoint(plan.gathered) or any(value < 0 for value in plan.gathered):
+        yield "a value that it decides on or holds is said to be gathered by FSDP"
+    if not set(plan.from_gathered) <= set(plan.schedule.recomputed):
+        yield "a value that is not recomputed is said to be made from what FSDP gathers"
 
 
 def _list_faults(plan: Plan) -> Iterator[str]:
@@ -244,6 +249,8 @@ class _Walk:
         elif action.kind == "empty" and action.target in self._recomputed:
             if self._state[action.target] != "here" or self._made_at[action.target] >= action.slot:
                 yield f"slot {action.slot}: empty of value {action.target}, which is not present"
+            if action.target in self._plan.from_gathered:
+                yield f"slot {action.slot}: empty of value {action.target}, which cannot be made again at any time"
             self._state[action.target] = "emptied"
         else:
             yield f"slot {action.slot}: {action.kind} of value {action.target}, which is not swapped"

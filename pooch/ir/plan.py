@@ -93,6 +93,8 @@ class Plan(Document):
         persistent_bytes: of the profile (0: unknown).
         bound: what the budget bounds: "live", the sum of live bytes, or "arena", the arena in which they lie.
         layout: the arena of the step, predicted from the schedule; None: it was not packed.
+        gathered: parameters that replays read in storages that FSDP fills and empties, by id.
+        from_gathered: recomputed values that are made from these, so that they cannot be made again at any time.
     """
 
     format_name: ClassVar[str] = "pooch-plan"
@@ -120,6 +122,8 @@ class Plan(Document):
     persistent_bytes: int = 0
     bound: Bound = "live"
     layout: StepLayout | None = None
+    gathered: tuple[int, ...] = ()
+    from_gathered: tuple[int, ...] = ()
 
     @property
     def decisions(self) -> dict[int, Choice]:

@@ -148,7 +148,8 @@ class Value:
         allocated_bytes: that the allocator takes for it (rounded up on a GPU).
         role: "parameter" and "buffer" of the model; "external": existed before the step (inputs, constants);
             "made": written by an op of the forward pass; "transient": in a storage that the program itself empties and
-            fills, as FSDP does with gathered parameters, so that nothing can rely on its contents.
+            fills, as FSDP does with gathered parameters, so that nothing can rely on its contents outside of the
+            windows of a `GatheredUnit`.
         producer: index of the op that wrote it; -1 for values that existed before the step.
         overwrites: id of the value that an in-place op overwrote with this one, or -1.
         overwritten_at: index of the op that overwrote it in place, or -1.
@@ -187,6 +188,23 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class GatheredUnit:
+    """Parameters that FSDP gathers from all ranks together, and empties together (an `FSDPParamGroup`).
+
+    Attributes:
+        name: the modules that it was made of ("" for the root).
+        values: ids of its gathered parameters, which have the role "transient". A parameter that is gathered several
+            times in the forward pass has several.
+        windows: (first slot, last slot) of each stretch of the backward pass at whose entries all of them are there.
+            The unit's backward pass opens it, and closes it again.
+    """
+
+    name: str
+    values: tuple[int, ...]
+    windows: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Profile(Document):
     """One measured training step.
 
@@ -216,6 +234,7 @@ class Profile(Document):
             blocks of the caching allocator, rounded up to 512 bytes and not split if little would be left; "rounded":
             only rounded up to 512 bytes (mode "fake" for such a device).
         hooks: host time that a plan costs; all 0 if it was not measured (modelled devices).
+        gathered: the units in which FSDP gathers parameters; none in profiles of other models.
     """
 
     format_name: ClassVar[str] = "pooch-profile"
@@ -240,6 +259,7 @@ class Profile(Document):
     notes: tuple[str, ...] = ()
     hooks: HookCosts = HookCosts()
     sizes: SizeKind = "requested"
+    gathered: tuple[GatheredUnit, ...] = ()
 
     @property
     def activations(self) -> tuple[Value, ...]:

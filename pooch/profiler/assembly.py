@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import torch
 
-from ..ir import Op, Profile, Value
+from ..ir import GatheredUnit, Op, Profile, Value
 from ..torchtools.tensors import model_signature
 from .recorder import ValueRecord
 from .session import ProfileOptions
@@ -50,8 +50,38 @@ def assembled_profile(
         peak_bytes=int(points.max()),
         model_signature=model_signature(model),
         batch_size=options.batch_size,
+        gathered=_gathered_units(assembly),
         **others,
     )
+
+
+def _gathered_units(assembly: StepAssembly) -> tuple[GatheredUnit, ...]:
+    """Returns the units in which FSDP gathers parameters, each with the windows in which its parameters are there.
+
+    They are looked for at each read by the backward pass, which is where a schedule acts. Those of a slot in which they
+    come or go between two reads are in none of the windows.
+    """
+    recorder = assembly.recorder
+    there: dict[int, frozenset[int]] = {}
+    for unpack, slot in zip(assembly.record.unpacks, assembly.unpack_slots, strict=True):
+        there[slot] = there.get(slot, unpack.units) & unpack.units
+    units = []
+    for number, unit in enumerate(recorder.units):
+        values = tuple(value for value, other in sorted(recorder.unit_of.items()) if other == number)
+        if values:
+            units.append(GatheredUnit(unit.name, values, _windows(there, number)))
+    return tuple(units)
+
+
+def _windows(there: Mapping[int, frozenset[int]], unit: int) -> tuple[tuple[int, int], ...]:
+    """Returns the first and the last slot of each run of reads at which a unit is gathered."""
+    windows: list[tuple[int, int]] = []
+    is_open = False
+    for slot in sorted(there):
+        if unit in there[slot]:
+            windows[len(windows) - is_open :] = [(windows[-1][0] if is_open else slot, slot)]
+        is_open = unit in there[slot]
+    return tuple(windows)
 
 
 def _anchors(

@@ -213,7 +213,7 @@ class LiveTrace:
         if self._marks is not None and begin is not None:
             self._marks.read(begin)
         pointer = tensor.untyped_storage().data_ptr() if has_plain_storage(tensor) else 0
-        self._unpacks.append(Unpack(-1 if value is None else value, pointer))
+        self._unpacks.append(Unpack(-1 if value is None else value, pointer, self._recorder.units_there()))
         return tensor
 
     def stop(self) -> None:

@@ -19,6 +19,7 @@ from ..torchtools.effects import argument_keys, new_tensors, written_tensors
 from ..torchtools.memory_trace import marker
 from ..torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
 from ..torchtools.recurrent_dropout import INITIALISER, SEED_FINGERPRINTS
+from ..torchtools.sharding import GATHERING, ShardedUnit, sharded_units
 from ..torchtools.tensors import (
     call_when_freed,
     dtype_name,
@@ -83,6 +84,15 @@ class ForwardRecorder(TorchDispatchMode):
 
     Values are keyed by storage. The finalizer of a storage tells when it is gone, so an address that is reused later is
     never mistaken for it.
+
+    Attributes:
+        ops: in the order in which they ran.
+        values: in the order in which they were made or first seen.
+        model_begin: index of the first op of the model's first call, or -1.
+        model_end: index of the op after its last, or -1.
+        path: the module that is running.
+        units: the units in which FSDP gathers parameters, known from the end of the forward pass on.
+        unit_of: {gathered parameter: its unit}, for those that the unit's backward pass gathers again as they were.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -90,6 +100,9 @@ class ForwardRecorder(TorchDispatchMode):
         self.ops: list[OpRecord] = []
         self.values: list[ValueRecord] = []
         self.model_begin = self.model_end = -1
+        self.units: tuple[ShardedUnit, ...] = ()
+        self.unit_of: dict[int, int] = {}
+        self._model = model
         self.path = ModulePath(model, self._enter_model, self._leave_model)
         self._device = model_device(model)
         self._calls = 0
@@ -321,11 +334,33 @@ class ForwardRecorder(TorchDispatchMode):
             self.values[value].released_after = len(self.ops) - 1
 
     def end_forward(self) -> None:
-        """Called at the end of the forward pass: finds values whose storages the program has emptied since."""
+        """Called at the end of the forward pass: finds values whose storages the program empties and fills."""
         for key, reference in self._storages.items():
             storage, value = reference(), self._value_of.get(key)
             if storage is not None and value is not None and storage.nbytes() < self.values[value].size_bytes:
                 self.values[value].role = "transient"
+        self.units = sharded_units(self._model)
+        for number, unit in enumerate(self.units):
+            for storage in unit.storages:
+                self._note_gathered(number, self._value_of.get(storage._cdata, -1))
+
+    def _note_gathered(self, unit: int, value: int) -> None:
+        """Notes all values that a storage of FSDP's held, given the last. They are the same parameter, however often it
+        was gathered, unless the program wrote to it, which gathering it again would undo.
+        """
+        held = []
+        while value >= 0:
+            held.append(self.values[value])
+            value = held[-1].overwrites
+        is_gathered = all(each.producer < 0 or self.ops[each.producer].name == GATHERING for each in held)
+        for each in held:
+            each.role = "transient"
+            if is_gathered:
+                self.unit_of[each.id] = unit
+
+    def units_there(self) -> frozenset[int]:
+        """Returns the units whose parameters are gathered now."""
+        return frozenset(number for number, unit in enumerate(self.units) if unit.is_gathered())
 
     def note_saved(self, tensor: torch.Tensor) -> int | None:
         """Notes that autograd saves the tensor; returns its value's id, or None if its memory is not ordinary."""

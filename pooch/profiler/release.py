@@ -7,13 +7,11 @@ fit.
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import torch
 
 from ..errors import ProfileError
 from ..torchtools.raw_looks import RawLooks
+from ..torchtools.sharding import reshard
 from .recorder import ForwardRecorder
 from .step import Forward
 
@@ -33,7 +31,7 @@ def record_releases(
         with recorder.path.watched(), hooks, RawLooks(recorder.looked), recorder:
             loss = forward()
     finally:
-        _reshard(model)
+        reshard(model)
     held = [value.released_after for value in recorder.values]
     del loss
     for value, released in zip(recorder.values, held, strict=True):
@@ -43,16 +41,3 @@ def record_releases(
 
 def _no_unpack(handle: object) -> torch.Tensor:
     raise ProfileError("the forward pass itself runs a backward pass: profile a forward that only computes the loss")
-
-
-def _reshard(model: torch.nn.Module) -> None:
-    """Releases what FSDP gathered for a backward pass that will not run.
-
-    A forward pass leaves the root's parameters gathered, and the model then exposes them in place of its own.
-    """
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # loaded by any program that shards a model
-    if fsdp is None or not hasattr(fsdp, "FSDPModule"):
-        return
-    for module in model.modules():
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()

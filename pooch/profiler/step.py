@@ -25,12 +25,17 @@ Forward = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """One read of a saved value by the backward pass: the value (-1 for memory that is not ordinary) and its address
-    then.
+    """One read of a saved value by the backward pass.
+
+    Attributes:
+        value: its id, or -1 for memory that is not ordinary.
+        pointer: its address then.
+        units: of FSDP's, whose parameters are gathered then.
     """
 
     value: int
     pointer: int
+    units: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ def record_step(
         with marker(f"unpack {len(unpacks)}"), torch._C._DisableTorchDispatch():
             tensor = kept if isinstance(kept, torch.Tensor) else cast(OffloadStore, store).get(kept)
         pointer = tensor.untyped_storage().data_ptr() if has_plain_storage(tensor) else 0
-        unpacks.append(Unpack(-1 if value is None else value, pointer))
+        unpacks.append(Unpack(-1 if value is None else value, pointer, recorder.units_there()))
         return tensor
 
     tracer = MemoryTracer(device)

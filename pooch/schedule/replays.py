@@ -41,7 +41,9 @@ class ReplayTables:
         forward = profile.ops[: profile.forward_ops]
         self.anchors = dataflow.anchors
         self.is_source = [dataflow.is_source(value) for value in values]
-        at_hand = [dataflow.is_always_at_hand(value) for value in values]
+        at_hand = [  # gathered parameters are, wherever a replay that reads them is not refused
+            dataflow.is_always_at_hand(value) or dataflow.gathering.is_gathered(value.id) for value in values
+        ]
         self.reads = [tuple(dict.fromkeys(i for i in op.reads if not at_hand[i])) for op in forward]
         self.writes = [op.writes for op in forward]
         self.saved_writes = [tuple(i for i in op.writes if i in dataflow.activation_ids) for op in forward]

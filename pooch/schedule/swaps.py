@@ -119,7 +119,8 @@ class SwapTables:
         """Return when a recomputed value can be away before the program releases it."""
         if value not in self._recomputed:
             ready, release = self.ready_slot[value], self._values[value].release
-            can_leave = ready <= release
+            # What the program holds has to be there again if it leaves the path, and gathered parameters are not then.
+            can_leave = ready <= release and value not in self._dataflow.from_gathered
             absence = self._window(value, "recompute", ready, -1, 2 * release + 2)
             self._recomputed[value] = (absence,) if can_leave else ()
         return self._recomputed[value]

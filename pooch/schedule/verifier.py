@@ -135,6 +135,8 @@ class _Verifier:
         value = self._profile.values[action.target]
         if not self._dataflow.can_empty(value):
             self._refuse(action.slot, f"empty of value {value.id}, which may be read or overwritten unseen")
+        if value.id in self._recomputed and value.id in self._dataflow.from_gathered:
+            self._refuse(action.slot, f"empty of value {value.id}, which cannot be made again at any time")
         if value.id in self._swapped and self._progress.get(value.id) != "copied":
             self._refuse(action.slot, f"empty of value {value.id}, which has no copy out or is not on the device")
         if not self._ledger.holds(value.id, STEP) or value.release < action.slot:
@@ -204,6 +206,11 @@ class _Verifier:
         if value in self._ledger.intermediates or self._dataflow.is_always_at_hand(self._profile.values[value]):
             return
         where = f"replay of op {action.target} reads value {value}"
+        gathering = self._dataflow.gathering
+        if gathering.is_gathered(value):
+            if not gathering.is_there(value, gathering.at(action.slot)):
+                self._refuse(action.slot, f"{where}, which FSDP has not gathered there")
+            return
         if value in self._sources:
             if not self._ledger.holds(value, SCHEDULE):
                 self._refuse(action.slot, f"{where}, which was dropped before")
