@@ -104,7 +104,9 @@ def _make_value(
     if record.producer >= 0:
         born = assembly.life(record.pointer, assembly.spans[record.producer].end_ns)
         if born is not None:
-            allocated, death = born.size_bytes, _fill_absence(assembly, record, born, points)
+            allocated, death = born.size_bytes, assembly.slot_after_last(born)
+            if record.role != "transient":  # what the program itself empties is away in-core as well
+                death = _fill_absence(assembly, record, born, points)
     number = first_unpacks.get(record.id, -1)
     first_unpack = assembly.unpack_slots[number] if number >= 0 else -1
     death = max(death, assembly.last_unpacks.get(record.id, -1))  # the allocator never sees an empty storage
