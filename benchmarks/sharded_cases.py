@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -118,16 +119,16 @@ def texts(seed: int, length: int) -> Tensor:
     return torch.randint(64, (BATCH, length), generator=torch.Generator().manual_seed(seed))
 
 
-def _blocks(model: Language, reshard: bool | int = True, **options: object) -> None:
+def shard_blocks(model: Language, reshard: bool | int = True, **options: object) -> None:
+    """Makes each block a unit, and the rest of the model the root's."""
     for block in model.blocks:
         fully_shard(block, reshard_after_forward=reshard, **options)  # type: ignore[call-overload]
     fully_shard(model, **options)  # type: ignore[call-overload]
 
 
 def _prefetching(model: Language) -> None:
-    _blocks(model)
-    blocks = list(model.blocks)
-    for first, second in zip(blocks, blocks[1:], strict=False):
+    shard_blocks(model)
+    for first, second in pairwise(model.blocks):
         first.set_modules_to_forward_prefetch([second])
         second.set_modules_to_backward_prefetch([first])
 
@@ -135,23 +136,23 @@ def _prefetching(model: Language) -> None:
 def _nested(model: Language) -> None:
     for block in model.blocks:
         fully_shard(block.feedforward)
-    _blocks(model)
+    shard_blocks(model)
 
 
 def _mixed(model: Language) -> None:
-    _blocks(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    shard_blocks(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 
 
 CASES = {
     case.name: case
     for case in (
-        Case("blocks", _blocks),
-        Case("no reshard after forward", lambda model: _blocks(model, reshard=False)),
+        Case("blocks", shard_blocks),
+        Case("no reshard after forward", lambda model: shard_blocks(model, reshard=False)),
         Case("explicit prefetching", _prefetching),
         Case("nested units", _nested),
         Case("bf16 parameters", _mixed),
-        Case("tied embedding", _blocks, tied=True),
-        Case("each block twice", _blocks, rounds=2),
+        Case("tied embedding", shard_blocks, tied=True),
+        Case("each block twice", shard_blocks, rounds=2),
     )
 }
 

@@ -8,14 +8,14 @@ and bytes at every point, so that the profile is consistent by construction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from random import Random
 
 from hypothesis import strategies as st
 
 from pooch.analysis.dataflow import Dataflow
-from pooch.ir import Choice, Device, Link, Op, Profile, Value
+from pooch.ir import Choice, Device, GatheredUnit, Link, Op, Profile, Value
 from pooch.ir.profile import Role
 
 FAST_LINK = Link("toy tier", 0.0, 0.0, 1e9, 1e9)
@@ -323,6 +323,28 @@ def profiles(max_ops: int = 20) -> st.SearchStrategy[Profile]:
     seeds = st.integers(0, 2**32 - 1)
     counts = st.integers(2, max_ops).map(lambda count: max_ops + 2 - count)  # hypothesis prefers small numbers
     return st.builds(lambda count, seed: random_profile(Random(seed), count), counts, seeds)
+
+
+def sharded_profiles(max_ops: int = 20) -> st.SearchStrategy[Profile]:
+    """Random steps whose inputs and parameters FSDP gathers, each in a unit of its own."""
+    seeds = st.integers(0, 2**32 - 1)
+    return st.builds(lambda profile, seed: sharded(profile, Random(seed)), profiles(max_ops), seeds)
+
+
+def sharded(profile: Profile, random: Random) -> Profile:
+    """The step with all that existed before it gathered in stretches of the backward pass, most of them long."""
+    existing = {value.id for value in profile.values if value.role != "made" and value.overwritten_at < 0}
+    values = tuple(replace(value, role="transient") if value.id in existing else value for value in profile.values)
+    units = tuple(GatheredUnit(f"unit {value}", (value,), _windows(profile, random)) for value in sorted(existing))
+    return replace(profile, values=values, gathered=units)
+
+
+def _windows(profile: Profile, random: Random) -> tuple[tuple[int, int], ...]:
+    slots = range(profile.forward_ops, len(profile.ops))
+    edges = sorted(random.sample(slots, min(len(slots), random.choice([0, 2, 2, 4])) // 2 * 2))
+    if len(edges) == 2 and random.random() < 0.7:
+        edges = [slots[0], slots[-1]]
+    return tuple(zip(edges[0::2], edges[1::2], strict=True))
 
 
 def random_profile(random: Random, count: int) -> Profile:

@@ -24,16 +24,17 @@ from tests.executor.test_ways_of_training import CHOICES, Layers, check
 RANKS = 2
 
 
-def on_ranks(work: Callable[[int], None], directory: Path) -> None:
+def on_ranks(work: Callable[[int], None], directory: Path, ranks: int = RANKS) -> None:
     """Run `work(rank)` in processes of their own; what one of them raises is raised here."""
-    multiprocessing.spawn(_rank, (work, f"file://{directory}/store"), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    arguments = (work, f"file://{directory}/store", ranks)
+    multiprocessing.spawn(_rank, arguments, nprocs=ranks)  # type: ignore[no-untyped-call]
 
 
-def _rank(rank: int, work: Callable[[int], None], store: str) -> None:
+def _rank(rank: int, work: Callable[[int], None], store: str, ranks: int) -> None:
     torch.set_num_threads(1)
     assembly.SMALLEST_ACTIVATION_BYTES = 1  # conftest.py is not read in processes of their own
     distributed.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120)
+        "gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
     )
     work(rank)
     gc.collect()  # models hold their process group, and it has to go before the process does
@@ -153,13 +154,14 @@ def _fully_sharded(rank: int) -> None:
     names = {name: type(parameter) for name, parameter in model.named_parameters()}
     profile = quick_profile(lambda: model(rows).sum(), model)
     dataflow = Dataflow(profile)
-    # What is gathered for a layer is neither moved nor replayed from: it is gone after the layer.
+    # What is gathered for a layer is not moved, and nothing is replayed from it: each layer is a unit of its own, and
+    # its result is read before the unit's backward pass.
     gathered = [value for value in profile.values if value.role == "transient"]
     assert [v.size_bytes for v in gathered if v.saved and v.first_unpack >= 0]
     assert not {v.id for v in gathered} & dataflow.activation_ids
     outputs = [v for v in dataflow.activations if ".addmm" in v.label]
     assert len(outputs) >= 1
-    assert all("gone or changed by then" in (dataflow.refusal(v.id) or "") for v in outputs)
+    assert all("that FSDP gathers for unit layers." in (dataflow.refusal(v.id) or "") for v in outputs)
     # The model is as it was: its own shards, no gradients.
     assert {name: type(parameter) for name, parameter in model.named_parameters()} == names
     assert all(parameter.grad is None for parameter in model.parameters())

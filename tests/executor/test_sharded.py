@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.sharded_cases import CASES, Case, collectives, texts
+import pooch
+from benchmarks.sharded_cases import CASES, Block, Case, collectives, shard_blocks, texts
 from pooch.analysis.dataflow import Dataflow
+from pooch.errors import PlanMismatch
 from pooch.ir import Plan, Profile
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.memory_trace import live_bytes
@@ -30,6 +36,11 @@ def replays_that_read_gathered(plan: Plan, profile: Profile) -> int:
     gathered = gathered_values(profile)
     replayed = [action.target for action in plan.schedule.actions if action.kind == "replay"]
     return sum(not gathered.isdisjoint(profile.ops[op].reads) for op in replayed)
+
+
+def profile_of(case: Case, rank: int) -> Profile:
+    model, words = case.model(WIDTH, BLOCKS, LENGTH), texts(rank, LENGTH)
+    return quick_profile(lambda: model(words), model)
 
 
 def trained(case: Case, rank: int, plan: Plan | None) -> tuple[dict[str, Tensor], Counter[str], int]:
@@ -51,44 +62,174 @@ def trained(case: Case, rank: int, plan: Plan | None) -> tuple[dict[str, Tensor]
             optimizer.step()
         optimizer.zero_grad()
         del loss
+        gc.collect()
         before_bytes = live_bytes(DEVICE)
         with MemoryMeter(DEVICE) as meter:
             with region_of(run):
                 loss = model(words)
             loss.backward()
         if run is not None and plan is not None:
-            assert (run.stats.mismatches, run.stats.late_swaps) == (0, 0), run.stats
+            assert (run.stats.mismatches, run.stats.late_swaps) == (0, 0)
             assert run.stats.recomputed_ops == planned_replays(plan)
     found |= {name: tensor.clone() for name, tensor in model.state_dict().items()}
     return found, counted, meter.peak_bytes - before_bytes
 
 
+def smallest_without_tier(profile: Profile) -> int:
+    return pooch.smallest_budget(profile, region="step", host_budget=1)
+
+
 def check(case: Case, rank: int) -> None:
-    model = case.model(WIDTH, BLOCKS, LENGTH)
-    words = texts(rank, LENGTH)
-    profile = quick_profile(lambda: model(words), model)
-    del model
+    profile = profile_of(case, rank)
+    assert smallest_without_tier(profile) < smallest_without_tier(replace(profile, gathered=()))
     plan = tight_plan(profile, all_of(profile, "recompute"))
     assert replays_that_read_gathered(plan, profile) >= BLOCKS
-    banned = replace(profile, gathered=())
-    without = tight_plan(banned, all_of(banned, "recompute"))
-    assert plan.predicted_peak_bytes < without.predicted_peak_bytes
 
     plain, expected, in_core_bytes = trained(case, rank, None)
     found, counted, peak_bytes = trained(case, rank, plan)
     assert_same(plain, found)
     assert counted == expected
     assert counted["all_gather"] > BLOCKS
-    predicted_bytes = plan.predicted_peak_bytes - plan.persistent_bytes
-    print(rank, case.name, peak_bytes, predicted_bytes, in_core_bytes, profile.peak_bytes - profile.persistent_bytes, without.predicted_peak_bytes - plan.persistent_bytes, counted, flush=True)
-    assert peak_bytes <= predicted_bytes < in_core_bytes
+    # A thread of gloo's lets go of what a collective gathered or reduced, sooner or later, with a plan and without.
+    late_bytes = max(sum(profile.values[value].size_bytes for value in unit.values) for unit in profile.gathered)
+    assert peak_bytes <= plan.predicted_peak_bytes - plan.persistent_bytes + late_bytes
+    assert in_core_bytes <= profile.peak_bytes - profile.persistent_bytes + late_bytes
 
 
-def _check_all(rank: int) -> None:
-    for case in CASES.values():
-        print(rank, case.name, flush=True)
-        check(case, rank)
+def _check_all(names: list[str], rank: int) -> None:
+    for name in names:
+        check(CASES[name], rank)
 
 
-def test_replays_of_sharded_layers(tmp_path: Path) -> None:
-    on_ranks(_check_all, tmp_path)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["blocks", "no reshard after forward"],
+        ["explicit prefetching", "nested units"],
+        ["bf16 parameters", "tied embedding", "each block twice"],
+    ],
+    ids=", ".join,
+)
+def test_replays_of_sharded_layers(names: list[str], tmp_path: Path) -> None:
+    on_ranks(partial(_check_all, names), tmp_path)
+
+
+def _check_four(rank: int) -> None:
+    check(CASES["blocks"], rank)
+    check(Case("reshard to two", lambda model: shard_blocks(model, reshard=2)), rank)
+
+
+def test_replays_of_sharded_layers_on_four_ranks(tmp_path: Path) -> None:
+    """Also where a forward pass leaves the parameters in pieces for two of the ranks."""
+    on_ranks(_check_four, tmp_path, ranks=4)
+
+
+def _in_core_peak(rank: int) -> None:
+    case = CASES["blocks"]
+    profile = profile_of(case, rank)
+    assert profile.fault() is None
+    _, _, peak_bytes = trained(case, rank, None)
+    late_bytes = max(sum(profile.values[value].size_bytes for value in unit.values) for unit in profile.gathered)
+    assert profile.peak_bytes - profile.persistent_bytes <= peak_bytes + late_bytes
+
+
+def test_gathered_parameters_are_not_counted_while_they_are_away(tmp_path: Path) -> None:
+    on_ranks(_in_core_peak, tmp_path)
+
+
+class Clamping(Block):
+    """Its forward pass writes to gathered parameters, which is undone when they are gathered for the backward pass."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.feedforward.up.weight.data.clamp_(-0.05, 0.05)
+        return super().forward(rows)
+
+
+def _clamped(model: Any) -> None:
+    model.blocks[1].__class__ = Clamping
+    shard_blocks(model)
+
+
+def _check_clamped(rank: int) -> None:
+    case = Case("clamped", _clamped)
+    profile = profile_of(case, rank)
+    plan = tight_plan(profile, all_of(profile, "recompute"))
+    assert replays_that_read_gathered(plan, profile) >= BLOCKS
+    dataflow = Dataflow(profile)
+    read = {v.label: dataflow.refusal(v.id) for v in dataflow.activations if v.label.endswith("feedforward.up.addmm")}
+    assert [label for label, refusal in read.items() if refusal] == ["blocks.1.feedforward.up.addmm"]
+    assert_same(trained(case, rank, None)[0], trained(case, rank, plan)[0])
+
+
+def test_parameters_that_the_forward_pass_changes_are_not_replayed_from(tmp_path: Path) -> None:
+    on_ranks(_check_clamped, tmp_path)
+
+
+def nodes(loss: Tensor, name: str) -> Iterator[Any]:
+    """The nodes of a graph of this name, nearest to the loss first."""
+    pending, seen = [loss.grad_fn], set[Any]()
+    while pending:
+        node = pending.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == name:
+            yield node
+        pending += [following for following, _ in node.next_functions]
+
+
+def _one_step(case: Case, rank: int, plan: Plan | None, change: Callable[[nn.Module, Tensor | None], Any]) -> Any:
+    """A step of a model that something is done to before its forward pass and before its backward pass."""
+    model, words = case.model(WIDTH, BLOCKS, LENGTH), texts(rank, LENGTH)
+    change(model, None)
+    with applied(plan, model) as run:
+        with region_of(run):
+            loss = model(words)
+        change(model, loss)
+        loss.backward()
+        found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        return {**found, "loss": loss.detach().clone()}, run.stats if run is not None else None
+
+
+def _read_too_early(rank: int) -> None:
+    case = CASES["blocks"]
+    profile = profile_of(case, rank)
+    plan = tight_plan(profile, all_of(profile, "recompute"))
+
+    def read(model: nn.Module, loss: Tensor | None) -> None:
+        if loss is not None:
+            *_, first = nodes(loss, "GeluBackward0")
+            with pytest.raises(PlanMismatch, match="whose storage is empty, such as a parameter that FSDP has not"):
+                _ = first._saved_self
+
+    plain, _ = _one_step(case, rank, None, lambda model, loss: None)
+    found, stats = _one_step(case, rank, plan, read)
+    assert_same(plain, found)  # what could not be replayed then is replayed when it is read again
+    assert stats.late_swaps > 0
+    assert stats.mismatches == 0
+
+
+def test_a_read_before_parameters_are_gathered_is_an_error_and_never_wrong_numbers(tmp_path: Path) -> None:
+    on_ranks(_read_too_early, tmp_path)
+
+
+def _leaves_path(rank: int) -> None:
+    case = CASES["blocks"]
+    profile = profile_of(case, rank)
+    plan = tight_plan(profile, all_of(profile, "recompute"))
+
+    def turn(model: Any, loss: Tensor | None) -> None:
+        """The last block's inner values are saved by another op, which its backward pass reads first."""
+        if loss is None:
+            feedforward = model.blocks[-1].feedforward
+            feedforward.forward = lambda rows: feedforward.down(torch.nn.functional.silu(feedforward.up(rows)))
+
+    plain, _ = _one_step(case, rank, None, turn)
+    with pytest.warns(UserWarning, match="left the planned path"):
+        found, stats = _one_step(case, rank, plan, turn)
+    assert_same(plain, found)
+    assert stats.mismatches == 1
+
+
+def test_a_sharded_step_that_leaves_the_path(tmp_path: Path) -> None:
+    on_ranks(_leaves_path, tmp_path)

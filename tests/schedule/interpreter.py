@@ -115,6 +115,7 @@ class _Interpreter:
         return self.result
 
     def entry(self, slot: int) -> None:
+        self.slot = slot
         actions = self.actions[slot]
         leading = next((i for i, a in enumerate(actions) if a.kind not in ("copy_out", "free", "empty")), len(actions))
         for action in actions[:leading]:
@@ -219,6 +220,8 @@ class _Interpreter:
     def replay_read(self, value: int) -> numpy.ndarray:
         if self.dataflow.is_always_at_hand(self.profile.values[value]):
             return self.external(value)
+        if self.profile.values[value].role == "transient":
+            return self.gathered_read(value)
         storage = self.transient.get(value) or self.held.get(value)
         if storage is None and value in (*self.schedule.recomputed, *self.schedule.swapped):
             storage = self.records.get(value)
@@ -278,6 +281,12 @@ class _Interpreter:
                 self.program.pop(value.id, None)
             if value.death == slot:
                 self.records.pop(value.id, None)
+
+    def gathered_read(self, value: int) -> numpy.ndarray:
+        windows = [window for unit in self.profile.gathered if value in unit.values for window in unit.windows]
+        if not any(first <= self.slot <= last for first, last in windows):
+            raise Fault(f"slot {self.slot}: a replay reads {value}, which FSDP has not gathered")
+        return self.external(value)
 
     def external(self, value: int) -> numpy.ndarray:
         return numpy.arange(self.profile.values[value].size_bytes, dtype=numpy.int64) + 1000 * (value + 1)

@@ -40,7 +40,8 @@ def make_case(profile: Profile, region: Region, seed: int) -> Case:
     return Case(dataflow, decided, lower(dataflow, decided, budget), budget, least)
 
 
-cases = st.builds(make_case, toys.profiles(), st.sampled_from(["step", "step", "model"]), st.integers(0, 2**32 - 1))
+steps = st.one_of(toys.profiles(), toys.sharded_profiles())
+cases = st.builds(make_case, steps, st.sampled_from(["step", "step", "model"]), st.integers(0, 2**32 - 1))
 
 
 def note_events(dataflow: Dataflow, schedule: Schedule) -> None:
@@ -57,6 +58,9 @@ def note_events(dataflow: Dataflow, schedule: Schedule) -> None:
         event("held past its death")
     if schedule.swapped and schedule.recomputed:
         event("both")
+    replayed = [action.target for action in schedule.actions if action.kind == "replay"]
+    if any(dataflow.gathering.is_gathered(read) for op in replayed for read in dataflow.profile.ops[op].reads):
+        event("read what is gathered")
     waits = {action.target: action.slot for action in schedule.actions if action.kind == "wait"}
     copies = [action for action in schedule.actions if action.kind == "copy_in"]
     if any(waits.get(action.target, action.slot) > action.slot for action in copies):
