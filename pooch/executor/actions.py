@@ -112,7 +112,7 @@ class StepActions:
             self.held[value] = storage
         elif value in self.table.swapped:
             self.records[value].storage = storage
-        if value in self.table.emptied:
+        if value in self.table.emptied or value in self.table.from_gathered:
             self.records[value].home = weakref.ref(storage)
 
     def hold(
@@ -131,6 +131,17 @@ class StepActions:
             if record.storage is None and record.value in self.table.swapped and here:
                 record.storage = tensor.untyped_storage()
             return PackedRecord(step, record, tensor, self.lock.end)
+
+    def keep_what_is_held(self) -> None:
+        """Keep what is made from gathered parameters and still held by the program, as the step leaves the path.
+
+        The op at which it does so may have saved such a value, which autograd does before the op runs.
+        """
+        with self.lock:
+            for value in self.table.from_gathered:
+                record = self.records[value]
+                if record.storage is None and record.handles:
+                    record.storage = record.home()
 
     def _handle_ended(self, record: Record) -> None:
         """Release the value with autograd's last handle, unless a later replay reads it."""

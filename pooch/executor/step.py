@@ -207,6 +207,7 @@ class PlannedStep:
         self.on_path = False
         self.stats.mismatches = 1
         self.restore()
+        self.actions.keep_what_is_held()
         if self.online is not None:
             with self.online.evictor.lock, torch._C._DisableTorchDispatch():
                 self.let_kept_leave()
