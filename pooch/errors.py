@@ -23,6 +23,10 @@ class ProfileError(PoochError):
     """The step could not be profiled."""
 
 
+class RankError(PoochError):
+    """Another rank of a distributed training has failed, or has not come. The message names it."""
+
+
 class WorkloadError(PoochError):
     """The workload is unknown, cannot be loaded, or does not return a valid `Workload`."""
 

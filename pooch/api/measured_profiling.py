@@ -13,11 +13,21 @@ if TYPE_CHECKING:
     import torch
 
     from ..profiler import ProfileOptions
+    from ..torchtools.ranks import Ranks
     from ..workloads import Workload
 
 
-def measured_profile(workload: Workload, options: ProfileOptions, progress: Progress) -> Profile:
-    """Run the step on its device: measure the link, profile the step, and time the step with copies beside it."""
+def measured_profile(
+    workload: Workload, options: ProfileOptions, progress: Progress, ranks: Ranks | None = None
+) -> Profile:
+    """Run the step on its device: measure the link, profile the step, and time the step with copies beside it.
+
+    Args:
+        workload: The step.
+        options: How to profile.
+        progress: Called with a description of each part.
+        ranks: The ranks that do this in lockstep, if there are several: they measure copies at the same time.
+    """
     from ..executor.engines import make_engine
     from ..executor.engines.measurement import measure_link, with_step_shares
     from ..profiler import profile_step
@@ -29,9 +39,12 @@ def measured_profile(workload: Workload, options: ProfileOptions, progress: Prog
     engine = make_engine(device)
     room_bytes = _left_by_limit(device, options)
     try:
+        if ranks is not None:
+            progress("waiting for the other ranks")
+            ranks.least("here", 1)
         progress("measuring the link to the swap tier")
         link = measure_link(engine, device, room_bytes=room_bytes)
-        done = profile_step(forward, model, workload.optimizer, link, options, progress)
+        done = profile_step(forward, model, workload.optimizer, link, options, progress, ranks)
         if not done.plain:  # the plain step may not fit, so copies cannot be timed beside it
             progress("timing copies beside compute")
             return replace(done.profile, link=measure_link(engine, device, shares=True, room_bytes=room_bytes))
@@ -44,6 +57,8 @@ def measured_profile(workload: Workload, options: ProfileOptions, progress: Prog
 
         alone = [(times.forward_ms, times.backward_ms) for times in done.plain]
         spare_bytes = _spare_bytes(done.profile, device, options)
+        if ranks is not None:  # it decides how many steps are run
+            spare_bytes = ranks.least("spare bytes", spare_bytes)
         beside = with_step_shares(done.profile.link, engine, device, alone, time_plain_step, spare_bytes)
         return replace(done.profile, link=beside or measure_link(engine, device, shares=True, room_bytes=room_bytes))
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,6 +75,8 @@ def profile(
 
     Raises:
         ProfileError: `forward` raises, its loss cannot be differentiated, or the step differs from run to run.
+        RankError: the model is data parallel or sharded, and another rank has failed. All ranks profile at the same
+            time, with the same options.
         UsageError: the model is compiled or under a plan, an argument is invalid, or `device_model` is given with a
             mode that runs the step.
     """
@@ -181,15 +183,23 @@ def _profiled(
 ) -> Profile:
     from ..torchtools.device_memory import give_memory_back
     from ..torchtools.out_of_memory import forgotten, is_out_of_memory
+    from ..torchtools.ranks import Ranks, has_collectives
     from ..torchtools.training_state import model_device
 
     if not is_fake:
+        ranks = Ranks("profile") if has_collectives(workload.model) else None
         try:
-            return with_hook_costs(measured_profile(workload, options, progress), progress)
+            with nullcontext() if ranks is None else ranks.in_lockstep():
+                return with_hook_costs(measured_profile(workload, options, progress, ranks), progress)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             forgotten(error)
+            if ranks is not None:
+                raise ProfileError(
+                    f"{ranks.name} ran out of memory while profiling in mode {mode!r} ({first_line(error)}): use mode "
+                    f"{'fake' if mode == 'offload' else 'offload'} in all ranks"
+                ) from None
             if mode != "auto":
                 raise ProfileError(_too_large(mode, error)) from None
         progress("out of memory with saved tensors offloaded: tracing with fake tensors")

@@ -15,14 +15,17 @@ from ..errors import UsageError
 from ..executor.engines import make_engine
 from ..executor.online import Evictor, live_bytes_of
 from ..ir import Plan, Profile
+from ..torchtools.ranks import local_count
 from .budget import HeldBudget, budget_of
 from .cache import PlanCache
 from .costs import costs_of
 from .driver import StepDriver, refuse_a_second
 from .governed import GovernedModels
 from .library import Library
+from .node import tier_share
 from .remarks import Remarks
 from .summary import AutoSummary
+from .team import Team, ranks_of
 
 PLANNING_TIME_LIMIT_S = 10.0
 
@@ -37,6 +40,7 @@ class Auto:
         *,
         host_budget: int | str | None = None,
         cache: str | Path | None = None,
+        process_group: object = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         governed = GovernedModels(models)
@@ -44,18 +48,25 @@ class Auto:
         refuse_a_second(device)
         size_bytes, share = budget_of(budget)
         tell = tell or _announce
-        host_bytes = None if host_budget is None else parse_budget(host_budget, None, name="host budget")
+        node_bytes = None if host_budget is None else parse_budget(host_budget, None, name="host budget")
+        ranks = ranks_of(process_group)
+        self._team = Team(ranks, tier_share(node_bytes, device, 1 if ranks is None else local_count(ranks.count)), tell)
+        host_bytes = self._team.share.each_bytes
         live = live_bytes_of(device)
-        evictor = Evictor(size_bytes or 0, make_engine(device), live, device, host_bytes)
+        engine = make_engine(device)
+        engine.room.limit_bytes = host_bytes
+        evictor = Evictor(size_bytes or 0, engine, live, device, host_bytes)
         library = Library(
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
             tell,
-            costs_of(device, evictor.speed.link),
+            costs_of(device, evictor.speed.link, self._team.gather),
             cache=None if cache is None else PlanCache(cache, list(models), device, budget),
+            first_steps=self._team.first_steps,
         )
         remarks = Remarks(tell)
         held = HeldBudget(size_bytes, share, evictor, remarks)
         self._driver = StepDriver(governed, held, live, evictor, library, remarks)
+        self._is_removed = False
 
     @property
     def budget_bytes(self) -> int | None:
@@ -112,7 +123,15 @@ class Auto:
     def summary(self) -> AutoSummary:
         """Return what happened so far."""
         library = self._driver.library
-        return self._driver.counters.summary(self.budget_bytes, library.shapes(), tuple(library.events))
+        share = self._team.share
+        return self._driver.counters.summary(
+            self.budget_bytes,
+            library.shapes(),
+            tuple(library.events),
+            tier_bytes=self._driver.evictor.engine.room.most_bytes,
+            tier_limit_bytes=share.each_bytes,
+            local_ranks=share.ranks,
+        )
 
     def remove(self) -> None:
         """Hold the budget no longer. A step that is running ends under it.
@@ -121,6 +140,9 @@ class Auto:
             UsageError: If a step is running in another thread, which alone can end it.
         """
         self._driver.remove()
+        if not self._is_removed:
+            self._is_removed = True
+            self._team.ended(self._driver.evictor.engine.room.most_bytes)
 
     def __enter__(self) -> Auto:
         return self
@@ -155,20 +177,20 @@ def auto(
         budget: Device bytes of the process, such as "16GiB", or a share of the first step's in-core peak, such as
             "60%".
         optimizer: Not needed: the optimizer's state is counted as it appears.
-        host_budget: Most bytes that a step may take in the swap tier. None: no limit.
+        host_budget: Most bytes that the swap tier may take on this machine. The ranks on it share them evenly. None: no
+            limit for a single process; several ranks share the host memory that is left where that is the tier.
         cache: Directory in which plans are kept for the next run of the same model. None: they are not kept.
-        process_group: Not supported yet.
+        process_group: The ranks that train together. None: those of the default group, if there is one.
         tell: Called with one line for each new plan. None: they go to the standard error stream.
 
     Returns:
         What holds the budget. `remove()`, or leaving it as a context manager, takes it off.
 
     Raises:
-        UsageError: The model is compiled or under a plan, or the budget does not parse.
+        UsageError: The model is compiled or under a plan, the budget does not parse, or this rank is not in
+            `process_group`.
     """
-    if process_group is not None:
-        raise UsageError("process_group is not supported yet: each process holds its own budget")
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     if not models:
         raise UsageError("auto() needs at least one model")
-    return Auto(models, budget, host_budget=host_budget, cache=cache, tell=tell)
+    return Auto(models, budget, host_budget=host_budget, cache=cache, process_group=process_group, tell=tell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ class Costs:
 
     link: Link
     hooks: HookCosts
+
+
+Gather = Callable[[], object]
 
 
 class CostSource(Protocol):
@@ -60,10 +64,11 @@ class DeviceCosts:
     Args:
         device: The device.
         estimate: Returns the cost of copies as seen in training, which serves where nothing can be measured.
+        gather: Waits a little for other ranks of the machine, or None.
     """
 
-    def __init__(self, device: torch.device, estimate: Callable[[], Link]) -> None:
-        self._device, self._estimate = device, estimate
+    def __init__(self, device: torch.device, estimate: Callable[[], Link], gather: Gather | None = None) -> None:
+        self._device, self._estimate, self._gather = device, estimate, gather
         self._costs: Costs | None = None
 
     def prepare(self, room_bytes: int) -> None:
@@ -71,6 +76,8 @@ class DeviceCosts:
         if self._costs is not None or is_profiling() or not can_outlast_the_call():
             return
         hooks = HookCosts()
+        if self._gather is not None:
+            self._gather()
         try:
             link = measure_device_link(self._device, max(0, room_bytes))
             hooks = measure_hook_costs(self._device.type)
@@ -96,13 +103,18 @@ class HostCosts:
 
     Args:
         estimate: Returns the cost of copies as seen in training, which serves until then.
+        gather: Waits a little for other ranks of the machine, or None. They measure at the same time, since they copy
+            at the same time.
     """
 
-    def __init__(self, estimate: Callable[[], Link]) -> None:
-        self._estimate = estimate
+    def __init__(self, estimate: Callable[[], Link], gather: Gather | None = None) -> None:
+        self._estimate, self._gather = estimate, gather
         self._costs: Costs | None = None
+        self._begun: threading.Thread | None = None
         self._measuring: tuple[subprocess.Popen[bytes], Path] | None = None
         self._folder: TemporaryDirectory[str] | None = None
+        self._closing = threading.Lock()
+        self._is_closed = False
 
     def prepare(self, room_bytes: int) -> None:
         """Do nothing: another process measures."""
@@ -110,11 +122,22 @@ class HostCosts:
     def now(self, profile: Profile) -> Costs:
         """Return what was measured, or the estimate as long as that is going on."""
         if self._costs is None:
-            child, path = self._measuring = self._measuring or self._started(profile)
-            if child.poll() == 0:
-                done = Profile.load(path)
+            if self._begun is None:
+                self._begun = threading.Thread(target=self._begin, args=(profile,), name="pooch-measuring", daemon=True)
+                self._begun.start()
+            if self._gather is None:
+                self._begun.join()
+            if self._measuring is not None and self._measuring[0].poll() == 0:
+                done = Profile.load(self._measuring[1])
                 self._costs = Costs(done.link, done.hooks)
         return self._costs or Costs(self._estimate(), profile.hooks)
+
+    def _begin(self, profile: Profile) -> None:
+        if self._gather is not None:
+            self._gather()
+        with self._closing:
+            if not self._is_closed:
+                self._measuring = self._started(profile)
 
     def _started(self, profile: Profile) -> tuple[subprocess.Popen[bytes], Path]:
         self._folder = TemporaryDirectory(prefix="pooch-")
@@ -126,6 +149,8 @@ class HostCosts:
 
     def close(self) -> None:
         """End the process that measures, if it is still running."""
+        with self._closing:
+            self._is_closed = True
         if self._measuring is not None:
             child = self._measuring[0]
             child.kill()
@@ -134,11 +159,12 @@ class HostCosts:
             self._folder.cleanup()
 
 
-def costs_of(device: torch.device, estimate: Callable[[], Link]) -> CostSource:
+def costs_of(device: torch.device, estimate: Callable[[], Link], gather: Gather | None = None) -> CostSource:
     """Return where the costs of a device come from.
 
     Args:
         device: The device.
         estimate: Returns the cost of copies as seen in training.
+        gather: Waits a little for other ranks of the machine, or None.
     """
-    return DeviceCosts(device, estimate) if has_streams(device) else HostCosts(estimate)
+    return DeviceCosts(device, estimate, gather) if has_streams(device) else HostCosts(estimate, gather)

@@ -32,6 +32,7 @@ class Library:
         tell: Called with one line for each new plan.
         costs: What copies and hooks cost on this machine.
         cache: Keeps profiles and plans for the next run, or None.
+        first_steps: Number of steps of the program that are not like later ones.
     """
 
     def __init__(
@@ -40,13 +41,14 @@ class Library:
         tell: Callable[[str], None],
         costs: CostSource,
         cache: PlanCache | None = None,
+        first_steps: int = 1,
     ) -> None:
         self._tell, self._cache = tell, cache
         self._known: dict[StepKey, Known] = {}
         self._families: dict[tuple[object, ...], Family] = {}
         self._requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
-        self._is_warm = False  # whether a step was run
+        self._first_steps = first_steps  # that are still to come
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
         self.events: list[str] = []
 
@@ -137,8 +139,8 @@ class Library:
         """Decide how to run a step without a profile."""
         if known.never_recorded:
             return "online"
-        if not self._is_warm and target_bytes:
-            self._is_warm = True
+        if self._first_steps and target_bytes:
+            self._first_steps -= 1
             return "online"
         if family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN):
             family.recording += 1
@@ -185,8 +187,8 @@ class Library:
     def recorded(self, key: StepKey, known: Known, profile: Profile, calls: int) -> None:
         """Take the profile of a step that was recorded.
 
-        The first step of all takes longer than later ones, as libraries load and choose their kernels. It is only
-        recorded where its peak has to be known.
+        The first steps of all are not like later ones: libraries load and choose their kernels, and wrappers arrange
+        their buckets. One of them is only recorded where its peak has to be known.
 
         Args:
             key: Its key.
@@ -194,8 +196,8 @@ class Library:
             profile: The profile.
             calls: Number of calls of governed modules in it.
         """
-        if not self._is_warm:  # only its bytes are of use
-            self._is_warm = True
+        if self._first_steps:  # only its bytes are of use
+            self._first_steps -= 1
             self._families[key.family].recording -= 1
             return
         known.profile, known.origin, known.calls = profile, "recorded", calls

@@ -80,11 +80,26 @@ class Counters:
         return Counters(**(sums | highest))
 
     def summary(
-        self, budget_bytes: int | None, shapes: tuple[PlannedShape, ...], events: tuple[str, ...]
+        self,
+        budget_bytes: int | None,
+        shapes: tuple[PlannedShape, ...],
+        events: tuple[str, ...],
+        *,
+        tier_bytes: int = 0,
+        tier_limit_bytes: int | None = None,
+        local_ranks: int = 1,
     ) -> AutoSummary:
         """Return them with what else is told; see `AutoSummary`."""
         counted = {each.name: getattr(self, each.name) for each in fields(Counters)}
-        return AutoSummary(**counted, budget_bytes=budget_bytes, shapes=shapes, events=events)
+        return AutoSummary(
+            **counted,
+            budget_bytes=budget_bytes,
+            shapes=shapes,
+            events=events,
+            tier_bytes=tier_bytes,
+            tier_limit_bytes=tier_limit_bytes,
+            local_ranks=local_ranks,
+        )
 
 
 def counted(
@@ -122,11 +137,17 @@ class AutoSummary(Counters):
         budget_bytes: The budget, or None before the first step if it is a share of that step's peak.
         shapes: The kinds of steps that were met.
         events: What was planned, replanned or refused, in order, one line each.
+        tier_bytes: The most bytes that this process has taken of the swap tier.
+        tier_limit_bytes: The most that it may take: its share of the machine's host budget. None: no limit.
+        local_ranks: Number of ranks that share the machine.
     """
 
     budget_bytes: int | None = None
     shapes: tuple[PlannedShape, ...] = ()
     events: tuple[str, ...] = ()
+    tier_bytes: int = 0
+    tier_limit_bytes: int | None = None
+    local_ranks: int = 1
 
     def __str__(self) -> str:
         if not self.steps:
@@ -141,6 +162,10 @@ class AutoSummary(Counters):
             f"pooch: {format_bytes(self.swapped_bytes)} swapped, {self.recomputed_ops} ops replayed, about "
             f"{self.lost_ms / 1000:.1f} s lost",
         ]
+        if self.tier_limit_bytes is not None:
+            limit = format_bytes(self.tier_limit_bytes)
+            whole = f"{limit} for each of {self.local_ranks} ranks" if self.local_ranks > 1 else limit
+            lines.append(f"pooch: swap tier: {format_bytes(self.tier_bytes)} taken, of {whole}")
         for shape in self.shapes[:MOST_SHAPES]:
             planned = ""
             if shape.predicted_peak_bytes is not None and shape.predicted_slowdown is not None:

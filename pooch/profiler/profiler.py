@@ -19,6 +19,7 @@ from ..torchtools.device_memory import give_memory_back, room_bytes
 from ..torchtools.malloc import return_large_blocks
 from ..torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
+from ..torchtools.ranks import Ranks
 from ..torchtools.requested_sizes import allocated_as_requested
 from ..torchtools.training_state import model_device, training_state_kept
 from ..units import format_bytes
@@ -56,6 +57,7 @@ def profile_step(
     link: Link,
     options: ProfileOptions,
     progress: Progress = silent,
+    ranks: Ranks | None = None,
 ) -> ProfiledStep:
     """Profiles one training step; parameters, gradients, buffers, optimizer and random state are left unchanged.
 
@@ -70,6 +72,7 @@ def profile_step(
         link: cost of transfers, measured beforehand.
         options: how to profile.
         progress: called with a description of each pass.
+        ranks: the ranks that profile in lockstep. In mode "auto", they run plain steps if all of them can.
 
     Raises:
         ProfileError: if the forward pass raises, the loss cannot be differentiated, or the step changes from run to
@@ -78,7 +81,7 @@ def profile_step(
     """
     if options.mode not in ("run", "offload", "auto"):
         raise ProfileError(f"unknown profiling mode {options.mode!r}: choose run, offload or auto")
-    return _Profiling(forward, model, optimizer, model_device(model), options, link, progress).profile()
+    return _Profiling(forward, model, optimizer, model_device(model), options, link, progress, ranks).profile()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class _Profiling:
     options: ProfileOptions
     link: Link
     progress: Progress
+    ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
         self.has_streams = accelerators.has_streams(self.device)
@@ -122,7 +126,7 @@ class _Profiling:
                 try:
                     return self._profile_plainly(released, persistent)
                 except (RuntimeError, MemoryError) as error:
-                    if self.options.mode == "run" or not is_out_of_memory(error):
+                    if self.options.mode == "run" or self.ranks is not None or not is_out_of_memory(error):
                         raise
                     forgotten(error)
                 give_memory_back(self.device)
@@ -133,7 +137,8 @@ class _Profiling:
             return self.options.mode == "run"
         accumulate = self.options.accumulate
         expected_bytes = expected_peak_bytes(released, self.model, persistent.live_bytes, accumulate)
-        return expected_bytes <= self._room_bytes(persistent)
+        fits = expected_bytes <= self._room_bytes(persistent)
+        return fits if self.ranks is None else bool(self.ranks.least("fits", fits))
 
     def _room_bytes(self, persistent: _Persistent) -> int:
         room = room_bytes(self.device, persistent.live_bytes)

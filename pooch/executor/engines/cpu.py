@@ -22,6 +22,7 @@ from ...errors import TierError
 from ...units import round_up
 from .protocol import Purpose
 from .spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
+from .tier_room import TierRoom
 
 # How often a thread that waits for a copy checks that the copy thread is alive.
 LOOK_AGAIN_S = 0.2
@@ -120,10 +121,10 @@ class CpuArena:
 
     clock = None
 
-    def __init__(self, engine: CpuEngine, file: SpillFile) -> None:
+    def __init__(self, engine: CpuEngine, file: SpillFile | None) -> None:
         self._engine = engine
-        self._file: SpillFile | None = file
-        self._mover: Mover | None = Mover(file, engine.check)
+        self._file = file
+        self._mover = None if file is None else Mover(file, engine.check)
         self._last: CpuTicket | None = None
 
     def is_beside(self) -> bool:
@@ -172,6 +173,9 @@ class CpuEngine:
         directory: Directory of the files. None uses POOCH_SPILL_DIRECTORY, or the system's temporary directory.
         check: Whether to compare a checksum (XXH3, 64 bits) of what is read back with that of what was written.
 
+    Attributes:
+        room: How much the files take.
+
     Raises:
         TierError: If there is no memory for the copy buffer.
     """
@@ -181,6 +185,7 @@ class CpuEngine:
         self._directory = Path(directory or os.environ.get("POOCH_SPILL_DIRECTORY") or tempfile.gettempdir())
         self._free: list[SpillFile] = []
         self._size_bytes = 0
+        self.room = TierRoom()
         self._in_use: set[SpillFile] = set()  # by running steps; a set, since incrementing a counter is not atomic
         self._closed = False
         self._process = os.getpid()
@@ -209,11 +214,21 @@ class CpuEngine:
             self._free.clear()
             self._size_bytes = padded
         try:
-            file = self._free.pop()  # no check beforehand, since another thread may take it
+            # No check beforehand whether there is a file, since another thread may take it.
+            file = self._free.pop() if size_bytes else self._new_file(padded)
         except IndexError:
-            file = SpillFile(self._directory, self._size_bytes)
+            file = self._new_file(self._size_bytes if self.room.has(self._size_bytes - ALIGNMENT_BYTES) else padded)
         self._in_use.add(file)
         return CpuArena(self, file)
+
+    def _new_file(self, size_bytes: int) -> SpillFile:
+        taken_bytes = size_bytes - ALIGNMENT_BYTES
+        if not self.room.has(taken_bytes):
+            self._free.clear()
+        self.room.check(taken_bytes)
+        file = SpillFile(self._directory, size_bytes)
+        self.room.hold(file, taken_bytes)
+        return file
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:

@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 import torch
 
 from .step_clock import StepClock
+from .tier_room import TierRoom
 
 Purpose = Literal["step", "snapshot"]  # the values of a step, or a snapshot that allows to repeat it
 
@@ -75,6 +76,10 @@ class CopyEngine(Protocol):
     @property
     def has_two_lanes(self) -> bool:
         """Whether a copy out and a copy in can run at the same time."""
+
+    @property
+    def room(self) -> TierRoom:
+        """How much of the tier the engine holds, and may hold."""
 
     def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> Arena:
         """Take room for one step.

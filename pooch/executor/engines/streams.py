@@ -21,6 +21,7 @@ from ...torchtools.tensors import bytes_of
 from .pinned import PinnedBlock, give_block, take_block
 from .protocol import Purpose
 from .step_clock import StepClock
+from .tier_room import TierRoom
 
 
 @dataclass
@@ -192,10 +193,14 @@ class StreamEngine:
 
     Args:
         device: The device, which must have streams.
+
+    Attributes:
+        room: How much the blocks take.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.room = TierRoom()
         self.out_stream = accelerators.new_stream(device)
         self.in_stream = accelerators.new_stream(device)
         self._aside = _Aside()
@@ -239,10 +244,20 @@ class StreamEngine:
         try:
             block = room.free.pop()  # no check beforehand, since another thread may take it
         except IndexError:
-            block = take_block(room.size_bytes, self.device)
+            block = self._new_block(room, size_bytes)
         for event in block.in_use_until:  # the previous step may have ended on another stream
             self.out_stream.wait_event(event)
         return StreamArena(self, block, purpose)
+
+    def _new_block(self, room: _Room, size_bytes: int) -> PinnedBlock:
+        """Take a block as large as the others of its purpose, or just as large as it has to be if room is limited."""
+        if not self.room.has(room.size_bytes):
+            _give_all(room.free)
+        wanted_bytes = room.size_bytes if self.room.has(room.size_bytes) else size_bytes
+        self.room.check(wanted_bytes)
+        block = take_block(wanted_bytes, self.device)
+        self.room.hold(block, block.size_bytes)
+        return block
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:

@@ -12,6 +12,7 @@ from ...units import round_up
 from ..engines.protocol import Arena, CopyEngine, Ticket
 
 CHUNK_BYTES = 256 * 2**20
+_LIMITED_CHUNKS = 8  # where there is a limit, chunks must not be so large that a part of it cannot be used
 _ALIGNMENT_BYTES = 4096  # offsets in a tier are multiples of this
 
 
@@ -57,6 +58,7 @@ class OnlineTier:
 
     def __init__(self, engine: CopyEngine, most_bytes: int | None = None) -> None:
         self._engine, self._most_bytes = engine, most_bytes
+        self._chunk_bytes = CHUNK_BYTES if most_bytes is None else min(CHUNK_BYTES, most_bytes // _LIMITED_CHUNKS)
         self._chunks: list[_Chunk] = []
         self._size_bytes = 0
         self._streams = engine.open_arena(0)
@@ -66,7 +68,7 @@ class OnlineTier:
         needed = round_up(max(1, size_bytes), _ALIGNMENT_BYTES)  # no two rooms begin at one offset
         chunk = next((each for each in self._chunks if each.size_bytes - each.end_bytes >= needed), None)
         if chunk is None:
-            chunk = self._new_chunk(max(needed, CHUNK_BYTES)) or self._new_chunk(needed)
+            chunk = self._new_chunk(max(needed, self._chunk_bytes)) or self._new_chunk(needed)
         if chunk is None:
             return None
         room = Room(chunk, chunk.end_bytes)
