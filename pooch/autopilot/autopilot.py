@@ -61,7 +61,6 @@ class Auto:
             tell,
             costs_of(device, evictor.speed.link, self._team.gather),
             cache=None if cache is None else PlanCache(cache, list(models), device, budget),
-            first_steps=self._team.first_steps,
         )
         remarks = Remarks(tell)
         held = HeldBudget(size_bytes, share, evictor, remarks)

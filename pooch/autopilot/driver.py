@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..executor.online import Evictor, LiveBytes
 from ..executor.statistics import RunStats
 from ..profiler.live import is_profiling
+from ..torchtools.ranks import will_arrange_buckets
 from .backward import BackwardWatch
 from .budget import HeldBudget
 from .counting import margin_bytes
@@ -30,6 +31,7 @@ from .steps import FollowingStep, InCoreStep, RecordedStep, Step, UnplannedStep
 from .summary import Counters, Decision, counted
 
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
+_MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)
 
 
@@ -143,7 +145,8 @@ class StepDriver:
             self.budget.hold()
         stats = RunStats()
         start_bytes = self._live.now()
-        decision, known = self.library.choose(key, start_bytes, self.budget.size_bytes)
+        settled = self.counters.steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
+        decision, known = self.library.choose(key, start_bytes, self.budget.size_bytes, is_settled=settled)
         outlasts = can_outlast_the_call()
         if decision == "record" and (is_profiling() or not outlasts):
             self.library.not_recorded(key, known)

@@ -32,7 +32,6 @@ class Library:
         tell: Called with one line for each new plan.
         costs: What copies and hooks cost on this machine.
         cache: Keeps profiles and plans for the next run, or None.
-        first_steps: Number of steps of the program that are not like later ones.
     """
 
     def __init__(
@@ -41,27 +40,31 @@ class Library:
         tell: Callable[[str], None],
         costs: CostSource,
         cache: PlanCache | None = None,
-        first_steps: int = 1,
     ) -> None:
         self._tell, self._cache = tell, cache
         self._known: dict[StepKey, Known] = {}
         self._families: dict[tuple[object, ...], Family] = {}
         self._requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
-        self._first_steps = first_steps  # that are still to come
+        self._is_warm = False  # whether a step was run
+        self._is_settled = True
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
         self.events: list[str] = []
 
     # When a step begins -----------------------------------------------------------------------------------------------
 
-    def choose(self, key: StepKey, start_bytes: int, budget_bytes: int | None) -> tuple[Decision, Known]:
+    def choose(
+        self, key: StepKey, start_bytes: int, budget_bytes: int | None, *, is_settled: bool = True
+    ) -> tuple[Decision, Known]:
         """Decide how to run a step.
 
         Args:
             key: Its key.
             start_bytes: Bytes that are live before it.
             budget_bytes: The budget, or None if it is not known yet.
+            is_settled: Whether wrappers of the models have arranged what they arrange in their first steps.
         """
+        self._is_settled = is_settled
         if budget_bytes is not None:
             self._budget_bytes = budget_bytes
         self._take_answers()
@@ -139,8 +142,8 @@ class Library:
         """Decide how to run a step without a profile."""
         if known.never_recorded:
             return "online"
-        if self._first_steps and target_bytes:
-            self._first_steps -= 1
+        if not (self._is_warm and self._is_settled) and target_bytes:
+            self._is_warm = True
             return "online"
         if family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN):
             family.recording += 1
@@ -196,8 +199,8 @@ class Library:
             profile: The profile.
             calls: Number of calls of governed modules in it.
         """
-        if self._first_steps:  # only its bytes are of use
-            self._first_steps -= 1
+        if not (self._is_warm and self._is_settled):  # only its bytes are of use
+            self._is_warm = True
             self._families[key.family].recording -= 1
             return
         known.profile, known.origin, known.calls = profile, "recorded", calls

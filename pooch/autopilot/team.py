@@ -47,13 +47,6 @@ class Team:
             tell(str(share))
 
     @property
-    def first_steps(self) -> int:
-        """Number of steps that are not like later ones: libraries load in the first, and DDP arranges its buckets anew
-        in the second, in the order in which the first had them ready.
-        """
-        return 1 if self._ranks is None else 2
-
-    @property
     def gather(self) -> Callable[[], object] | None:
         """What waits a little for the other ranks, so that all of them measure the same shared bus. None if alone."""
         ranks = self._ranks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import PoochError, UsageError
+from ..errors import PoochError, UsageError, first_line
 from .options import force_option, host_budget_option, output_option
 
 if TYPE_CHECKING:
@@ -95,9 +95,29 @@ def command(
         # Called by Python before it ends, after the script's threads and whatever way the script ends.
         atexit.register(_conclude, finder, os.getpid(), report, quiet, script=module or program[0])
         finder.start()
-        run()
+        try:
+            run()
+        except BaseException as error:
+            _tell_of_failure(error)
+            raise
 
     return governed
+
+
+def _tell_of_failure(error: BaseException) -> None:
+    """Tell which of several ranks failed first: its launcher ends the others, or their next collective fails."""
+    if _world_size() == 1 or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return
+    from ..torchtools.ranks import Ranks, is_distributed
+
+    ranks = Ranks("exec") if is_distributed() else None
+    other = None if ranks is None else ranks.failure()
+    if other is not None:
+        _tell(f"{other}; so this rank ends as well")
+        return
+    if ranks is not None:
+        ranks.fail(error)
+    _tell(f"rank {_rank()} failed: {type(error).__name__}: {first_line(error)}; the other ranks end with it")
 
 
 def _conclude(finder: ModelFinder, process: int, report: Path | None, quiet: bool, *, script: str) -> None:
@@ -136,8 +156,13 @@ def _rank() -> int:
     return int(given) if given.isdigit() else 0
 
 
+def _world_size() -> int:
+    given = os.environ.get("WORLD_SIZE", "1")
+    return int(given) if given.isdigit() else 1
+
+
 def _tell(text: str) -> None:
-    who = f"pooch (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "pooch"
+    who = f"pooch (rank {_rank()})" if _world_size() > 1 else "pooch"
     sys.stderr.write(f"{who}: {text}\n")
     sys.stderr.flush()
 

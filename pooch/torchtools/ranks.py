@@ -36,6 +36,19 @@ def has_collectives(model: torch.nn.Module) -> bool:
     return any(isinstance(module, kinds) for module in model.modules())
 
 
+def will_arrange_buckets(model: torch.nn.Module) -> bool:
+    """Whether DDP is still to arrange its buckets anew, at the beginning of a forward pass.
+
+    It does so once, after the first backward pass in which it averages gradients: that of the first step, of the second
+    in a static graph, and later where gradients are accumulated.
+    """
+    return (
+        isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        and (model.static_graph or not model.find_unused_parameters)
+        and not getattr(model, "_has_rebuilt_buckets", True)
+    )
+
+
 def is_distributed() -> bool:
     """Whether this process has a process group."""
     return distributed.is_available() and distributed.is_initialized()
