@@ -140,6 +140,9 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "in-core overhead": table("in-core-overhead-cpu"),
         "long skips": sentences.long_skips,
     },
+    "docs/several_devices.md": {
+        "ranks": table("ranks"),
+    },
     "docs/workloads.md": {
         "workloads": table("workloads"),
         "attention": table("attention"),

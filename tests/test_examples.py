@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHOWN = {
     "accelerate_loop": "never passed",
+    "data_parallel": "for each of 2 ranks",
+    "fully_sharded": "rank 0, step 7: loss",
     "guarded_training": "Repair(",
     "ignite_engine": "never passed",
     "lightning_trainer": "never passed",
@@ -67,3 +69,22 @@ def test_the_plain_script_runs_under_a_budget_with_the_same_losses() -> None:
     assert len(outputs[0].splitlines()) == 8
     assert "pooch: 8 steps: " in finished.stderr
     assert "(never passed)" in finished.stderr
+
+
+@pytest.mark.slow
+def test_the_sharded_script_runs_under_a_budget_in_two_ranks_with_the_same_losses() -> None:
+    script = str(ROOT / "examples" / "fully_sharded.py")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    outputs = []
+    for command in ((script,), ("-m", "pooch", "exec", "--budget", "60%", script)):
+        finished = subprocess.run(
+            [*torchrun, *command], capture_output=True, text=True, timeout=300, check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stderr
+        outputs.append(sorted(finished.stdout.splitlines()))
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 16
+    for rank in range(2):
+        assert f"pooch (rank {rank}): 8 steps: " in finished.stderr
+    assert finished.stderr.count("(never passed)") == 2

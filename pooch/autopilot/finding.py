@@ -37,7 +37,7 @@ class ModelFinder:
 
     Args:
         budget: Device bytes of the process, or a share of the first step's in-core peak.
-        host_budget: Most bytes that a step may take in the swap tier. None: no limit.
+        host_budget: Most bytes that the swap tier of this machine may take; its ranks share them. None: no limit.
         cache: Directory in which plans are kept for the next run. None: they are not kept.
         tell: Called with one line for each new plan, and for each model that cannot be governed.
 

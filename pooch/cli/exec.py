@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import PoochError, UsageError, first_line
-from .options import force_option, host_budget_option, output_option
+from .options import force_option, output_option
 
 if TYPE_CHECKING:
     from ..autopilot.finding import ModelFinder
@@ -50,7 +50,11 @@ class ProgramCommand(click.Command):
     metavar="BYTES",
     help="16GiB, 800MB, a number of bytes, or 60%: of the in-core peak of the first step.",
 )
-@host_budget_option
+@click.option(
+    "--host-budget",
+    metavar="BYTES",
+    help="Limit on the bytes in the swap tier of this machine, shared by its ranks (default: none).",
+)
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),

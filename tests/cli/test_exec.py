@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -309,22 +310,75 @@ def test_quiet_prints_nothing_and_the_page_tells_what_happened(folder: Folder) -
     assert "--force" in again.stderr
 
 
-def test_each_process_of_torchrun_holds_the_budget(folder: Folder) -> None:
-    parallel = """
+PARALLEL = """
 import os
 torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[block() for _ in range(4)])
+if KIND == "DDP":
+    model = torch.nn.parallel.DistributedDataParallel(model)
+else:
+    from torch.distributed.fsdp import fully_shard
+    for part in model:
+        fully_shard(part)
+    fully_shard(model)
 torch.manual_seed(int(os.environ["RANK"]))
-train(torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*[block() for _ in range(4)])))
+train(model)
 torch.distributed.destroy_process_group()
 """
-    script = folder.write("parallel.py", SMALL + parallel)
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    plain = folder.python(*run, script)
-    budgeted = folder.python(*run, "-m", "pooch", "exec", "--budget", "60%", script)
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_each_process_of_torchrun_holds_the_budget(folder: Folder, kind: str) -> None:
+    script = folder.write("parallel.py", SMALL + PARALLEL.replace("KIND", repr(kind)))
+    plain = folder.python(*TORCHRUN, script)
+    options = ("--budget", "60%", "--host-budget", "16MiB")
+    budgeted = folder.python(*TORCHRUN, "-m", "pooch", "exec", *options, script)
     assert budgeted.returncode == plain.returncode == 0, budgeted.stderr
     assert sorted(budgeted.stdout.splitlines()) == sorted(plain.stdout.splitlines())
     for rank in range(2):
         assert f"pooch (rank {rank}): 6 steps: " in budgeted.stderr
+    assert budgeted.stderr.count("(never passed)") == 2
+    assert budgeted.stderr.count("16.00 MiB of this machine: 8.00 MiB for each of 2 ranks") == 1, budgeted.stderr
+    taken = re.findall(r"the 2 ranks of this machine took ([\d.]+) MiB of swap tier, of 16.00 MiB", budgeted.stderr)
+    assert len(taken) == 1, budgeted.stderr
+    assert 0 < float(taken[0]) <= 16
+
+
+FAILING = """
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        context.step = len(seen)
+        seen.append(0)
+        return x.clone()
+    @staticmethod
+    def backward(context, gradient):
+        if context.step == 3 and os.environ["RANK"] == "1":
+            raise ValueError("no gradient today")
+        return gradient
+import os
+seen = []
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        return Fails.apply(super().forward(x))
+torch.distributed.init_process_group("gloo")
+train(torch.nn.parallel.DistributedDataParallel(Net(*[block() for _ in range(4)])))
+"""
+
+
+def test_a_rank_that_fails_is_named_and_ends_the_others(folder: Folder) -> None:
+    script = folder.write("failing.py", SMALL + FAILING)
+    begin_s = time.monotonic()
+    ended = folder.python(*TORCHRUN, "-m", "pooch", "exec", "--budget", "60%", script)
+    assert ended.returncode == 1
+    why = "rank 1 failed: ValueError: no gradient today"
+    assert f"pooch (rank 1): {why}; the other ranks end with it" in ended.stderr
+    # The other one is ended by torchrun, or notices before that.
+    assert len(re.findall(r"pooch \(rank 0\): rank \d failed", ended.stderr)) <= 1
+    assert "rank 0 failed" not in ended.stderr
+    assert time.monotonic() - begin_s < 200
 
 
 @pytest.mark.parametrize(
