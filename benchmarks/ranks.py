@@ -133,32 +133,36 @@ def _trained(case: _Case, rank: int, budget_bytes: int | None) -> dict[str, Any]
     return found | {"bits": bits}
 
 
-def _rank(rank: int, case: _Case, share: float, folder: str) -> None:
+def _rank(rank: int, cases: list[_Case], share: float, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=case.ranks, timeout=timedelta(minutes=5)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=cases[0].ranks, timeout=timedelta(minutes=5)
     )
     counting = live_bytes_of(_CPU)  # from here on, so that every byte is counted
-    plain = _trained(case, rank, None)
-    under = _trained(case, rank, int(share * plain["peak"]))
-    same = all(map(torch.equal, plain.pop("bits"), under.pop("bits")))
-    gathered: list[Any] = [None] * case.ranks
-    distributed.all_gather_object(gathered, {"plain": plain, "under Pooch": under, "same bits": same})
+    results = []
+    for case in cases:
+        if rank == 0:
+            tell(f"{case.name}, {case.ranks} ranks")
+        plain = _trained(case, rank, None)
+        under = _trained(case, rank, int(share * plain["peak"]))
+        same = all(map(torch.equal, plain.pop("bits"), under.pop("bits")))
+        gathered: list[Any] = [None] * case.ranks
+        distributed.all_gather_object(gathered, {"plain": plain, "under Pooch": under, "same bits": same})
+        results.append({"case": case.name, "ranks": gathered})
     if rank == 0:
-        torch.save(gathered, f"{folder}/found")
+        torch.save(results, f"{folder}/found")
     counting.close()
     gc.collect()
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def measured(case: _Case, share: float) -> dict[str, Any]:
-    """Train in all ranks of a case, and return what each of them found."""
-    tell(f"{case.name}, {case.ranks} ranks")
+def measured(cases: list[_Case], share: float) -> list[dict[str, Any]]:
+    """Train in all ranks, one case after the other, and return what each rank found."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        multiprocessing.spawn(_rank, (case, share, folder), nprocs=case.ranks)  # type: ignore[no-untyped-call]
-        found = torch.load(f"{folder}/found")
-    return {"case": case.name, "ranks": found}
+        multiprocessing.spawn(_rank, (cases, share, folder), nprocs=cases[0].ranks)  # type: ignore[no-untyped-call]
+        found: list[dict[str, Any]] = torch.load(f"{folder}/found")
+    return found
 
 
 def row(result: dict[str, Any]) -> Row:
@@ -195,7 +199,12 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.6, help="budget, as a share of the plain peak")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
-    results = [measured(case, options.share) for case in CASES]
+    counts = sorted({case.ranks for case in CASES})
+    results = [
+        result
+        for count in counts
+        for result in measured([each for each in CASES if each.ranks == count], options.share)
+    ]
     write_results(NAME, TITLE, [row(each) for each in results], results, options.output)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
+from ..errors import TierError, UsageError
 from ..executor.online import Evictor, LiveBytes
 from ..executor.statistics import RunStats
 from ..profiler.live import is_profiling
@@ -156,7 +156,13 @@ class StepDriver:
             known.reason = "the program has saved tensor hooks of its own around it"
         self.evictor.begin_step(stats)
         self.budget.step_begins()
-        step = self._new_step(key, decision, known, models, start_bytes)
+        try:
+            step = self._new_step(key, decision, known, models, start_bytes)
+        except TierError as error:
+            if decision != "plan":
+                raise
+            decision, known.reason = "online", str(error)  # there is no room for all that the plan swaps
+            step = self._new_step(key, decision, known, models, start_bytes)
         self._running = RunningStep(key, decision, known, step, stats, outlasts)
 
     def _new_step(

@@ -52,7 +52,7 @@ class _LiveRecorder(ForwardRecorder):
         super().__init__(model)
         self._marks = marks
         self.released: dict[int, int] = {}
-        self._online = step
+        self._online: OnlineStep = weakref.proxy(step)  # the recorder waits for the collector, the step's tier must not
         self._held: dict[int, Any] = {}  # records of saved values that the program still holds
 
     def saved(self, value: int, record: Any) -> None:

@@ -87,6 +87,8 @@ class Ranks:
             raise UsageError(
                 "process_group is given, and torch.distributed has no group: call init_process_group first"
             )
+        if group is distributed.GroupMember.NON_GROUP_MEMBER:
+            raise UsageError("this rank is not in process_group: give the group that it trains with")
         if group is not None and not isinstance(group, distributed.ProcessGroup):
             raise UsageError(f"process_group takes a torch.distributed.ProcessGroup, not {type(group).__name__}")
         here = distributed.get_rank(group)
@@ -151,7 +153,7 @@ class Ranks:
         Raises:
             RankError: Another rank has failed, or has not come within the time limit of the process group.
         """
-        self._store.set(f"{what}/{self._here}", str(value))
+        self._store.set(f"{what}/{self._here}", str(int(value)))
         keys = [f"{what}/{rank}" for rank in range(self.count)]
         end_s = time.monotonic() + self._limit_s
         while not self._store.check(keys):
