@@ -1,11 +1,12 @@
 """Peaks and collectives of training in several ranks over gloo, with and without `pooch.auto`.
 
-    python -m benchmarks.ranks [--share 0.6] [--output DIRECTORY]
+    python -m benchmarks.ranks [--share 0.6] [--ranks 2] [--only NAME ...] [--output DIRECTORY]
 
 Each case trains twice in the same processes: plainly, then under a share of the plain peak of each rank. Ranks have
 data and shapes of their own. Peaks are those of a forward and backward pass, as the counting allocator sees them, the
 highest from the third step on for plain training and of all steps under Pooch. Collectives are counted by the sequence
-number of the process group, from before the model is wrapped to the end of the last step.
+number of the process group, from before the model is wrapped to the end of the last step. Plans are searched for 2 s:
+times are not what is measured here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pooch
 from benchmarks.tables import Row, tell, write_results
+from pooch.autopilot import autopilot
 from pooch.executor.online import live_bytes_of
 from pooch.units import format_bytes
 
@@ -135,6 +137,7 @@ def _trained(case: _Case, rank: int, budget_bytes: int | None) -> dict[str, Any]
 
 def _rank(rank: int, cases: list[_Case], share: float, folder: str) -> None:
     torch.set_num_threads(1)
+    autopilot.PLANNING_TIME_LIMIT_S = 2.0
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=cases[0].ranks, timeout=timedelta(minutes=5)
     )
@@ -198,13 +201,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.6, help="budget, as a share of the plain peak")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--ranks", type=int, help="only cases with so many ranks")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="only cases of these names")
     options = parser.parse_args()
-    counts = sorted({case.ranks for case in CASES})
-    results = [
-        result
-        for count in counts
-        for result in measured([each for each in CASES if each.ranks == count], options.share)
-    ]
+    cases = [case for case in CASES if options.ranks in (None, case.ranks)]
+    cases = [case for case in cases if not options.only or case.name in options.only]
+    results = []
+    for count in sorted({case.ranks for case in cases}):
+        results += measured([case for case in cases if case.ranks == count], options.share)
     write_results(NAME, TITLE, [row(each) for each in results], results, options.output)
 
 
