@@ -33,7 +33,7 @@ from pooch.executor.online import live_bytes_of
 from pooch.units import format_bytes
 
 NAME, TITLE = "ranks", "Several ranks, with and without Pooch"
-STEPS, WAIT_AFTER, LONGEST_WAIT_S = 10, 5, 60.0
+STEPS, WAIT_AFTER, LONGEST_WAIT_S = 10, 5, 200.0
 _WIDTH, _ROWS, _BLOCKS = 64, 2048, 6
 _CPU = torch.device("cpu")
 
