@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .analysis.costs import activation_costs as activation_costs
     from .api.applying import apply as apply
     from .api.arenas import arena as arena
+    from .api.arenas import install_cuda_arena as install_cuda_arena
     from .api.guarding import guard as guard
     from .api.planning import plan as plan
     from .api.planning import plan_from_decisions as plan_from_decisions
@@ -61,7 +62,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "analysis.costs": ("activation_costs",),
     "api.applying": ("apply",),
-    "api.arenas": ("arena",),
+    "api.arenas": ("arena", "install_cuda_arena"),
     "api.guarding": ("guard",),
     "api.planning": ("plan", "plan_from_decisions", "smallest_budget"),
     "api.profiling": ("profile",),

@@ -8,10 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from ..packing import Block
-from ..torchtools.cpu_allocator import ALIVE, RecordedStep
+from ..torchtools.cpu_allocator import ALIVE, ArenaFunctions, RecordedStep
 from ..units import round_up
-
-ALIGNMENT_BYTES = 64  # that of PyTorch's own CPU allocator
 
 
 def common_step(first: RecordedStep, second: RecordedStep) -> RecordedStep | None:
@@ -57,7 +55,9 @@ def part_of(step: RecordedStep, begin: int, end: int) -> RecordedStep:
     return RecordedStep(step.sizes[begin:end], np.where(outlives, ALIVE, deaths - begin))
 
 
-def blocks_of(step: RecordedStep, spare_bytes: int = 0, alignment_bytes: int = ALIGNMENT_BYTES) -> dict[int, Block]:
+def blocks_of(
+    step: RecordedStep, spare_bytes: int = 0, alignment_bytes: int = ArenaFunctions.alignment_bytes
+) -> dict[int, Block]:
     """Return the blocks that live and die in a step, by the number of their request.
 
     Args:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from ..errors import UsageError
 from ..packing import Block, Layout, pack, verify
-from ..torchtools.cpu_allocator import NO_PLACE, ArenaCounters, CountingAllocator, RecordedStep, counting_allocator
+from ..torchtools import cuda_only
+from ..torchtools.cpu_allocator import NO_PLACE, ArenaCounters, RecordedStep, counting_allocator
+from ..torchtools.cpu_allocator.arena import ALL, Integers
 from ..torchtools.cpu_allocator.arena_stats import ArenaState, ArenaStats
+from ..torchtools.cuda_allocator import CudaSteps, installed_arena
 from ..torchtools.malloc import trim_freed_memory
 from ..units import format_bytes
 from .blocks import blocks_of, calls_that_repeat, common_step, part_of
@@ -50,13 +55,55 @@ class ArenaOptions:
     canary_bytes: int = 0
 
 
+class StepFunctions(Protocol):
+    """What an allocator does with steps, whatever its device: see `ArenaFunctions`."""
+
+    @property
+    def alignment_bytes(self) -> int:
+        """Of places and their sizes."""
+
+    def record(self) -> None:
+        """Begin to record."""
+
+    def recorded(self) -> RecordedStep:
+        """End the recording, and return it."""
+
+    def recorded_so_far(self) -> RecordedStep:
+        """What was recorded up to now; the recording goes on."""
+
+    def serve(
+        self,
+        sizes: Integers,
+        offsets: Integers,
+        rooms: Integers,
+        arena_bytes: int,
+        *,
+        huge_pages: bool,
+        canaries: bool,
+        first: int,
+        end: int,
+    ) -> bool:
+        """Serve from a new arena; its first step begins now."""
+
+    def begin_step(self, first: int = 0, end: int = ALL) -> None:
+        """Begin a step, or a part of one."""
+
+    def stop(self) -> None:
+        """Record and serve no more."""
+
+    def counters(self) -> ArenaCounters:
+        """What became of the requests."""
+
+
 class _Packing:
     """A layout in the making, in a thread: the compiled packer does not hold the interpreter's lock."""
 
-    def __init__(self, step: RecordedStep, begins: tuple[int, ...], options: ArenaOptions) -> None:
+    def __init__(
+        self, step: RecordedStep, begins: tuple[int, ...], options: ArenaOptions, alignment_bytes: int
+    ) -> None:
         self.step, self.begins = step, begins
         self.calls = 1  # that began since then, with the one that begins now
-        self.blocks: dict[int, Block] = blocks_of(step, options.canary_bytes)
+        self.blocks: dict[int, Block] = blocks_of(step, options.canary_bytes, alignment_bytes)
         self.layout: Layout | None = None
         self.error: Exception | None = None
         self._limit_s = options.pack_limit_s
@@ -87,15 +134,16 @@ class StepArena:
     is served as it always was. `close` ends it; blocks that live in the arena stay valid.
 
     Args:
-        allocator: installed for this object, which removes it.
+        functions: of the allocator, which is in place.
         options: how the arena is made.
+        end: called once, when nothing records or serves any more.
 
     Attributes:
         recorded: the step that was packed last, of which `blocks_of` makes blocks; None before.
     """
 
-    def __init__(self, allocator: CountingAllocator, options: ArenaOptions) -> None:
-        self._functions, self._options = allocator.arena, options
+    def __init__(self, functions: StepFunctions, options: ArenaOptions, end: Callable[[], None]) -> None:
+        self._functions, self._options = functions, options
         self._lock = threading.Lock()
         self.recorded: RecordedStep | None = None
         self._stats = ArenaStats("waiting")
@@ -108,7 +156,7 @@ class StepArena:
         self._bad = 0
         self._is_open = True
         self._process = os.getpid()
-        self._finalizer = weakref.finalize(self, _end, allocator)  # also if nobody closes it
+        self._finalizer = weakref.finalize(self, _end, functions, end)  # also if nobody closes it
         self._finalizer.atexit = False
 
     @property
@@ -168,7 +216,7 @@ class StepArena:
             self._functions.recorded()
             self.recorded = common
             begins = tuple(each - middle for each in self._begins[-1 - calls :])
-            self._packing = _Packing(common, begins, self._options)
+            self._packing = _Packing(common, begins, self._options, self._functions.alignment_bytes)
             self._to("packing")
         elif not is_last:
             self._functions.begin_step()
@@ -254,9 +302,9 @@ class StepArena:
         self._functions.stop()
 
 
-def _end(allocator: CountingAllocator) -> None:
-    allocator.arena.stop()
-    allocator.remove()
+def _end(functions: StepFunctions, end: Callable[[], None]) -> None:
+    functions.stop()
+    end()
     _in_use.release()
 
 
@@ -280,13 +328,30 @@ def open_arena(device: torch.device, options: ArenaOptions = ArenaOptions()) -> 
         UsageError: another training of this process has an arena.
     """
     if device.type != "cpu":
-        return f"tensors on devices of type {device.type!r} have an allocator of their own"
+        return _open_on_device(device, options)
     allocator = counting_allocator()
     if isinstance(allocator, str):
         return allocator
-    if not _in_use.acquire(blocking=False):
-        raise UsageError("this process trains on an arena already: close that one first (`run.remove()`)")
+    _claim()
     if not allocator.install():
         _in_use.release()
         return "another CPU allocator is in place"
-    return StepArena(allocator, options)
+    return StepArena(allocator.arena, options, allocator.remove)
+
+
+def _open_on_device(device: torch.device, options: ArenaOptions) -> StepArena | str:
+    installed = installed_arena()
+    if not cuda_only.takes_other_allocators(device):
+        return f"tensors on devices of type {device.type!r} have an allocator of their own"
+    if installed is None:
+        return (
+            "PyTorch takes another allocator only before it has allocated anything on the GPU: call "
+            "pooch.install_cuda_arena() at the beginning of the program"
+        )
+    _claim()
+    return StepArena(CudaSteps(installed, device), options, lambda: None)
+
+
+def _claim() -> None:
+    if not _in_use.acquire(blocking=False):
+        raise UsageError("this process trains on an arena already: close that one first (`run.remove()`)")

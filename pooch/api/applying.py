@@ -41,9 +41,9 @@ def apply(
         measure_every: on a CPU, the peak is measured in steps 1, 2, 10, 100 and every multiple of this number, and
             after changes that the plan does not know about. There is one warning for each cause of a peak over the
             budget. None or 0: no step is measured. On a GPU, the allocator counts in every step.
-        arena: on a CPU, record the memory of the first steps, and serve the following ones from one arena in which
-            their blocks are packed. `run.totals.arena` describes it. Where there is no compiler, one warning says so,
-            and the plan is applied without.
+        arena: record the memory of the first steps, and serve the following ones from one arena in which their blocks
+            are packed. `run.totals.arena` describes it. On a CUDA device, `install_cuda_arena` has to be called first.
+            Where there is no arena, one warning says why, and the plan is applied without.
 
     Raises:
         UsageError: the model is compiled, or already under a plan; or the process trains on an arena already.

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..errors import UsageError
+
 if TYPE_CHECKING:
     import torch
 
@@ -80,12 +82,14 @@ class PlainArena:
 
 
 def arena(model: torch.nn.Module) -> PlainArena:
-    """Train a model plainly, on the CPU, with the memory of its steps from one arena.
+    """Train a model plainly, with the memory of its steps from one arena.
 
     The first steps are recorded and their blocks packed; the steps that follow get the same memory again and again. A
     step begins with each call of the model with gradients enabled, and lasts until the next. Whatever differs from the
     recorded step gets memory as it always did, so results are the same bits in any case. To train under a plan, use
     `pooch.apply(plan, model, arena=True)` instead.
+
+    On a CUDA device, `install_cuda_arena` has to be called first.
 
     Args:
         model: the model.
@@ -94,3 +98,21 @@ def arena(model: torch.nn.Module) -> PlainArena:
         UsageError: the model is compiled, under a plan or on an arena already, or another model of this process is.
     """
     return PlainArena(model)
+
+
+def install_cuda_arena() -> None:
+    """Make Pooch's allocator the one that PyTorch uses on CUDA devices, in this process and for good.
+
+    Call it at the beginning of the program, before anything is on a GPU: PyTorch cannot change its allocator later.
+    `pooch.apply(plan, model, arena=True)` and `pooch.arena(model)` then serve steps from an arena. PyTorch has no
+    memory counters for other allocators: `torch.cuda.memory_allocated()` raises, and Pooch counts itself.
+
+    Raises:
+        UsageError: something is on a GPU already, this PyTorch has no CUDA, or there is no compiler.
+    """
+    from ..torchtools.cuda_allocator import cuda_arena
+
+    found = cuda_arena()
+    if isinstance(found, str):
+        raise UsageError(f"the CUDA allocator cannot be built ({found}): install g++, or train without an arena")
+    found.install()

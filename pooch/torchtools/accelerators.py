@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -108,41 +108,94 @@ def synchronize(device: torch.device) -> None:
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
+class MemoryCounters(Protocol):
+    """An allocator that took the place of PyTorch's, which then counts nothing: `torch.accelerator` would return 0."""
+
+    def memory_counters(self, device: int) -> dict[str, int]:
+        """Returns the counters of a device by PyTorch's names."""
+
+    def reset_peaks(self, device: int) -> None:
+        """Resets the peak counters of a device."""
+
+    def empty_pool(self, device: int) -> None:
+        """Gives unused memory back to a device."""
+
+
+_OTHERS: dict[str, MemoryCounters] = {}  # by type of device
+_SILENT: set[str] = set()  # those of which torch's profiler hears nothing
+
+
+def count_memory_with(device_type: str, counters: MemoryCounters, *, tells_profiler: bool) -> None:
+    """Asks another allocator than PyTorch's from now on, since it has taken its place.
+
+    Args:
+        device_type: of the devices that it serves.
+        counters: the allocator.
+        tells_profiler: whether it reports to torch's profiler.
+    """
+    _OTHERS[device_type] = counters
+    if not tells_profiler:
+        _SILENT.add(device_type)
+
+
+def has_other_allocator(device_type: str) -> bool:
+    """Returns whether another allocator has taken the place of PyTorch's."""
+    return device_type in _OTHERS
+
+
+def tells_profiler(device: torch.device) -> bool:
+    """Returns whether torch's profiler hears of the device's memory."""
+    return device.type not in _SILENT
+
+
 def allocated_bytes(device: torch.device) -> int:
     """Returns the device bytes of the tensors that are live now."""
-    return int(torch.accelerator.memory_allocated(device))
+    return memory_counters(device).get("allocated_bytes.all.current", 0)
 
 
 def peak_allocated_bytes(device: torch.device) -> int:
     """Returns the highest number of allocated bytes since `reset_peaks`."""
-    return int(torch.accelerator.max_memory_allocated(device))
+    return memory_counters(device).get("allocated_bytes.all.peak", 0)
 
 
 def peak_reserved_bytes(device: torch.device) -> int:
-    """Returns the highest number of bytes that the caching allocator held of the device since `reset_peaks`."""
-    return int(torch.accelerator.max_memory_reserved(device))
+    """Returns the highest number of bytes that the allocator held of the device since `reset_peaks`."""
+    return memory_counters(device).get("reserved_bytes.all.peak", 0)
 
 
 def memory_counters(device: torch.device) -> dict[str, int]:
-    """Returns all counters of the caching allocator by PyTorch's names; peaks count since `reset_peaks`."""
-    return dict(torch.accelerator.memory_stats(device))
+    """Returns all counters of the allocator by PyTorch's names; peaks count since `reset_peaks`."""
+    other = _OTHERS.get(device.type)
+    return dict(torch.accelerator.memory_stats(device)) if other is None else other.memory_counters(_index(device))
 
 
 def reset_peaks(device: torch.device) -> None:
     """Resets the peak counters."""
-    torch.accelerator.reset_peak_memory_stats(device)
+    other = _OTHERS.get(device.type)
+    if other is None:
+        torch.accelerator.reset_peak_memory_stats(device)
+    else:
+        other.reset_peaks(_index(device))
 
 
 def empty_cache(device: torch.device) -> None:
-    """Releases the cached memory of the caching allocator; does nothing on the CPU."""
-    if has_streams(device):
+    """Releases the cached memory of the allocator; does nothing on the CPU."""
+    other = _OTHERS.get(device.type)
+    if other is not None:
+        other.empty_pool(_index(device))
+    elif has_streams(device):
         torch.accelerator.empty_cache()
 
 
 def available_bytes(device: torch.device) -> int:
-    """Returns the bytes that are free on the device or cached by the caching allocator."""
-    cached = torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
+    """Returns the bytes that are free on the device or cached by the allocator."""
+    counters = memory_counters(device)
+    cached = counters.get("reserved_bytes.all.current", 0) - counters.get("allocated_bytes.all.current", 0)
     return int(torch.accelerator.get_memory_info(device)[0] + cached)
+
+
+def _index(device: torch.device) -> int:
+    return device.index if device.index is not None else int(torch.accelerator.current_device_index())
 
 
 def total_bytes(device: torch.device) -> int:

@@ -5,9 +5,12 @@ algorithms that cuDNN chooses by timing. No other file of the package refers to 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from . import accelerators
 
 _CYCLES_PER_MS = 1_500_000  # of a clock of 1.5 GHz
 _PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
@@ -59,6 +62,11 @@ def occupy(device: torch.device, milliseconds: float) -> None:
         torch.cuda._sleep(int(milliseconds * _CYCLES_PER_MS))
 
 
+def current_stream_handle(device: torch.device) -> int:
+    """Returns the address by which CUDA's own functions know the calling thread's current stream."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
 def is_capturing() -> bool:
     """Returns whether the current stream's work is being captured into a CUDA graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
@@ -80,9 +88,9 @@ def blas_workspace_bytes(device: torch.device) -> int:
         return 0
     forget_blas_workspaces()
     operand = torch.zeros(16, 16, device=device)
-    before_bytes = torch.cuda.memory_allocated(device)
+    before_bytes = accelerators.allocated_bytes(device)
     product = operand @ operand
-    taken_bytes = torch.cuda.memory_allocated(device) - before_bytes
+    taken_bytes = accelerators.allocated_bytes(device) - before_bytes
     own_bytes = product.untyped_storage().nbytes()
     forget_blas_workspaces()
     return max(0, taken_bytes - own_bytes)
@@ -96,7 +104,7 @@ def forget_blas_workspaces() -> None:
 
 def begin_history(device: torch.device) -> bool:
     """Makes the caching allocator record its requests; returns False if it cannot or already does."""
-    if not _is_cuda(device) or not torch.cuda.is_initialized() or torch._C._cuda_isHistoryEnabled():
+    if not _has_caching_allocator(device) or not torch.cuda.is_initialized() or torch._C._cuda_isHistoryEnabled():
         return False
     torch.cuda.memory._record_memory_history(context=None)
     return True
@@ -116,7 +124,7 @@ def blocks_in_use(device: torch.device) -> list[tuple[int, int]] | None:
     """Returns (bytes, requested bytes) of each block that the caching allocator has handed out on a device, or None if
     it does not record them.
     """
-    if not _is_cuda(device):
+    if not _has_caching_allocator(device):
         return None
     segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == _index(device)]
     blocks = [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
@@ -125,27 +133,57 @@ def blocks_in_use(device: torch.device) -> list[tuple[int, int]] | None:
 
 def rounds_up_to_powers(device: torch.device) -> bool:
     """Returns whether the caching allocator is configured to round sizes up to (fractions of) powers of two."""
-    if not _is_cuda(device):
+    if not _has_caching_allocator(device):
         return False
     settings: dict[str, Any] = torch.cuda.memory._snapshot().get("allocator_settings", {})
     return any(settings.get("roundup_power2_divisions", {}).values())
 
 
-def install_allocator(library: str, allocate: str, free: str, record_stream_address: int) -> None:
-    """Make functions of a library PyTorch's CUDA allocator, for the whole process.
+def _has_caching_allocator(device: torch.device) -> bool:
+    return _is_cuda(device) and not accelerators.has_other_allocator(device.type)
 
-    Args:
-        library: Path of the library.
+
+def takes_other_allocators(device: torch.device) -> bool:
+    """Returns whether PyTorch's allocator for the device can be replaced at the start of a process."""
+    return _is_cuda(device)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorFunctions:
+    """The functions of a library that are to be PyTorch's CUDA allocator.
+
+    Attributes:
         allocate: Name of the function that allocates.
         free: Name of the function that frees.
         record_stream_address: Address of the function that notes the use of a block by another stream.
+        empty_cache_address: Address of the function that gives unused memory back to all devices.
+        limit_address: Address of the function that limits a device to a share of its memory.
+    """
+
+    allocate: str
+    free: str
+    record_stream_address: int
+    empty_cache_address: int
+    limit_address: int
+
+
+def install_allocator(library: str, functions: AllocatorFunctions) -> str:
+    """Make functions of a library PyTorch's CUDA allocator, for the whole process; returns the type of device.
+
+    Args:
+        library: Path of the library.
+        functions: Which of its functions do what.
 
     Raises:
         RuntimeError: Something has been allocated on a GPU already.
     """
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(library, allocate, free)
-    allocator.allocator().set_record_stream_fn(record_stream_address)
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(library, functions.allocate, functions.free)
+    inner = allocator.allocator()
+    inner.set_record_stream_fn(functions.record_stream_address)
+    inner.set_reset_fn(functions.empty_cache_address)
+    inner.set_memory_fraction_fn(functions.limit_address)
     torch.cuda.memory.change_current_allocator(allocator)
+    return "cuda"
 
 
 def _index(device: torch.device) -> int:

@@ -19,6 +19,7 @@ from torch.autograd.profiler import record_function
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.profiler import ProfilerActivity
 
+from ..errors import ProfileError
 from . import accelerators
 from .profiler_log import quiet_allocator, quiet_start
 from .reported_memory import MemoryEvent, reported_memory
@@ -90,7 +91,16 @@ class MemoryTracer:
         self._profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def start(self) -> None:
-        """Starts recording."""
+        """Starts recording.
+
+        Raises:
+            ProfileError: if torch's profiler would hear of no memory.
+        """
+        if not accelerators.tells_profiler(self._device):
+            raise ProfileError(
+                f"Pooch's CUDA allocator cannot tell the profiler of PyTorch {torch.__version__} of memory: profile in "
+                "a process that does not call pooch.install_cuda_arena(), and save the profile or plan"
+            )
         self._quiet.__enter__()
         self._sizes.begin()
         with quiet_start():

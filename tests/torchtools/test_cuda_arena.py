@@ -30,7 +30,8 @@ class Device:
         self.pending_error = 0
         kinds = [kind for _, kind in DeviceFunctions._fields_]
         own = (
-            self.malloc, self.free, self.create, self.record, self.wait, self.destroy, self.set, self.get, self.error
+            self.malloc, self.free, self.create, self.record, self.wait, self.destroy, self.set, self.get, self.error,
+            self.info,
         )  # fmt: skip
         self.functions = DeviceFunctions(*(kind(function) for kind, function in zip(kinds, own, strict=True)))
 
@@ -82,6 +83,11 @@ class Device:
         found, self.pending_error = self.pending_error, 0
         return found
 
+    def info(self, free: ctypes._Pointer[ctypes.c_size_t], total: ctypes._Pointer[ctypes.c_size_t]) -> int:
+        free[0] = self.total_bytes - sum(self.blocks.values())
+        total[0] = self.total_bytes
+        return 0
+
     def waited(self) -> list[tuple[int, int]]:
         """Pairs of streams: the second waited for the first."""
         recorded = {event: stream for what, event, stream in self.log if what == "record"}
@@ -100,7 +106,7 @@ def arena() -> Iterator[CudaArena]:
 def device(arena: CudaArena) -> Iterator[Device]:
     made = Device(64 * MIB)
     arena.use(made.functions)
-    arena.reset_peaks()
+    arena.reset_peaks(0)
     yield made
     arena.stop()
     arena.empty_pool(0)
@@ -133,7 +139,7 @@ def test_a_recording_holds_what_the_stream_asks_for(arena: CudaArena, device: De
     assert step.deaths.tolist() == [2, ALIVE, ALIVE]
     for pointer in (copy, second, third):
         arena.free(pointer, 0, 0, MAIN)
-    assert arena.bytes().live == 0
+    assert arena.bytes(0).requested == arena.bytes(0).blocks == 0
 
 
 def test_steps_get_their_places_without_any_event(arena: CudaArena, device: Device) -> None:
@@ -149,8 +155,8 @@ def test_steps_get_their_places_without_any_event(arena: CudaArena, device: Devi
         arena.free(third, 4 * KIB, 0, MAIN)
     assert device.log == []
     assert (arena.counters().placed, arena.counters().fallbacks) == (9, 0)
-    assert arena.bytes().peak_reserved == 12 * KIB
-    assert arena.bytes().peak == 12 * KIB
+    assert arena.bytes(0).peak_reserved == 12 * KIB
+    assert arena.bytes(0).peak_requested == arena.bytes(0).peak_allocated == 12 * KIB
 
 
 def test_what_a_copy_reads_is_reused_after_its_event_alone(arena: CudaArena, device: Device) -> None:
@@ -240,13 +246,37 @@ def test_blocks_of_the_pool_wait_for_other_streams_too(arena: CudaArena, device:
 def test_a_full_device_gets_the_pool_back_before_memory_is_out(arena: CudaArena, device: Device) -> None:
     kept = arena.alloc(40 * MIB, 0, MAIN)
     arena.free(kept, 0, 0, MAIN)
-    assert arena.bytes().reserved == 40 * MIB
+    assert arena.bytes(0).reserved == 40 * MIB
     larger = arena.alloc(50 * MIB, 0, MAIN)
     assert larger
-    assert arena.bytes().reserved == 50 * MIB
+    assert arena.bytes(0).reserved == 50 * MIB
     assert arena.alloc(50 * MIB, 0, MAIN) == 0
     assert device.pending_error == 0  # PyTorch would take it for the error of its next kernel
     arena.free(larger, 0, 0, MAIN)
+
+
+def test_no_more_is_reserved_than_the_share_that_is_allowed(arena: CudaArena, device: Device) -> None:
+    arena.limit(0.5, 0)
+    try:
+        kept = arena.alloc(20 * MIB, 0, MAIN)
+        assert arena.alloc(13 * MIB, 0, MAIN) == 0
+        elsewhere = arena.alloc(13 * MIB, 1, MAIN)
+        assert elsewhere
+        arena.free(kept, 0, 0, MAIN)
+        arena.free(elsewhere, 0, 1, MAIN)
+    finally:
+        arena.limit(1.0, 0)
+
+
+def test_each_device_has_counters_by_pytorchs_names(arena: CudaArena, device: Device) -> None:
+    first, second = arena.alloc(1000, 0, MAIN), arena.alloc(2000, 1, MAIN)
+    arena.free(first, 0, 0, MAIN)
+    counters = arena.memory_counters(0)
+    assert (counters["requested_bytes.all.peak"], counters["requested_bytes.all.current"]) == (1000, 0)
+    assert (counters["allocated_bytes.all.peak"], counters["allocated_bytes.all.current"]) == (1024, 0)
+    assert (counters["allocation.small_pool.peak"], counters["reserved_bytes.all.current"]) == (1, 1024)
+    assert arena.bytes(1).requested == 2000
+    arena.free(second, 0, 1, MAIN)
 
 
 def test_an_arena_with_live_blocks_stays_until_the_last(arena: CudaArena, device: Device) -> None:
@@ -258,7 +288,7 @@ def test_an_arena_with_live_blocks_stays_until_the_last(arena: CudaArena, device
     arena.record_stream(second, COPIES)
     arena.free(second, 0, 0, MAIN)
     assert device.blocks == {}
-    assert arena.bytes().reserved == 0
+    assert arena.bytes(0).reserved == 0
 
 
 def test_an_arena_that_does_not_fit_is_not_served(arena: CudaArena, device: Device) -> None:

@@ -14,7 +14,7 @@ from ...native import Signatures, bound_functions
 Integers = NDArray[np.int64]
 ALIVE = -1
 NO_PLACE = -1
-_ALL = 2**62
+ALL = 2**62
 _LONGS = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
 _SIGNATURES: Signatures = {
     "record": ([], None),
@@ -106,6 +106,10 @@ class ArenaCalls:
         self._functions["read"](step.sizes, step.deaths)
         return step
 
+    def recorded_so_far(self) -> RecordedStep:
+        """What was recorded up to now; the recording goes on."""
+        return self._read(self._functions["requests"]())
+
     def stop(self) -> None:
         """Record and serve no more. An arena with live blocks stays until they are freed."""
         self._functions["stop"]()
@@ -123,16 +127,14 @@ class ArenaFunctions(ArenaCalls):
     They do nothing while the allocator is not installed.
     """
 
+    alignment_bytes = 64  # that of PyTorch's own CPU allocator
+
     def __init__(self, library: ctypes.PyDLL) -> None:
         super().__init__(bound_functions(library, "pooch_arena", _SIGNATURES))
 
     def record(self) -> None:
         """Begin to record what the calling thread asks for. An arena that serves is taken off."""
         self._functions["record"]()
-
-    def recorded_so_far(self) -> RecordedStep:
-        """What was recorded up to now; the recording goes on."""
-        return self._read(self._functions["requests"]())
 
     def serve(
         self,
@@ -144,7 +146,7 @@ class ArenaFunctions(ArenaCalls):
         huge_pages: bool = True,
         canaries: bool = False,
         first: int = 0,
-        end: int = _ALL,
+        end: int = ALL,
     ) -> bool:
         """Serve the calling thread from a new arena; an earlier one is taken off. Its first step begins now.
 
@@ -167,7 +169,7 @@ class ArenaFunctions(ArenaCalls):
             self.begin_step(first, end)
         return bool(served)
 
-    def begin_step(self, first: int = 0, end: int = _ALL) -> None:
+    def begin_step(self, first: int = 0, end: int = ALL) -> None:
         """Begin a step of the calling thread, or while steps are recorded, record this thread from now on.
 
         Args:

@@ -1,8 +1,8 @@
 """The CUDA arena's functions, and how PyTorch is told to use them.
 
 PyTorch takes another allocator only before it has allocated anything on a GPU, and then for the whole process. Under
-it, `torch.cuda.memory_allocated` and its relatives are missing (pytorch issues 98481 and 140687), so bytes are counted
-here.
+it, `torch.cuda.memory_allocated` and its relatives raise or return 0 (pytorch issues 98481 and 140687), and torch's
+profiler hears of no memory. So bytes are counted here, and `accelerators` asks here; and the profiler is told here.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ... import native
 from ...errors import UsageError
-from ..cpu_allocator.arena import ArenaCalls, Integers
-from ..cuda_only import install_allocator
+from .. import accelerators
+from ..cpu_allocator.arena import ALL, ArenaCalls, Integers
+from ..cuda_only import AllocatorFunctions, install_allocator
 
 SOURCE = Path(__file__).with_name("cuda_arena.cpp")
 HEADERS = (Path(__file__).parents[1] / "placement.h",)
 RUNTIME_NAMES = (
     "cudaMalloc", "cudaFree", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventDestroy",
-    "cudaSetDevice", "cudaGetDevice", "cudaGetLastError",
+    "cudaSetDevice", "cudaGetDevice", "cudaGetLastError", "cudaMemGetInfo",
 )  # fmt: skip
+PROFILER_REPORT = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"  # of libc10, in every PyTorch since 1.6
 _INT, _POINTER, _I64 = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
 _OUT = ctypes.POINTER(ctypes.c_void_p)
 _LONGS = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
@@ -43,6 +46,7 @@ class DeviceFunctions(ctypes.Structure):
         ("set_device", ctypes.CFUNCTYPE(_INT, _INT)),
         ("get_device", ctypes.CFUNCTYPE(_INT, ctypes.POINTER(_INT))),
         ("get_last_error", ctypes.CFUNCTYPE(_INT)),
+        ("memory_info", ctypes.CFUNCTYPE(_INT, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t))),
     )
 
     @classmethod
@@ -59,32 +63,50 @@ _SIGNATURES: native.Signatures = {
     "set_functions": ([ctypes.POINTER(DeviceFunctions)], None),
     "record": ([_INT, _POINTER], None),
     "recorded": ([], _I64),
+    "requests": ([], _I64),
     "read": ([_LONGS, _LONGS], None),
     "serve": ([_INT, _POINTER, _I64, _LONGS, _LONGS, _LONGS, _I64], _INT),
-    "begin_step": ([_POINTER], _INT),
+    "begin_step": ([_POINTER, _I64, _I64], _INT),
     "stop": ([], None),
     "counters": ([_LONGS], None),
-    "bytes": ([_LONGS], None),
-    "reset_peaks": ([], None),
+    "bytes": ([_INT, _LONGS], None),
+    "reset_peaks": ([_INT], None),
     "empty_pool": ([_INT], None),
+    "empty_pools": ([], None),
+    "limit": ([ctypes.c_double, _INT], None),
+    "report_to": ([_POINTER], None),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CudaBytes:
-    """Bytes that the allocator counts.
+    """What the allocator counts on one device; each peak is the highest figure since `reset_peaks`.
 
     Attributes:
-        live: that tensors asked for, now.
-        peak: their highest number since `reset_peaks`.
-        reserved: taken from the device, now.
-        peak_reserved: their highest number since `reset_peaks`.
+        requested: bytes that live tensors asked for.
+        peak_requested: their peak.
+        allocated: the same, each block rounded up to the allocator's granularity.
+        peak_allocated: their peak.
+        blocks: number of live blocks.
+        peak_blocks: their peak.
+        reserved: bytes taken from the device.
+        peak_reserved: their peak.
     """
 
-    live: int
-    peak: int
+    requested: int
+    peak_requested: int
+    allocated: int
+    peak_allocated: int
+    blocks: int
+    peak_blocks: int
     reserved: int
     peak_reserved: int
+
+    def by_name(self) -> dict[str, int]:
+        """By PyTorch's names; no block is left whole here, so all count as small ones."""
+        names = ("requested_bytes.all", "allocated_bytes.all", "allocation.small_pool", "reserved_bytes.all")
+        figures = (getattr(self, each.name) for each in fields(self))
+        return dict(zip((f"{name}.{when}" for name in names for when in ("current", "peak")), figures, strict=True))
 
 
 class CudaArena(ArenaCalls):
@@ -105,20 +127,33 @@ class CudaArena(ArenaCalls):
         self._device_functions = functions
 
     def install(self) -> None:
-        """Make it PyTorch's CUDA allocator, for good.
+        """Make it PyTorch's CUDA allocator, for good. Once is enough; a second call does nothing.
 
         Raises:
             UsageError: PyTorch has allocated on a GPU already, or its CUDA runtime is not found.
         """
+        if installed_arena() is self:
+            return
         self.use(DeviceFunctions.of_runtime(_loaded_runtime()))
-        address = ctypes.cast(self._functions["record_stream"], ctypes.c_void_p).value
-        assert address is not None
+        functions = AllocatorFunctions(
+            "pooch_cuda_alloc", "pooch_cuda_free",
+            *(self._address(name) for name in ("record_stream", "empty_pools", "limit")),
+        )  # fmt: skip
         try:
-            install_allocator(str(self.path), "pooch_cuda_alloc", "pooch_cuda_free", address)
+            device_type = install_allocator(str(self.path), functions)
         except RuntimeError as error:
             raise UsageError(
                 "the CUDA allocator can only be chosen before anything is allocated on a GPU: do it at the beginning"
             ) from error
+        report = _profiler_report()
+        self._functions["report_to"](report)
+        accelerators.count_memory_with(device_type, self, tells_profiler=report is not None)
+        _INSTALLED.append(self)
+
+    def _address(self, name: str) -> int:
+        address = ctypes.cast(self._functions[name], ctypes.c_void_p).value
+        assert address is not None
+        return address
 
     def alloc(self, size: int, device: int, stream: int) -> int:
         """Allocate as PyTorch does; 0 if there is no memory, for which PyTorch itself gets an exception."""
@@ -143,23 +178,43 @@ class CudaArena(ArenaCalls):
         whole = [np.ascontiguousarray(each, dtype=np.int64) for each in (sizes, offsets, rooms)]
         return bool(self._functions["serve"](device, stream, len(whole[0]), *whole, arena_bytes))
 
-    def begin_step(self, stream: int) -> bool:
-        """Begin a step on a stream. False if it cannot be ordered after the last one, on another stream."""
-        return bool(self._functions["begin_step"](stream))
+    def begin_step(self, stream: int, first: int = 0, end: int = ALL) -> bool:
+        """Begin a step on a stream, see `ArenaFunctions.begin_step`.
 
-    def bytes(self) -> CudaBytes:
-        """Live and reserved bytes of all devices."""
+        Returns:
+            False if it cannot be ordered after the last one, on another stream.
+        """
+        return bool(self._functions["begin_step"](stream, first, end))
+
+    def bytes(self, device: int) -> CudaBytes:
+        """What is counted on a device."""
         found = np.zeros(len(fields(CudaBytes)), dtype=np.int64)
-        self._functions["bytes"](found)
+        self._functions["bytes"](device, found)
         return CudaBytes(*found.tolist())
 
-    def reset_peaks(self) -> None:
-        """Let the peaks begin at the present figures."""
-        self._functions["reset_peaks"]()
+    def memory_counters(self, device: int) -> dict[str, int]:
+        """`bytes` by PyTorch's names."""
+        return self.bytes(device).by_name()
+
+    def reset_peaks(self, device: int) -> None:
+        """Let the peaks of a device begin at the present figures."""
+        self._functions["reset_peaks"](device)
+
+    def limit(self, share: float, device: int) -> None:
+        """Limit what is reserved to a share of a device's memory."""
+        self._functions["limit"](share, device)
 
     def empty_pool(self, device: int) -> None:
-        """Give the blocks that are kept for later back to the device."""
+        """Give the blocks that are kept for later back to a device."""
         self._functions["empty_pool"](device)
+
+
+_INSTALLED: list[CudaArena] = []
+
+
+def installed_arena() -> CudaArena | None:
+    """Return the allocator that PyTorch uses for CUDA in this process; None: its own."""
+    return _INSTALLED[0] if _INSTALLED else None
 
 
 @cache
@@ -186,3 +241,12 @@ def _loaded_runtime() -> ctypes.CDLL:
     if not hasattr(loaded, RUNTIME_NAMES[0]):
         raise UsageError("no CUDA runtime is loaded: this PyTorch was built without CUDA")
     return loaded
+
+
+def _profiler_report() -> ctypes.c_void_p | None:
+    """PyTorch's function that tells its profiler of memory, or None if this PyTorch has it under another name."""
+    try:
+        function = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))[PROFILER_REPORT]
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p)

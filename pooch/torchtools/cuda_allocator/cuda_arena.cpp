@@ -18,8 +18,9 @@
 #include <list>
 #include <map>
 #include <mutex>
-#include <new>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -37,7 +38,7 @@ constexpr unsigned kDisableTiming = 2;  // cudaEventDisableTiming
 constexpr int64_t kRounding = 512;      // of PyTorch's own allocator
 
 // cudaMalloc, cudaFree, cudaEventCreateWithFlags, cudaEventRecord, cudaStreamWaitEvent, cudaEventDestroy, cudaSetDevice,
-// cudaGetDevice, cudaGetLastError. Each returns 0 if it succeeds; the last one forgets an error.
+// cudaGetDevice, cudaGetLastError, cudaMemGetInfo. Each returns 0 if it succeeds; cudaGetLastError forgets an error.
 struct DeviceFunctions {
   int (*malloc)(void** pointer, size_t size);
   int (*free)(void* pointer);
@@ -48,7 +49,13 @@ struct DeviceFunctions {
   int (*set_device)(int device);
   int (*get_device)(int* device);
   int (*get_last_error)();
+  int (*memory_info)(size_t* free, size_t* total);
 };
+
+// c10::reportMemoryUsageToProfiler, whose last argument holds the type and the index of a device, a byte each.
+using Report = void (*)(void* pointer, int64_t size, size_t allocated, size_t reserved, uint16_t device);
+
+constexpr uint16_t kCuda = 1;  // c10::DeviceType::CUDA
 
 // The end of a use of some bytes by a stream.
 struct Fence {
@@ -83,6 +90,25 @@ struct Cached {
   std::vector<Fence> fences;
 };
 
+// A number of bytes or blocks now, and its highest since peaks were reset.
+struct Level {
+  int64_t now = 0, peak = 0;
+
+  void add(int64_t more) {
+    now += more;
+    peak = std::max(peak, now);
+  }
+};
+
+// What is counted for each device, by the definitions of PyTorch's own allocator.
+struct Account {
+  Level requested;  // what live tensors asked for
+  Level allocated;  // the same, each rounded up
+  Level blocks;     // live ones
+  Level reserved;   // taken from the device
+  int64_t limit_bytes = INT64_MAX;  // of what may be reserved
+};
+
 struct State {
   std::mutex mutex;
   DeviceFunctions device{};
@@ -95,7 +121,8 @@ struct State {
   bool is_recording = false;
   int step_device = -1;
   Stream step_stream = nullptr;
-  int64_t live_bytes = 0, peak_bytes = 0, reserved_bytes = 0, peak_reserved_bytes = 0;
+  std::map<int, Account> accounts;  // by device
+  Report report = nullptr;
 };
 
 State& state() {
@@ -126,9 +153,21 @@ class OnDevice {
   int before_ = 0, device_ = 0;
 };
 
-void reserve(State& all, int64_t bytes) {
-  all.reserved_bytes += bytes;
-  all.peak_reserved_bytes = std::max(all.peak_reserved_bytes, all.reserved_bytes);
+int64_t rounded(int64_t size) {
+  return (size + kRounding - 1) / kRounding * kRounding;
+}
+
+// Counts a block that is born (sign 1) or dies (-1), and tells torch's profiler.
+void account(State& all, void* pointer, const Block& block, int64_t sign) {
+  Account& own = all.accounts[block.device];
+  own.requested.add(sign * block.size);
+  own.allocated.add(sign * rounded(block.size));
+  own.blocks.add(sign);
+  if (all.report != nullptr) {
+    const uint16_t device = kCuda | static_cast<uint16_t>(block.device << 8);
+    const auto allocated = static_cast<size_t>(own.allocated.now), reserved = static_cast<size_t>(own.reserved.now);
+    all.report(pointer, sign * rounded(block.size), allocated, reserved, device);
+  }
 }
 
 // Fences for the streams other than `home` that used a block. False: an event cannot be made.
@@ -150,14 +189,18 @@ bool fence_uses(State& all, const Block& block, Stream home, std::vector<Fence>&
   return true;
 }
 
-// Memory of the device, or null. PyTorch must not find the error of a failed attempt after its next kernel.
-void* device_memory(State& all, int64_t bytes) {
+// Memory of the current device, or null. PyTorch must not find the error of a failed attempt after its next kernel.
+void* device_memory(State& all, int device, int64_t bytes) {
+  Account& own = all.accounts[device];
   void* pointer = nullptr;
+  if (bytes > own.limit_bytes - own.reserved.now) {
+    return nullptr;
+  }
   if (all.device.malloc(&pointer, static_cast<size_t>(bytes)) != 0) {
     all.device.get_last_error();
     return nullptr;
   }
-  reserve(all, bytes);
+  own.reserved.add(bytes);
   return pointer;
 }
 
@@ -182,7 +225,7 @@ void empty_pool(State& all, int device) {
         all.device.destroy_event(fence.event);
       }
       all.device.free(cached.pointer);
-      all.reserved_bytes -= kept->first.second;
+      all.accounts[device].reserved.add(-kept->first.second);
     }
     kept = all.pool.erase(kept);
   }
@@ -194,7 +237,7 @@ void end_arena(State& all, Arena* arena) {
     all.device.destroy_event(fence.event);
   }
   all.device.free(arena->base);
-  all.reserved_bytes -= arena->bytes;
+  all.accounts[arena->device].reserved.add(-arena->bytes);
   all.arenas.erase(std::find(all.arenas.begin(), all.arenas.end(), arena));
   delete arena;
 }
@@ -237,7 +280,7 @@ void* placed(State& all, Block& block) {
 }
 
 void* from_pool(State& all, Block& block) {
-  block.room = (block.size + kRounding - 1) / kRounding * kRounding;
+  block.room = rounded(block.size);
   const auto kept = all.pool.find({{block.device, block.stream}, block.room});
   if (kept != all.pool.end() && !kept->second.empty()) {
     Cached cached = std::move(kept->second.back());
@@ -250,18 +293,38 @@ void* from_pool(State& all, Block& block) {
       return cached.pointer;
     }
     all.device.free(cached.pointer);  // which waits for the device
-    all.reserved_bytes -= block.room;
+    all.accounts[block.device].reserved.add(-block.room);
   }
-  void* pointer = device_memory(all, block.room);
+  void* pointer = device_memory(all, block.device, block.room);
   if (pointer == nullptr) {
     empty_pool(all, block.device);
-    pointer = device_memory(all, block.room);
+    pointer = device_memory(all, block.device, block.room);
   }
   return pointer;
 }
 
 bool is_of_step(const State& all, int device, Stream stream) {
   return device == all.step_device && stream == all.step_stream;
+}
+
+std::string mib(int64_t bytes) {
+  constexpr int64_t kMib = 1 << 20;
+  const std::string hundredths = std::to_string(100 + bytes % kMib * 100 / kMib);
+  return std::to_string(bytes / kMib) + "." + hundredths.substr(1) + " MiB";
+}
+
+std::string lack_of_memory(int64_t size, int device) {
+  State& all = state();
+  const std::lock_guard<std::mutex> guard(all.mutex);
+  const OnDevice there(all.device, device);
+  const Account& own = all.accounts[device];
+  size_t free = 0, total = 0;
+  all.device.memory_info(&free, &total);
+  const int64_t left = std::min(static_cast<int64_t>(free), std::max(int64_t{0}, own.limit_bytes - own.reserved.now));
+  return "CUDA out of memory. Tried to allocate " + mib(size) + ". GPU " + std::to_string(device) +
+         " has a total capacity of " + mib(static_cast<int64_t>(total)) + " of which " + mib(left) +
+         " is free. Pooch's allocator has given " + mib(own.allocated.now) + " to tensors and reserved " +
+         mib(own.reserved.now) + ".";
 }
 
 }  // namespace
@@ -296,17 +359,17 @@ void* pooch_cuda_try_alloc(ssize_t size, int device, Stream stream) {
   if (all.is_recording && is_of_step(all, device, stream)) {
     all.recorder.born(pointer, size);
   }
-  all.live_bytes += size;
-  all.peak_bytes = std::max(all.peak_bytes, all.live_bytes);
+  account(all, pointer, block, 1);
   all.blocks.emplace(pointer, std::move(block));
   return pointer;
 }
 
-// PyTorch does not look whether the pointer is null, and would compute there.
+// PyTorch does not look whether the pointer is null, and would compute there. The words are those of its own allocator,
+// whose type of error cannot be thrown without its headers.
 void* pooch_cuda_alloc(ssize_t size, int device, Stream stream) {
   void* pointer = pooch_cuda_try_alloc(size, device, stream);
   if (pointer == nullptr && size > 0) {
-    throw std::bad_alloc();
+    throw std::runtime_error(lack_of_memory(size, device));
   }
   return pointer;
 }
@@ -320,7 +383,7 @@ void pooch_cuda_free(void* pointer, ssize_t, int, Stream) {
   }
   const Block block = std::move(found->second);
   all.blocks.erase(found);
-  all.live_bytes -= block.size;
+  account(all, pointer, block, -1);
   all.recorder.died(pointer);
   const OnDevice there(all.device, block.device);
   std::vector<Fence> fences;
@@ -337,7 +400,7 @@ void pooch_cuda_free(void* pointer, ssize_t, int, Stream) {
       all.device.destroy_event(fence.event);
     }
     all.device.free(pointer);
-    all.reserved_bytes -= block.room;
+    all.accounts[block.device].reserved.add(-block.room);
     return;
   }
   arena->fences.insert(arena->fences.end(), fences.begin(), fences.end());
@@ -386,6 +449,13 @@ int64_t pooch_cuda_recorded() {
   return static_cast<int64_t>(all.recorder.count());
 }
 
+// The number of requests that were recorded so far.
+int64_t pooch_cuda_requests() {
+  State& all = state();
+  const std::lock_guard<std::mutex> guard(all.mutex);
+  return static_cast<int64_t>(all.recorder.count());
+}
+
 void pooch_cuda_read(int64_t* sizes, int64_t* deaths) {
   State& all = state();
   const std::lock_guard<std::mutex> guard(all.mutex);
@@ -406,7 +476,7 @@ int pooch_cuda_serve(
     const bool fits = offsets[k] >= 0 && rooms[k] >= sizes[k] && offsets[k] + rooms[k] <= arena_bytes;
     places.push_back({fits ? offsets[k] : pooch::kNoPlace, rooms[k]});
   }
-  void* base = device_memory(all, arena_bytes);
+  void* base = device_memory(all, device, arena_bytes);
   if (base == nullptr) {
     return 0;
   }
@@ -422,11 +492,15 @@ int pooch_cuda_serve(
   return 1;
 }
 
-// Begins a step on a stream. If the last one was on another stream, what it did comes first.
-int pooch_cuda_begin_step(Stream stream) {
+// Begins a step on a stream, or a part of one: its next request is the recorded one of number `first`, and those from `end`
+// on belong to the next part. If the last one was on another stream, what it did comes first.
+int pooch_cuda_begin_step(Stream stream, int64_t first, int64_t end) {
   State& all = state();
   const std::lock_guard<std::mutex> guard(all.mutex);
   if (all.serving == nullptr) {
+    if (all.is_recording) {
+      all.step_stream = stream;
+    }
     return 1;
   }
   if (stream != all.step_stream) {
@@ -443,7 +517,7 @@ int pooch_cuda_begin_step(Stream stream) {
     }
     all.step_stream = stream;
   }
-  all.serving->placement.begin_step(all.counters);
+  all.serving->placement.begin_part(static_cast<size_t>(first), static_cast<size_t>(end), all.counters);
   return 1;
 }
 
@@ -463,19 +537,24 @@ void pooch_cuda_counters(int64_t* found) {
   std::copy(std::begin(numbers), std::end(numbers), found);
 }
 
-// Writes live bytes, their peak, reserved bytes, their peak.
-void pooch_cuda_bytes(int64_t* found) {
+// Writes requested bytes, allocated bytes, blocks and reserved bytes of a device, each now and at its peak.
+void pooch_cuda_bytes(int device, int64_t* found) {
   State& all = state();
   const std::lock_guard<std::mutex> guard(all.mutex);
-  const int64_t numbers[] = {all.live_bytes, all.peak_bytes, all.reserved_bytes, all.peak_reserved_bytes};
-  std::copy(std::begin(numbers), std::end(numbers), found);
+  const Account& own = all.accounts[device];
+  for (const Level& level : {own.requested, own.allocated, own.blocks, own.reserved}) {
+    *found++ = level.now;
+    *found++ = level.peak;
+  }
 }
 
-void pooch_cuda_reset_peaks() {
+void pooch_cuda_reset_peaks(int device) {
   State& all = state();
   const std::lock_guard<std::mutex> guard(all.mutex);
-  all.peak_bytes = all.live_bytes;
-  all.peak_reserved_bytes = all.reserved_bytes;
+  Account& own = all.accounts[device];
+  for (Level* level : {&own.requested, &own.allocated, &own.blocks, &own.reserved}) {
+    level->peak = level->now;
+  }
 }
 
 // Gives what the pool keeps back to the device.
@@ -484,6 +563,34 @@ void pooch_cuda_empty_pool(int device) {
   const std::lock_guard<std::mutex> guard(all.mutex);
   const OnDevice there(all.device, device);
   empty_pool(all, device);
+}
+
+// PyTorch calls it for `torch.cuda.empty_cache()`.
+void pooch_cuda_empty_pools() {
+  State& all = state();
+  const std::lock_guard<std::mutex> guard(all.mutex);
+  for (const auto& [device, own] : all.accounts) {
+    const OnDevice there(all.device, device);
+    empty_pool(all, device);
+  }
+}
+
+// PyTorch calls it for `torch.cuda.set_per_process_memory_fraction(share)`.
+void pooch_cuda_limit(double share, int device) {
+  State& all = state();
+  const std::lock_guard<std::mutex> guard(all.mutex);
+  const OnDevice there(all.device, device);
+  size_t free = 0, total = 0;
+  if (all.device.memory_info(&free, &total) == 0) {
+    all.accounts[device].limit_bytes = static_cast<int64_t>(share * static_cast<double>(total));
+  }
+}
+
+// What torch's profiler is told by; null: it is told nothing.
+void pooch_cuda_report_to(Report report) {
+  State& all = state();
+  const std::lock_guard<std::mutex> guard(all.mutex);
+  all.report = report;
 }
 
 }  // extern "C"
