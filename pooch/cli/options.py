@@ -125,7 +125,7 @@ training_options = _together(
         is_flag=True,
         help="Also train in processes that the operating system or the allocator limits to the budget.",
     ),
-    click.option("--arena", is_flag=True, help="Also train with the memory of the steps from one arena (on a CPU)."),
+    click.option("--arena", is_flag=True, help="Also train with the memory of the steps from one arena."),
 )
 budget_option = click.option(
     "--budget",

@@ -1,17 +1,27 @@
-"""Training on an arena: what it served, and whether the numbers are those of training without one."""
+"""Training on an arena: what it served, and whether the numbers are those of training without one.
+
+On a device other than the CPU this happens in a child process, since PyTorch takes another allocator only at the
+beginning of one. The training without an arena, with which it is compared, is here and under PyTorch's own allocator.
+"""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
+from ..api.children import run_child
+from ..errors import PoochError
 from ..ir import Plan
 from ..progress import Progress
 from ..workloads.loading import WorkloadFactory
-from .training import Trained, first_difference, train_under
+from .training import StepResult, Trained, first_difference, train_under
 
 if TYPE_CHECKING:
+    import torch
+
     from ..allocation import StepArena
     from ..executor import Run
     from ..torchtools.cpu_allocator.arena_stats import ArenaStats
@@ -38,8 +48,40 @@ class ArenaOutcome:
     arena_difference: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ArenaTrained:
+    """A training on an arena, or without one.
+
+    Attributes:
+        parts: the first steps, and those after them.
+        stats: what is known about the arena at the end; None without one.
+    """
+
+    parts: tuple[Trained, Trained]
+    stats: ArenaStats | None
+
+    def record(self) -> dict[str, Any]:
+        """As plain data, without what a plan's run counted."""
+        parts = [asdict(replace(part, stats=None, plan=None)) for part in self.parts]
+        return {"parts": parts, "stats": None if self.stats is None else asdict(self.stats)}
+
+    @staticmethod
+    def of(record: dict[str, Any]) -> ArenaTrained:
+        """From plain data."""
+        from ..torchtools.cpu_allocator import ArenaCounters
+        from ..torchtools.cpu_allocator.arena_stats import ArenaStats
+
+        first, rest = (
+            Trained(**{**part, "steps": tuple(StepResult(**step) for step in part["steps"])})
+            for part in record["parts"]
+        )
+        stats = record["stats"]
+        known = None if stats is None else ArenaStats(**{**stats, "counters": ArenaCounters(**stats["counters"])})
+        return ArenaTrained((first, rest), known)
+
+
 def train_on_arena(
-    factory: WorkloadFactory, plan: Plan | None, steps: int, progress: Progress, *, check: bool
+    factory: WorkloadFactory, plan: Plan | None, steps: int, device: torch.device, progress: Progress, *, check: bool
 ) -> ArenaOutcome:
     """Train on an arena for a few steps after the first ones, which are recorded.
 
@@ -47,26 +89,53 @@ def train_on_arena(
         factory: builds the workload.
         plan: None: plain training.
         steps: that are served.
+        device: that the workload is on.
         progress: called with what is being done.
         check: train once more without an arena, and compare.
     """
+    from ..torchtools.accelerators import has_streams
+
     progress("training on an arena")
-    served, stats = _train(factory, plan, steps, progress, on_arena=True)
+    if has_streams(device):
+        try:
+            served = _train_in_child(factory, plan, steps, device, progress)
+        except PoochError as error:
+            return ArenaOutcome(f"none: {error}")
+    else:
+        served = train(factory, plan, steps, progress, on_arena=True)
+    stats = served.stats
     if stats is None:
         return ArenaOutcome("none")
     difference = None
     if check:
-        alone, _ = _train(factory, plan, steps, progress, on_arena=False)
-        pairs = zip(alone, served, strict=True)
+        alone = train(factory, plan, steps, progress, on_arena=False)
+        pairs = zip(alone.parts, served.parts, strict=True)
         difference = next((found for pair in pairs if (found := first_difference(*pair)) is not None), None)
     placed = stats.share_placed if stats.counters.placed else None
     return ArenaOutcome(stats.line(), stats.arena_bytes, stats.bound_bytes, placed, difference)
 
 
-def _train(
+def _train_in_child(
+    factory: WorkloadFactory, plan: Plan | None, steps: int, device: torch.device, progress: Progress
+) -> ArenaTrained:
+    from ..torchtools.device_memory import give_memory_back
+
+    give_memory_back(device)  # or that process could not use what this one's allocator caches
+    with TemporaryDirectory(prefix="pooch-") as folder:
+        path = Path(folder) / "plan.json"
+        if plan is not None:
+            plan.save(path)
+        job = {"workload": asdict(factory), "plan_path": None if plan is None else str(path), "steps": steps}
+        done = run_child(f"{__package__}.arena_child", job, progress)
+    if done is None:
+        raise PoochError("the process that trained on an arena ended early")
+    return ArenaTrained.of(done["done"])
+
+
+def train(
     factory: WorkloadFactory, plan: Plan | None, steps: int, progress: Progress, *, on_arena: bool
-) -> tuple[list[Trained], ArenaStats | None]:
-    """The first steps and those after them, and what is known about the arena at their end."""
+) -> ArenaTrained:
+    """Train the first steps, which are recorded, and some more; arguments as of `train_on_arena`."""
     from ..api.arenas import PlainArena, arena_for
     from ..executor import apply_plan
 
@@ -84,4 +153,4 @@ def _train(
         if memory is not None:
             memory.wait()
         rest = train_under(workload, run, steps, progress)
-        return [first, rest], None if memory is None else memory.stats
+        return ArenaTrained((first, rest), None if memory is None else memory.stats)

@@ -67,6 +67,8 @@ def measure_training(factory: WorkloadFactory, plan: Plan | None, **training: An
     Raises:
         PlanMismatch: the plan was made for another model or device.
     """
+    from ..torchtools.training_state import model_device
+
     options = TrainingOptions(**training)
     if plan is not None:
         return _measure_plan(factory, plan, options, None)[1]
@@ -74,8 +76,9 @@ def measure_training(factory: WorkloadFactory, plan: Plan | None, **training: An
     plain = train_steps(workload, None, options.steps, options.progress)
     if options.when_trained is not None:
         options.when_trained(workload)
-    report = plain_report(factory.name, plain)
-    return _with_arena(report, factory, None, options)
+    device = model_device(workload.model)
+    del workload
+    return _with_arena(plain_report(factory.name, plain), factory, None, device, options)
 
 
 def _measure_plan(
@@ -98,7 +101,7 @@ def _measure_plan(
     device = model_device(workload.model)
     del workload
     outcomes = _train_under_limit(factory, plan, options, device) if options.hard_limit else {}
-    report = _with_arena(report_of(plan, planned, timing, reference, outcomes), factory, plan, options)
+    report = _with_arena(report_of(plan, planned, timing, reference, outcomes), factory, plan, device, options)
     if reference is None:
         return plan, report
     verdict = judge(factory, plan, reference, planned, device, progress)
@@ -106,11 +109,15 @@ def _measure_plan(
 
 
 def _with_arena(
-    report: TrainingReport, factory: WorkloadFactory, plan: Plan | None, options: TrainingOptions
+    report: TrainingReport,
+    factory: WorkloadFactory,
+    plan: Plan | None,
+    device: torch.device,
+    options: TrainingOptions,
 ) -> TrainingReport:
     if not options.arena:
         return report
-    outcome = train_on_arena(factory, plan, options.steps, options.progress, check=options.check)
+    outcome = train_on_arena(factory, plan, options.steps, device, options.progress, check=options.check)
     return replace(report, **asdict(outcome))
 
 
