@@ -55,7 +55,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     workload = load_workload(name, batch_size=int(batch_size), device="cuda")
-    profile = profiled(load_workload(name, batch_size=int(batch_size), device="cuda"), "run")
+    profile = profiled(workload, "run")
     if way == "caching":
         planned(profile, 0.6).save(Path(path))
     plan = pooch.Plan.load(Path(path))
