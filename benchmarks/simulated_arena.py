@@ -53,8 +53,9 @@ def child(way: str, *arguments: str, expandable: bool = False) -> dict[str, Any]
     if done.returncode or not lines:
         raise RuntimeError(f"{' '.join(command[2:])} ended with {done.returncode}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(lines[-1])
-    if found.pop("mistakes"):
-        raise RuntimeError(f"{' '.join(command[2:])}: the device found mistakes")
+    mistakes = found.pop("mistakes")
+    if mistakes:
+        raise RuntimeError(f"{' '.join(command[2:])}: the device found {mistakes}")
     return found
 
 

@@ -2,7 +2,8 @@
 
 python -m tests.simulated_cuda.planned_arena caching|arena WORKLOAD BATCH_SIZE PLAN
 
-"caching" profiles, plans and saves the plan; "arena" loads it and trains with the memory of its steps from an arena.
+"caching" profiles, keeps, swaps and recomputes in turns, and saves that plan; "arena" loads it and trains with the
+memory of its steps from an arena.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import pooch
 from pooch.executor import Run
 from pooch.torchtools import accelerators
 from pooch.workloads import Workload, load_workload
+from tests.executor.support import mixed, tight_plan
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
-from tests.simulated_cuda.peaks import planned, profiled
+from tests.simulated_cuda.peaks import profiled
 
 STEPS = 7
 DEVICE = torch.device("cuda", 0)
@@ -57,7 +59,7 @@ def main() -> None:
     workload = load_workload(name, batch_size=int(batch_size), device="cuda")
     profile = profiled(workload, "run")
     if way == "caching":
-        planned(profile, 0.6).save(Path(path))
+        tight_plan(profile, mixed(profile)).save(Path(path))
     plan = pooch.Plan.load(Path(path))
     with pooch.apply(plan, workload.model, arena=way == "arena") as run:
         result = trained(workload, run)
