@@ -158,6 +158,7 @@ class AllocatorFunctions:
         record_stream_address: Address of the function that notes the use of a block by another stream.
         empty_cache_address: Address of the function that gives unused memory back to all devices.
         limit_address: Address of the function that limits a device to a share of its memory.
+        begin_pool_address: Address of the function that begins to allocate to a graph's own pool.
     """
 
     allocate: str
@@ -165,6 +166,7 @@ class AllocatorFunctions:
     record_stream_address: int
     empty_cache_address: int
     limit_address: int
+    begin_pool_address: int
 
 
 def install_allocator(library: str, functions: AllocatorFunctions) -> str:
@@ -182,6 +184,7 @@ def install_allocator(library: str, functions: AllocatorFunctions) -> str:
     inner.set_record_stream_fn(functions.record_stream_address)
     inner.set_reset_fn(functions.empty_cache_address)
     inner.set_memory_fraction_fn(functions.limit_address)
+    inner.set_begin_allocate_to_pool(functions.begin_pool_address)
     torch.cuda.memory.change_current_allocator(allocator)
     return "cuda"
 

@@ -98,10 +98,16 @@ def test_pooch_counts_where_pytorch_cannot() -> None:
         except RuntimeError as error:
             print(is_out_of_memory(error), missing_bytes(error) // 2**20)
             print(str(error).splitlines()[0])
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda.CUDAGraph().capture_begin()
+        except RuntimeError as error:
+            print(str(error).splitlines()[0])
         """
     )
     assert lines[:4] == ["1000 1024", "1024 1024", "1024 1024", "True 16"]
     assert lines[4].startswith("CUDA out of memory. Tried to allocate 80.00 MiB. GPU 0 has a total capacity of ")
+    assert lines[5].startswith("CUDA graphs cannot be captured under Pooch's allocator")
 
 
 def test_an_allocator_that_comes_too_late_is_refused_and_training_goes_on() -> None:

@@ -74,6 +74,7 @@ _SIGNATURES: native.Signatures = {
     "empty_pool": ([_INT], None),
     "empty_pools": ([], None),
     "limit": ([ctypes.c_double, _INT], None),
+    "refuse_graphs": ([], None),
     "report_to": ([_POINTER], None),
 }
 
@@ -137,7 +138,7 @@ class CudaArena(ArenaCalls):
         self.use(DeviceFunctions.of_runtime(_loaded_runtime()))
         functions = AllocatorFunctions(
             "pooch_cuda_alloc", "pooch_cuda_free",
-            *(self._address(name) for name in ("record_stream", "empty_pools", "limit")),
+            *(self._address(name) for name in ("record_stream", "empty_pools", "limit", "refuse_graphs")),
         )  # fmt: skip
         try:
             device_type = install_allocator(str(self.path), functions)

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <list>
 #include <map>
@@ -584,6 +585,11 @@ void pooch_cuda_limit(double share, int device) {
   if (all.device.memory_info(&free, &total) == 0) {
     all.accounts[device].limit_bytes = static_cast<int64_t>(share * static_cast<double>(total));
   }
+}
+
+// PyTorch calls it before it captures a graph, whose memory nobody else may get afterwards. There are no such pools here.
+void pooch_cuda_refuse_graphs(int, std::pair<uint64_t, uint64_t>, std::function<bool(Stream)>) {
+  throw std::runtime_error("CUDA graphs cannot be captured under Pooch's allocator: train without install_cuda_arena()");
 }
 
 // What torch's profiler is told by; null: it is told nothing.
