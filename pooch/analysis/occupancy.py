@@ -8,6 +8,8 @@ What the account says, exactly:
   entry until its op starts; a value freed there belongs to the body before. A replay counts at its own peak: what is
   live, all that it writes (less the storage that it may reuse in place), and the workspace measured in-core.
 - A value that is read by replays is held until its `drop`; where autograd holds it longer, until its death.
+- *Other microbatches in flight* hold what this one holds between its two passes: when its forward pass is over and no
+  action of its backward pass has happened. The profile counts them as if they kept everything (`ir/profile.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ class Occupancy:
     Attributes:
         point_bytes: int64 array of shape (2 * ops,): the highest live bytes at each point.
         entry_excess_bytes: by slot, how far its entry rises (while replays run) above what its op then finds.
+        resident_bytes: what a microbatch holds between its two passes; 0 where no other one is in flight.
     """
 
     point_bytes: numpy.ndarray
     entry_excess_bytes: dict[int, int]
+    resident_bytes: int = 0
 
 
 def occupancy(dataflow: Dataflow, actions: Iterable[Action], recomputed: Iterable[int]) -> Occupancy:
@@ -48,6 +52,24 @@ def occupancy(dataflow: Dataflow, actions: Iterable[Action], recomputed: Iterabl
     for action in actions:
         walk.do(action)
     return walk.finish()
+
+
+def others_change(dataflow: Dataflow, resident_bytes: int) -> numpy.ndarray:
+    """Bytes that other microbatches take at each point, less those that they take in-core (which the profile includes).
+
+    Args:
+        dataflow: of the step.
+        resident_bytes: what each of them holds.
+
+    Returns:
+        int64 array of shape (2 * ops,).
+    """
+    in_flight = dataflow.profile.in_flight
+    pairs = zip(in_flight.others_bytes(resident_bytes), in_flight.others_bytes(in_flight.resident_bytes), strict=True)
+    forward, backward = (now - in_core for now, in_core in pairs)
+    change = numpy.full(2 * dataflow.end, backward, dtype=numpy.int64)
+    change[: 2 * dataflow.profile.forward_ops] = forward
+    return change
 
 
 class _Walk:
@@ -66,6 +88,8 @@ class _Walk:
         self._level = self._high = 0  # of the current entry, relative to where it began
         self._leading = True
         self._emptied: set[int] = set()
+        self._turn = dataflow.profile.forward_ops  # the first slot of the backward pass
+        self._acted_at_turn = 0  # what actions there change
         for value in recomputed:
             self._live(value, self._released_point(value), -1)
 
@@ -96,7 +120,11 @@ class _Walk:
         points = self._dataflow.in_core_points + change
         for slot, excess in self._entry_excess.items():
             points[2 * slot] += excess
-        return Occupancy(points, self._entry_excess)
+        in_flight, resident_bytes = self._dataflow.profile.in_flight, 0
+        if in_flight.microbatches > 1:
+            resident_bytes = in_flight.resident_bytes + int(change[2 * self._turn]) - self._acted_at_turn
+            points += others_change(self._dataflow, resident_bytes)
+        return Occupancy(points, self._entry_excess, resident_bytes)
 
     def _close_entry(self) -> None:
         if self._high > self._level:
@@ -108,6 +136,8 @@ class _Walk:
         """From `point` to its death in-core the value is there again (+1) or is not (-1)."""
         end = self._life_ends[value]
         if point < end:
+            if self._slot == self._turn and point == 2 * self._turn:
+                self._acted_at_turn += sign * self._allocated[value]
             self._change[point] += sign * self._allocated[value]
             self._change[end] -= sign * self._allocated[value]
 
@@ -159,4 +189,6 @@ class _Walk:
         elif point >= self._life_ends[value]:
             self._change[max(self._life_ends[value], self._arrived.get(value, 0))] += number_bytes
             self._change[point] -= number_bytes
+            if point == 2 * self._turn:
+                self._acted_at_turn -= number_bytes
             self._level -= number_bytes

@@ -278,12 +278,15 @@ def guard(
 
     Raises:
         InfeasibleBudget: no plan fits.
+        UsageError: the plan is for several microbatches in flight.
     """
     if replan_after is not None and replan_after < 1:
         raise UsageError(f"replan_after={replan_after}: give at least 1 step, or None")
     planning = dict(planning or {})
     telling = {name: planning.pop(name) for name in ("known", "progress") if name in planning}
     options = plan_options(region=plan.region if plan is not None else region, **planning)
+    if max(options.microbatches_in_flight, plan.microbatches_in_flight if plan is not None else 1) > 1:
+        raise UsageError("a guard repeats one step, not several microbatches in flight: use pooch.apply(plan, model)")
 
     def replan_of(measured: Profile, budget_bytes: int) -> Replan:
         def replan(target_bytes: int) -> Plan:

@@ -28,9 +28,11 @@ class PlanOptions:
         explain: whether to simulate the other choices of each activation.
         effort: how long to search: "full", or "fast" for a good plan after few simulations.
         bound: what the budget bounds: "live" bytes, or the "arena" in which they lie.
+        microbatches_in_flight: forward passes at most whose backward pass has not ended, this one included.
 
     Raises:
-        UsageError: there is no such region, effort or bound, or the time limit is not positive.
+        UsageError: there is no such region, effort or bound; the time limit is not positive; or the number of
+            microbatches is not positive, or is given with an arena.
     """
 
     policy: str = "ilp"
@@ -41,6 +43,7 @@ class PlanOptions:
     explain: bool = True
     effort: Effort = "full"
     bound: Bound = "live"
+    microbatches_in_flight: int = 1
 
     def __post_init__(self) -> None:
         checked_region(self.region)
@@ -50,21 +53,62 @@ class PlanOptions:
             raise UsageError(f"there is no bound {self.bound!r}: choose live or arena")
         if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
             raise UsageError(f"the time limit {self.time_limit_s} is not positive: give seconds, such as 30")
+        checked_in_flight(self.microbatches_in_flight)
+        if self.bound == "arena" and self.microbatches_in_flight > 1:
+            raise UsageError("an arena holds one step, not several microbatches in flight: plan with bound='live'")
 
     def host_bytes(self, profile: Profile) -> int | None:
-        """The host budget in bytes; a percentage refers to the in-core peak.
+        """The host budget of one microbatch in bytes; a percentage refers to the in-core peak.
+
+        Each microbatch in flight has room of its own in the tier, so the host budget is shared among them.
 
         Raises:
             UsageError: the host budget does not parse, or is not positive.
         """
         if self.host_budget is None:
             return None
-        return parse_budget(self.host_budget, profile.peak_bytes, name="host budget")
+        all_bytes = parse_budget(self.host_budget, profile.peak_bytes, name="host budget")
+        return all_bytes // profile.in_flight.microbatches
+
+    def profile_in_flight(self, profile: Profile) -> Profile:
+        """The profile with the other microbatches in flight.
+
+        Raises:
+            UsageError: the profile includes another number of them already.
+        """
+        return in_flight(profile, self.microbatches_in_flight)
 
 
 def plan_options(*, policy_options: Mapping[str, object] | None = None, **others: Any) -> PlanOptions:
     """Options from keyword arguments as `pooch.plan` takes them."""
     return PlanOptions(policy_options=policy_options or {}, **others)
+
+
+def in_flight(profile: Profile, microbatches: int) -> Profile:
+    """The profile while so many microbatches are in flight; one that includes them already is returned as it is.
+
+    Raises:
+        UsageError: the number is not positive, or the profile includes another number of them already.
+    """
+    checked_in_flight(microbatches)
+    try:
+        return profile.with_in_flight(microbatches)
+    except ValueError as error:
+        raise UsageError(f"{error}: plan with the profile of one microbatch") from None
+
+
+def checked_in_flight(microbatches: int) -> int:
+    """The number of microbatches in flight.
+
+    Raises:
+        UsageError: it is not a positive number.
+    """
+    if not isinstance(microbatches, int) or microbatches < 1:
+        raise UsageError(
+            f"microbatches_in_flight={microbatches!r}: give how many forward passes of the model precede the backward "
+            "pass of the first of them at most, such as 4"
+        )
+    return microbatches
 
 
 def checked_region(region: str) -> Region:

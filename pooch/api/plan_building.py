@@ -59,6 +59,7 @@ def pack_plan(
         layout=layout,
         gathered=_gathered(dataflow, planned.schedule),
         from_gathered=tuple(value for value in planned.schedule.recomputed if value in dataflow.from_gathered),
+        microbatches_in_flight=profile.in_flight.microbatches,
     )
 
 

@@ -21,7 +21,7 @@ from .arena_fitting import ArenaFitting
 from .budgets import is_smallest, parse_budget
 from .evaluation import StageEvaluator, verified_timeline
 from .hooked import dataflow_of
-from .options import PlanOptions, checked_region
+from .options import PlanOptions, checked_region, in_flight
 from .plan_building import MANUAL, pack_plan
 from .planning_aside import is_worthwhile, plan_in_child
 from .simulation import simulate
@@ -41,6 +41,7 @@ def plan(
     explain: bool = True,
     effort: Effort = "full",
     bound: Bound = "live",
+    microbatches_in_flight: int = 1,
     progress: PlanningProgress | None = None,
 ) -> Plan:
     """Choose keep, swap or recompute for every activation so that the step fits into the budget and loses little time.
@@ -65,16 +66,29 @@ def plan(
             activations), which a full search with `known` can refine.
         bound: what the budget bounds: "live", the sum of live bytes, or "arena", the arena in which they lie, as the
             layout saved with the plan has it. Fitting the arena may take the time limit once more.
+        microbatches_in_flight: how many forward passes at most precede the backward pass of the first of them, as for a
+            pipeline's stage (`pooch.microbatches_in_flight`) or retained forward passes. The profile is that of one;
+            budget, predicted peak and host budget are for all of them.
         progress: called with what is being done and the share that is done.
 
     Raises:
         UsageError: the budget, the policy or its parameters cannot be understood, the policy has neither effort nor
-            start, the start names no activation, or the step never calls the model that a plan of region "model" is
-            for.
+            start, the start names no activation, the step never calls the model that a plan of region "model" is
+            for, or an arena is to hold several microbatches in flight.
         PlanMismatch: a known plan was made for another profile.
         InfeasibleBudget: no plan fits; names the smallest budget that does.
     """
-    options = PlanOptions(policy, policy_options or {}, host_budget, time_limit_s, region, explain, effort, bound)
+    options = PlanOptions(
+        policy,
+        policy_options or {},
+        host_budget,
+        time_limit_s,
+        region,
+        explain,
+        effort,
+        bound,
+        microbatches_in_flight,
+    )
     return plan_with(
         profile, budget, options, known=known, start=start, progress=progress, aside=is_worthwhile(profile)
     )
@@ -95,6 +109,7 @@ def plan_with(
     Planning aside takes a second to start a process, and returns all memory with its end. It is done in any case where
     memory is limited: what the solver takes and what it leaves behind would be missing where tensors need it.
     """
+    profile = options.profile_in_flight(profile)
     if not is_smallest(budget):
         budget = parse_budget(budget, profile.peak_bytes)
     options.host_bytes(profile)  # an error here is clearer than one of a child process
@@ -196,16 +211,23 @@ def write_lp(profile: Profile, budget_bytes: int, options: PlanOptions, path: Pa
     from ..planner import write_program
 
     _check_region_of(profile, options.region)
+    profile = options.profile_in_flight(profile)
     dataflow = dataflow_of(profile, options.region, hooked=budget_bytes < profile.peak_bytes)
     write_program(dataflow, budget_bytes, StageEvaluator(dataflow), path, options.host_bytes(profile))
 
 
 def plan_from_decisions(
-    profile: Profile, decisions: Decisions, budget: int | str | None = None, *, region: Region = "model"
+    profile: Profile,
+    decisions: Decisions,
+    budget: int | str | None = None,
+    *,
+    region: Region = "model",
+    microbatches_in_flight: int = 1,
 ) -> Plan:
     """Make a plan of hand-made or foreign decisions; activations not named are kept.
 
-    Without a budget, or with "min", the plan reaches the lowest peak that the decisions allow.
+    Without a budget, or with "min", the plan reaches the lowest peak that the decisions allow. The region and the
+    number of microbatches in flight are as for `plan`.
 
     Raises:
         UsageError: a decision names no activation of the region, or asks for an impossible recompute.
@@ -214,6 +236,7 @@ def plan_from_decisions(
     started_s = time.monotonic()
     _check_choices(decisions)
     _check_region_of(profile, checked_region(region))
+    profile = in_flight(profile, microbatches_in_flight)
     hooked = any(choice != "keep" for choice in decisions.values())
     dataflow = dataflow_of(profile, region, hooked=hooked)
     evaluator = StageEvaluator(dataflow)
@@ -279,6 +302,7 @@ def smallest_budget(
     policy_options: Mapping[str, object] | None = None,
     host_budget: int | str | None = None,
     region: Region = "model",
+    microbatches_in_flight: int = 1,
 ) -> int:
     """The smallest budget, in bytes, that the policy is known to keep; asking `plan` for it succeeds.
 
@@ -288,15 +312,20 @@ def smallest_budget(
         policy_options: parameters of the policy, by name.
         host_budget: bytes that swapped activations may take in the swap tier. None: no limit.
         region: what the plan will cover, "model" or "step".
+        microbatches_in_flight: as for `plan`.
 
     Raises:
         UsageError: the policy, its parameters, the region or the host budget cannot be understood.
     """
-    return smallest_with(profile, PlanOptions(policy, policy_options or {}, host_budget, region=region))
+    options = PlanOptions(
+        policy, policy_options or {}, host_budget, region=region, microbatches_in_flight=microbatches_in_flight
+    )
+    return smallest_with(profile, options)
 
 
 def smallest_with(profile: Profile, options: PlanOptions) -> int:
     """`smallest_budget` with its options in one object."""
+    profile = options.profile_in_flight(profile)
     _check_region_of(profile, options.region)
     dataflow = dataflow_of(profile, options.region, hooked=True)  # as `plan` has it for what does not fit
     evaluator = StageEvaluator(dataflow)

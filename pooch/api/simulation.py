@@ -8,6 +8,7 @@ from ..ir import Plan, Profile, Schedule, Timeline
 from ..simulator import simulate as simulate_schedule
 from .evaluation import verified_timeline
 from .hooked import dataflow_of
+from .options import in_flight
 from .plan_building import expected_ops
 
 
@@ -16,8 +17,10 @@ def simulate(profile: Profile, plan: Plan) -> Timeline:
 
     Raises:
         PlanMismatch: the plan was made for another profile.
+        UsageError: the profile includes another number of microbatches in flight than the plan is for.
         InvalidSchedule: the plan's schedule cannot be executed (a file that was changed by hand).
     """
+    profile = in_flight(profile, plan.microbatches_in_flight)
     dataflow = dataflow_of(profile, plan.region, hooked=bool(plan.schedule.actions))
     check_belongs(dataflow, plan)
     return verified_timeline(dataflow, plan.schedule, plan.decisions, plan.budget_bytes or plan.predicted_peak_bytes)
@@ -46,6 +49,9 @@ def check_belongs(dataflow: Dataflow, plan: Plan) -> None:
         if planned != profiled:
             names = f"op {position} is {planned.fingerprint}, not {profiled.fingerprint}"
             raise PlanMismatch(f"{other} ({names}): {remedy}")
+    if plan.microbatches_in_flight != profile.in_flight.microbatches:
+        counts = f"{plan.microbatches_in_flight} microbatches in flight, not {profile.in_flight.microbatches}"
+        raise PlanMismatch(f"the plan is for {counts}: {remedy}")
     if plan.first_slot != dataflow.forward_slots.start or plan.anchors != dataflow.anchors:
         raise PlanMismatch(f"{other} (its first slot or its anchors differ): {remedy}")
     if not plan.decisions.keys() <= dataflow.activation_ids:

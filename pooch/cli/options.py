@@ -72,6 +72,14 @@ bound_option = click.option(
     show_default=True,
     help="What the budget bounds: live bytes, or the arena in which they lie.",
 )
+in_flight_option = click.option(
+    "--microbatches-in-flight",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Forward passes at most that precede the backward pass of the first of them, as in a pipeline.",
+)
 host_budget_option = click.option(
     "--host-budget", metavar="BYTES", help="Limit on the bytes in the swap tier (default: none)."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from .options import (
     PATH,
     budget_option,
     force_option,
+    in_flight_option,
     json_option,
     output_option,
     planning_options,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 @budget_option
 @output_option(help="Where to write the plan.")
 @planning_options(region="model")
+@in_flight_option
 @ranks_option
 @output_option("--write-lp", "lp_path", help="Also write the integer program as an LP file.")
 @json_option
@@ -36,6 +39,7 @@ def command(
     budget: str,
     output: Path | None,
     options: PlanOptions,
+    microbatches_in_flight: int,
     ranks: int,
     lp_path: Path | None,
     as_json: bool,
@@ -46,6 +50,7 @@ def command(
     from ..report.summaries import plan_record
     from ..report.tables import choices_table, plan_table
 
+    options = replace(options, microbatches_in_flight=microbatches_in_flight)
     profile = Profile.load(profile_path).shared_by(ranks)
     with progress_shown() as progress:
         plan = plan_with(profile, budget, options, progress=progress)

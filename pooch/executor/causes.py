@@ -63,10 +63,10 @@ ROUNDING = Cause(
 UNKNOWN = Cause("unknown", "the cause is not known", f"{AGAIN}, or train with pooch.guard, which makes a tighter plan")
 
 
-def forwards(count: int) -> Cause:
-    """Several forward passes before one backward pass."""
-    text = f"{count} forward passes ran before one backward pass, but the plan was made for one"
-    return Cause("forwards", text, "profile all of them as one step, with region='step'")
+def forwards(count: int, planned: int) -> Cause:
+    """More forward passes before a backward pass than the plan was made for."""
+    text = f"{count} forward passes ran before one backward pass, but the plan was made for {planned}"
+    return Cause("forwards", text, f"plan with microbatches_in_flight={count}, or with the forward passes as one step")
 
 
 def gradients(size_bytes: int) -> Cause:

@@ -94,7 +94,10 @@ class Run:
         self._watch = RunWatch(plan, model, self._device, self._warn_once, measure_every, on_overrun)
         self._removed = self._paused = self._begun = False
         self._memory: StepMemory | None = None  # not closed by a run that could not be made
-        engine.open_arena(plan.schedule.host_bytes).close()  # fail now rather than in the middle of a step
+        # Fail now rather than in the middle of a step.
+        rooms = [engine.open_arena(plan.schedule.host_bytes) for _ in range(plan.microbatches_in_flight)]
+        for room in rooms:
+            room.close()
         outside = None if self._table.does_nothing else self._warn_outside
         self._attachment = Attachment(model, self._region if plan.region == "model" else self._unmarked, outside)
         self._memory = memory

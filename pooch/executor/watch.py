@@ -184,12 +184,13 @@ class RunWatch:
 
     def _causes_at_the_beginning(self) -> Iterator[Cause]:
         yield from self._parameters.causes()
+        in_flight = self._plan.microbatches_in_flight
         living = self._parameters.gradients()
-        if living:
+        if living and in_flight == 1:  # otherwise the plan expects those of earlier microbatches
             yield gradients(storage_bytes(living))
         waiting = sum(not each.is_read for each in self._followed)
-        if waiting:
-            yield forwards(waiting + 1)
+        if waiting >= in_flight:
+            yield forwards(waiting + 1, in_flight)
 
     def _notice(self, cause: Cause) -> None:
         """Attribute a cause to the current measurement. If there is none, the next step is measured."""

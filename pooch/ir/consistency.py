@@ -74,6 +74,9 @@ def _frame_faults(profile: Profile) -> Iterator[str]:
     sizes = (profile.peak_bytes, profile.persistent_bytes, profile.reserved_bytes, profile.device.memory_bytes)
     if not are_bytes(*sizes):
         yield "peak_bytes, persistent_bytes, reserved_bytes or memory_bytes is negative or too large"
+    in_flight = profile.in_flight
+    if in_flight.microbatches < 1 or not are_bytes(in_flight.resident_bytes, in_flight.gradient_bytes):
+        yield f"{in_flight.microbatches} microbatches are in flight, or their bytes are negative or too large"
     if not 0 <= profile.batch_size < MOST_BYTES:
         yield f"the batch size is {profile.batch_size}"
 

@@ -71,6 +71,8 @@ def _number_faults(plan: Plan) -> Iterator[str]:
     peaks = (plan.budget_bytes, plan.predicted_peak_bytes, plan.in_core_peak_bytes, plan.persistent_bytes)
     if not are_bytes(*peaks, schedule.host_bytes):
         yield "its budget, a peak or its room in the tier is negative or too large"
+    if plan.microbatches_in_flight < 1:
+        yield f"it is for {plan.microbatches_in_flight} microbatches in flight"
     times_ms = (plan.predicted_step_ms, plan.in_core_step_ms, plan.lower_bound_ms, plan.planning_ms)
     if not all(map(is_time, times_ms)):
         yield f"its times are {times_ms} ms"

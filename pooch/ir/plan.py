@@ -95,6 +95,8 @@ class Plan(Document):
         layout: the arena of the step, predicted from the schedule; None: it was not packed.
         gathered: parameters that replays read in storages that FSDP fills and empties, by id.
         from_gathered: recomputed values that are made from these, so that they cannot be made again at any time.
+        microbatches_in_flight: forward passes at most whose backward pass has not ended; the predicted peak includes
+            all of them, and each has room of its own in the swap tier.
     """
 
     format_name: ClassVar[str] = "pooch-plan"
@@ -124,11 +126,17 @@ class Plan(Document):
     layout: StepLayout | None = None
     gathered: tuple[int, ...] = ()
     from_gathered: tuple[int, ...] = ()
+    microbatches_in_flight: int = 1
 
     @property
     def decisions(self) -> dict[int, Choice]:
         """{activation id: "keep" | "swap" | "recompute"}."""
         return {decision.value: decision.choice for decision in self.choices}
+
+    @property
+    def host_bytes(self) -> int:
+        """Size of the swap tier, for all microbatches in flight."""
+        return self.schedule.host_bytes * self.microbatches_in_flight
 
     def fault(self) -> str | None:
         """Why the plan cannot be executed, or None."""

@@ -100,6 +100,38 @@ class HookCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight:
+    """Microbatches of a step that are in flight at once: their forward passes are over, their backward passes are not.
+
+    The bytes of all ops of such a profile include the other microbatches, as if these kept everything.
+
+    Attributes:
+        microbatches: that are in flight at most, the one that the profile shows included.
+        resident_bytes: that one of them holds between its two passes, in-core.
+        gradient_bytes: gradients that a backward pass leaves behind for the next one to add to. 0: they were there all
+            the time, and are persistent bytes.
+    """
+
+    microbatches: int = 1
+    resident_bytes: int = 0
+    gradient_bytes: int = 0
+
+    def others_bytes(self, resident_bytes: int) -> tuple[int, int]:
+        """Bytes that the others take at most, in the forward and in the backward pass of a microbatch.
+
+        All of them are in flight during the last forward pass and the first backward pass. In the second backward pass
+        there is one less, and gradients exist from its beginning.
+
+        Args:
+            resident_bytes: that each of them holds.
+        """
+        if self.microbatches == 1:
+            return 0, 0
+        fewer = (self.microbatches - 2) * resident_bytes
+        return fewer + resident_bytes, fewer + max(resident_bytes, self.gradient_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One executed operator that computes (not a mere view).
 
@@ -235,6 +267,7 @@ class Profile(Document):
             only rounded up to 512 bytes (mode "fake" for such a device).
         hooks: host time that a plan costs; all 0 if it was not measured (modelled devices).
         gathered: the units in which FSDP gathers parameters; none in profiles of other models.
+        in_flight: other microbatches that the bytes of the ops include.
     """
 
     format_name: ClassVar[str] = "pooch-profile"
@@ -260,6 +293,7 @@ class Profile(Document):
     hooks: HookCosts = HookCosts()
     sizes: SizeKind = "requested"
     gathered: tuple[GatheredUnit, ...] = ()
+    in_flight: InFlight = InFlight()
 
     @property
     def activations(self) -> tuple[Value, ...]:
@@ -269,6 +303,33 @@ class Profile(Document):
     def shared_by(self, ranks: int) -> Profile:
         """The same step with several processes that copy over the link at the same time, such as GPUs on one bus."""
         return replace(self, link=replace(self.link, ranks=ranks))
+
+    def with_in_flight(self, microbatches: int) -> Profile:
+        """The same step while several microbatches of a pipeline stage, or of accumulated gradients, are in flight.
+
+        Args:
+            microbatches: that are in flight at most, this one included. 1 leaves the profile as it is.
+
+        Raises:
+            ValueError: the number is not positive, or the profile includes another number of them already.
+        """
+        if microbatches < 1:
+            raise ValueError(f"{microbatches} microbatches in flight: there is at least one")
+        if microbatches in (1, self.in_flight.microbatches):
+            return self
+        if self.in_flight.microbatches != 1:
+            raise ValueError(f"the profile is for {self.in_flight.microbatches} microbatches in flight already")
+        resident_bytes = self.ops[self.forward_ops].entry_bytes - self.persistent_bytes
+        gradient_bytes = max(0, self.ops[-1].entry_bytes - self.persistent_bytes)
+        in_flight = InFlight(microbatches, resident_bytes, gradient_bytes)
+        forward_bytes, backward_bytes = in_flight.others_bytes(resident_bytes)
+        added = [forward_bytes] * self.forward_ops + [backward_bytes] * (len(self.ops) - self.forward_ops)
+        ops = tuple(
+            replace(op, entry_bytes=op.entry_bytes + more, peak_bytes=op.peak_bytes + more)
+            for op, more in zip(self.ops, added, strict=True)
+        )
+        peak_bytes = max(op.peak_bytes for op in ops)
+        return replace(self, ops=ops, peak_bytes=peak_bytes, reserved_bytes=0, in_flight=in_flight)
 
     def fault(self) -> str | None:
         """The first inconsistency of the profile, or None."""

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy
 
 from ..analysis.dataflow import Dataflow, Gap
+from ..analysis.occupancy import others_change
 from ..ir.plan import Choice, Decisions
 from ..ir.profile import Value
 
@@ -107,6 +108,7 @@ class Candidates:
     def __init__(self, dataflow: Dataflow, only: Leaving | None = None) -> None:
         self.dataflow = dataflow
         self.only = only
+        self.others = dataflow.profile.in_flight.microbatches - 1  # microbatches in flight besides the one planned
         self.items: tuple[Candidate, ...] = tuple(self._make(value) for value in dataflow.activations)
         # In-core compute time of the step: no plan is faster.
         self.compute_ms: float = sum(op.time_ms for op in dataflow.profile.ops)
@@ -183,9 +185,13 @@ class Candidates:
         ready, life_ends = self.ready_slots(decisions), self.dataflow.life_ends
         places: list[int] = []
         changes: list[int] = []
+        turn = 2 * self.dataflow.profile.forward_ops
+        resident_bytes = self.dataflow.profile.in_flight.resident_bytes
         for item in self.items:
             if decisions.get(item.value, "keep") != "keep":
                 away, back = 2 * (item.release + 1), min(2 * ready[item.value], life_ends[item.value])
+                if away <= turn <= back and self.others_hold(item):
+                    resident_bytes -= item.memory_bytes
                 if away < back:  # else it cannot leave in time
                     places += (away, back)
                     changes += (-item.memory_bytes, item.memory_bytes)
@@ -195,7 +201,15 @@ class Candidates:
                     changes += (-item.memory_bytes, item.memory_bytes)
         change = numpy.zeros(2 * self.dataflow.end + 1, dtype=numpy.int64)
         numpy.add.at(change, numpy.array(places, dtype=numpy.intp), numpy.array(changes, dtype=numpy.int64))
-        return self.dataflow.in_core_points + numpy.cumsum(change[:-1])
+        points: numpy.ndarray = self.dataflow.in_core_points + numpy.cumsum(change[:-1])
+        if self.others:
+            points += others_change(self.dataflow, resident_bytes)
+        return points
+
+    def others_hold(self, item: Candidate) -> bool:
+        """Whether the microbatches between their passes hold the value if it is kept."""
+        turn = 2 * self.dataflow.profile.forward_ops
+        return 2 * item.born + 1 <= turn < self.dataflow.life_ends[item.value]
 
     def away_points(self, item: Candidate) -> slice:
         """Points at which the value can be away at the very most, where no replay reads it."""

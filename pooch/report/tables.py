@@ -70,9 +70,11 @@ def plan_table(plan: Plan) -> Table:
         "peak": f"{format_bytes(plan.predicted_peak_bytes)} predicted, {in_core_peak} in-core",
         "step": f"{format_ms(plan.predicted_step_ms)} predicted, {in_core_step} in-core {lost}",
         "lower bound": f"{format_ms(plan.lower_bound_ms)}, gap {plan.gap:.1%}, {plan.status}",
-        "swap tier": f"{format_bytes(plan.schedule.host_bytes)} taken",
+        "swap tier": f"{format_bytes(plan.host_bytes)} taken",
         "planned in": format_ms(plan.planning_ms),
     }
+    if plan.microbatches_in_flight > 1:
+        facts["microbatches"] = f"{plan.microbatches_in_flight} in flight; the times are those of one"
     if plan.layout is not None:
         facts["arena"] = arena_text(plan.layout)
     facts |= {f"note {number}": note for number, note in enumerate(plan.notes, start=1)}

@@ -8,13 +8,13 @@ from operator import itemgetter
 import numpy
 
 from ..analysis.dataflow import Dataflow
-from ..analysis.occupancy import occupancy
+from ..analysis.occupancy import Occupancy, occupancy, others_change
 from ..errors import UsageError
 from ..ir import Action, Choice, Decisions, Schedule
 from ..ir.schedule import ActionKind
 from .host_layout import lay_out
 from .replays import Replays, ReplayTables, action, plan_replays
-from .swaps import Absence, SwapTables, place_absences
+from .swaps import Absence, AwayWindow, SwapTables, place_absences
 
 
 def lower(dataflow: Dataflow, decisions: Decisions, budget_bytes: int | numpy.ndarray) -> Schedule:
@@ -74,7 +74,30 @@ class Lowering:
             return []
         replayed = (done for slot in replays.actions for done in replays.actions[slot])
         memory = occupancy(self.dataflow, replayed, replays.recomputed)
+        if self.dataflow.profile.in_flight.microbatches > 1:
+            if not (memory.point_bytes > budget_bytes).any():
+                return []
+            memory, budget_bytes = self._without_others(windows, memory, budget_bytes)
         return place_absences(tables, windows, memory, budget_bytes)
+
+    def _without_others(
+        self, windows: list[AwayWindow], memory: Occupancy, budget_bytes: int | numpy.ndarray
+    ) -> tuple[Occupancy, numpy.ndarray]:
+        """Let what is swapped leave before the forward pass ends, since the others in flight hold what has not left.
+
+        Returns:
+            The memory once it has left in the others, and budgets under which it leaves in this microbatch too.
+        """
+        last = self.dataflow.forward_slots.stop - 1
+        turn = 2 * self.dataflow.profile.forward_ops
+        alive = (w for w in windows if w.back_point >= turn and self._swap_tables.life_ends[w.value] > turn)
+        leaving = (w for w in alive if w.kind == "swap" and w.ready_slot <= last)
+        resident_bytes = memory.resident_bytes - sum(window.bytes for window in leaving)
+        points = memory.point_bytes - others_change(self.dataflow, memory.resident_bytes)
+        points += others_change(self.dataflow, resident_bytes)
+        budgets = numpy.array(numpy.broadcast_to(budget_bytes, points.shape))
+        budgets[2 * last + 1] = -1  # nothing is read or comes back between here and the first anchor
+        return Occupancy(points, memory.entry_excess_bytes, resident_bytes), budgets
 
     def _schedule(self, actions: tuple[Action, ...], absences: list[Absence], replays: Replays) -> Schedule:
         swapped = tuple(sorted({a.window.value for a in absences if a.window.kind != "recompute"}))

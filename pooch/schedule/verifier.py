@@ -55,19 +55,47 @@ class _Verifier:
                 self._leaving[value.release].append(value.id)
         self._unpacks = dict(self._profile.anchors)
         self._points: list[int] = []
+        self._resident_bytes = 0  # what this microbatch holds between its two passes
 
     def walk(self) -> list[int]:
         for slot in range(self._dataflow.end):
+            if slot == self._profile.forward_ops:
+                self._resident_bytes = self._held_between_passes(slot)
             self._entry(slot)
             self._check_looks(slot)
             self._check_unpacks(slot)
             self._births(slot)
-            self._note_bytes(slot, "body", self._base(2 * slot + 1) + self._ledger.extra_bytes)
+            self._points.append(self._base(2 * slot + 1) + self._ledger.extra_bytes)
             self._deaths(slot)
             if slot == self._dataflow.forward_slots.stop - 1:
                 self._check_end_of_region(slot)
         self._check_end()
+        self._count_others()
+        self._check_budget()
         return self._points
+
+    def _held_between_passes(self, slot: int) -> int:
+        """Bytes of this microbatch at the end of its forward pass, the others being in the base bytes."""
+        in_flight = self._profile.in_flight
+        others = in_flight.others_bytes(in_flight.resident_bytes)[1]
+        return self._base(2 * slot) - others + self._ledger.extra_bytes - self._profile.persistent_bytes
+
+    def _count_others(self) -> None:
+        """Count what the other microbatches hold; the base bytes have them keep everything."""
+        in_flight = self._profile.in_flight
+        if in_flight.microbatches == 1:
+            return
+        kept = in_flight.others_bytes(in_flight.resident_bytes)
+        held = in_flight.others_bytes(self._resident_bytes)
+        for point in range(len(self._points)):
+            phase = int(point >= 2 * self._profile.forward_ops)
+            self._points[point] += held[phase] - kept[phase]
+
+    def _check_budget(self) -> None:
+        for point, live_bytes in enumerate(self._points):
+            if self._budget_bytes is not None and live_bytes > self._budget_bytes:
+                part = "body" if point % 2 else "entry"
+                self._refuse(point // 2, f"{part} takes {live_bytes} bytes, over the budget of {self._budget_bytes}")
 
     def _entry(self, slot: int) -> None:
         """Perform the actions of an entry; its bytes count from after the leading copies out and frees."""
@@ -82,7 +110,7 @@ class _Verifier:
         if self._ledger.intermediates:
             value = min(self._ledger.intermediates)
             self._refuse(slot, f"replayed intermediate {value} is not dropped at the entry that made it")
-        self._note_bytes(slot, "entry", self._base(2 * slot) + highest)
+        self._points.append(self._base(2 * slot) + highest)
 
     def _do(self, action: Action) -> int:
         """Perform one action, and return the extra bytes at its peak."""
@@ -288,11 +316,6 @@ class _Verifier:
 
     def _base(self, point: int) -> int:
         return int(self._dataflow.base_points[point])
-
-    def _note_bytes(self, slot: int, part: str, live_bytes: int) -> None:
-        self._points.append(live_bytes)
-        if self._budget_bytes is not None and live_bytes > self._budget_bytes:
-            self._refuse(slot, f"{part} takes {live_bytes} bytes, over the budget of {self._budget_bytes}")
 
     def _refuse(self, slot: int, fault: str) -> NoReturn:
         raise InvalidSchedule(f"slot {slot}: {fault}")

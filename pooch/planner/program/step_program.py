@@ -151,15 +151,30 @@ class StepProgram:
             point = 2 * slot + 1
             present_bytes = int(base[point]) + reserve_bytes.get(slot, 0)
             absent = self.copies.away(t)
+            self._let_others_leave(absent)
             for i in self.classes:
                 memory = i.first.memory_bytes / self.unit_bytes
                 if self._is_alive(i, point):
                     present_bytes += i.first.memory_bytes * i.count
-                    absent |= self._not_restored(i, t, memory)
+                    for variable, less in self._not_restored(i, t, memory).items():
+                        absent[variable] = absent.get(variable, 0.0) + less
                 elif i.first.born < slot and i.first.need == NEVER and i.id in self.swap:
-                    absent[self.swap[i.id]] = -memory  # dead: it no longer counts as freed
+                    dead = absent.get(self.swap[i.id], 0.0) - memory  # it no longer counts as freed
+                    absent[self.swap[i.id]] = dead
             over = (present_bytes - self.budget_bytes) / self.unit_bytes
             self.problem += weighted(absent) >= over, f"memory_{t}"
+
+    def _let_others_leave(self, absent: dict[Variable, float]) -> None:
+        """What leaves in this microbatch leaves in the others as well, which are between their passes all the time."""
+        if not self.candidates.others:
+            return
+        for i in self.classes:
+            if not any(self.candidates.others_hold(member) for member in i.members):
+                continue
+            memory = self.candidates.others * i.first.memory_bytes / self.unit_bytes
+            for choice in (self.swap, self.recompute):
+                if i.id in choice:
+                    absent[choice[i.id]] = absent.get(choice[i.id], 0.0) + memory
 
     def _is_alive(self, i: ActivationClass, point: int) -> bool:
         return 2 * i.first.born + 1 <= point <= self.candidates.dataflow.span_end(i.first.death)

@@ -51,7 +51,10 @@ def _kept(trials: Trials, best: Trial) -> list[tuple[int, Choice]]:
     found: list[tuple[int, Choice]] = []
     for item in sorted(left, key=lambda item: (-item.cost_per_byte, item.value)):
         away = trials.candidates.away_points(item)
-        if room[away].min(initial=item.memory_bytes) >= item.memory_bytes:
+        others_bytes = trials.candidates.others * item.memory_bytes * trials.candidates.others_hold(item)
+        fits = room.min(initial=others_bytes) >= others_bytes
+        if fits and room[away].min(initial=item.memory_bytes + others_bytes) >= item.memory_bytes + others_bytes:
+            room -= others_bytes
             room[away] -= item.memory_bytes
             found.append((item.value, "keep"))
     return found
