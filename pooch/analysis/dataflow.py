@@ -103,6 +103,11 @@ class Dataflow:
         return points
 
     @cached_property
+    def missing_gradients(self) -> numpy.ndarray:
+        """int64 array, by op: bytes of gradients that the first backward pass has yet to make, and later ones find."""
+        return numpy.array(self.profile.missing_gradients(), dtype=numpy.int64)
+
+    @cached_property
     def base_points(self) -> numpy.ndarray:
         """int64 array of shape (2 * ops,): live bytes at each point without any activation of the region."""
         change = numpy.zeros(2 * self.end + 1, dtype=numpy.int64)

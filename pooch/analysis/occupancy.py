@@ -65,10 +65,12 @@ def others_change(dataflow: Dataflow, resident_bytes: int) -> numpy.ndarray:
         int64 array of shape (2 * ops,).
     """
     in_flight = dataflow.profile.in_flight
-    pairs = zip(in_flight.others_bytes(resident_bytes), in_flight.others_bytes(in_flight.resident_bytes), strict=True)
-    forward, backward = (now - in_core for now, in_core in pairs)
-    change = numpy.full(2 * dataflow.end, backward, dtype=numpy.int64)
-    change[: 2 * dataflow.profile.forward_ops] = forward
+    if in_flight.microbatches == 1:
+        return numpy.zeros(2 * dataflow.end, dtype=numpy.int64)
+    missing = dataflow.missing_gradients
+    held, in_core = numpy.maximum(resident_bytes, missing), numpy.maximum(in_flight.resident_bytes, missing)
+    fewer = (in_flight.microbatches - 2) * (resident_bytes - in_flight.resident_bytes)
+    change: numpy.ndarray = numpy.repeat(held - in_core + fewer, 2)
     return change
 
 

@@ -108,27 +108,27 @@ class InFlight:
     Attributes:
         microbatches: that are in flight at most, the one that the profile shows included.
         resident_bytes: that one of them holds between its two passes, in-core.
-        gradient_bytes: gradients that a backward pass leaves behind for the next one to add to. 0: they were there all
-            the time, and are persistent bytes.
+        gradient_bytes: gradients that the first backward pass makes and later ones add to. 0: they are there all the
+            time, and are persistent bytes.
     """
 
     microbatches: int = 1
     resident_bytes: int = 0
     gradient_bytes: int = 0
 
-    def others_bytes(self, resident_bytes: int) -> tuple[int, int]:
-        """Bytes that the others take at most, in the forward and in the backward pass of a microbatch.
+    def others_bytes(self, resident_bytes: int, missing_bytes: int) -> int:
+        """Bytes that the others add to a slot at most.
 
         All of them are in flight during the last forward pass and the first backward pass. In the second backward pass
-        there is one less, and gradients exist from its beginning.
+        there is one less, but all gradients exist, some of which the first one has yet to make.
 
         Args:
             resident_bytes: that each of them holds.
+            missing_bytes: gradients that do not exist yet in this slot of the first backward pass; 0 in forward passes.
         """
         if self.microbatches == 1:
-            return 0, 0
-        fewer = (self.microbatches - 2) * resident_bytes
-        return fewer + resident_bytes, fewer + max(resident_bytes, self.gradient_bytes)
+            return 0
+        return (self.microbatches - 2) * resident_bytes + max(resident_bytes, missing_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,7 @@ class Op:
             In-core, the host is never late: up to each op it has taken no longer than the device.
         hooked_bytes: bytes by which its peak rises while hooks are attached: under a dispatch mode, `aten::linear` adds
             its bias out of place where it otherwise adds in place.
+        gradient_bytes: bytes that are allocated in its slot and outlive the step: gradients (backward only).
     """
 
     index: int
@@ -168,6 +169,7 @@ class Op:
     random: bool = False
     host_ms: float = 0.0
     hooked_bytes: int = 0
+    gradient_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,14 +324,28 @@ class Profile(Document):
         resident_bytes = self.ops[self.forward_ops].entry_bytes - self.persistent_bytes
         gradient_bytes = max(0, self.ops[-1].entry_bytes - self.persistent_bytes)
         in_flight = InFlight(microbatches, resident_bytes, gradient_bytes)
-        forward_bytes, backward_bytes = in_flight.others_bytes(resident_bytes)
-        added = [forward_bytes] * self.forward_ops + [backward_bytes] * (len(self.ops) - self.forward_ops)
+        missing = replace(self, in_flight=in_flight).missing_gradients()
+        added = [in_flight.others_bytes(resident_bytes, missing_bytes) for missing_bytes in missing]
         ops = tuple(
             replace(op, entry_bytes=op.entry_bytes + more, peak_bytes=op.peak_bytes + more)
             for op, more in zip(self.ops, added, strict=True)
         )
         peak_bytes = max(op.peak_bytes for op in ops)
         return replace(self, ops=ops, peak_bytes=peak_bytes, reserved_bytes=0, in_flight=in_flight)
+
+    def missing_gradients(self) -> list[int]:
+        """By op: bytes of gradients that do not exist yet in the first backward pass, and do in later ones.
+
+        A later pass makes them too, and adds them up when the node of the graph ends; until then both exist.
+        """
+        missing_bytes, made_bytes, node = self.in_flight.gradient_bytes, 0, ""
+        found = [0] * self.forward_ops
+        for op in self.ops[self.forward_ops :]:
+            if op.module != node:
+                missing_bytes, made_bytes, node = missing_bytes - made_bytes, 0, op.module
+            found.append(max(0, missing_bytes))
+            made_bytes += op.gradient_bytes
+        return found
 
     def fault(self) -> str | None:
         """The first inconsistency of the profile, or None."""

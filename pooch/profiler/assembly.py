@@ -212,4 +212,5 @@ def _ops(
             )  # fmt: skip
         else:
             name = span.name if index < assembly.end - 1 else "pooch.end"
-            yield Op(index, name, "backward", span.node, times_ms[index], entry, peak)
+            made = assembly.gradient_bytes.get(index, 0)
+            yield Op(index, name, "backward", span.node, times_ms[index], entry, peak, gradient_bytes=made)

@@ -142,6 +142,16 @@ class StepAssembly:
             lives.setdefault(pointer, []).append(Life(start, None, size))
         return lives
 
+    @cached_property
+    def gradient_bytes(self) -> dict[int, int]:
+        """{slot of the backward pass: bytes allocated in it that outlive the step}."""
+        found: dict[int, int] = {}
+        for life in (life for lives in self._lives_at.values() for life in lives if life.end_ns is None):
+            slot = self.slot_at(self._settled_ns(life.start_ns))
+            if slot >= self.forward_ops:
+                found[slot] = found.get(slot, 0) + life.size_bytes
+        return found
+
     def life(self, pointer: int, time_ns: int) -> Life | None:
         """Returns the life of the storage that was at `pointer` at that time."""
         lives = self._lives_at.get(pointer, [])  # ascending, one after the other

@@ -77,7 +77,7 @@ class _Verifier:
     def _held_between_passes(self, slot: int) -> int:
         """Bytes of this microbatch at the end of its forward pass, the others being in the base bytes."""
         in_flight = self._profile.in_flight
-        others = in_flight.others_bytes(in_flight.resident_bytes)[1]
+        others = in_flight.others_bytes(in_flight.resident_bytes, self._profile.missing_gradients()[slot])
         return self._base(2 * slot) - others + self._ledger.extra_bytes - self._profile.persistent_bytes
 
     def _count_others(self) -> None:
@@ -85,11 +85,11 @@ class _Verifier:
         in_flight = self._profile.in_flight
         if in_flight.microbatches == 1:
             return
-        kept = in_flight.others_bytes(in_flight.resident_bytes)
-        held = in_flight.others_bytes(self._resident_bytes)
-        for point in range(len(self._points)):
-            phase = int(point >= 2 * self._profile.forward_ops)
-            self._points[point] += held[phase] - kept[phase]
+        for slot, missing in enumerate(self._profile.missing_gradients()):
+            kept = in_flight.others_bytes(in_flight.resident_bytes, missing)
+            held = in_flight.others_bytes(self._resident_bytes, missing)
+            self._points[2 * slot] += held - kept
+            self._points[2 * slot + 1] += held - kept
 
     def _check_budget(self) -> None:
         for point, live_bytes in enumerate(self._points):
