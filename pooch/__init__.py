@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from .ir import Timeline as Timeline
     from .torchtools.malloc import keep_freed_memory as keep_freed_memory
     from .torchtools.malloc import return_freed_memory as return_freed_memory
+    from .torchtools.pipeline_stages import StageStep as StageStep
+    from .torchtools.pipeline_stages import microbatches_in_flight as microbatches_in_flight
+    from .torchtools.pipeline_stages import stage_step as stage_step
     from .workloads import Workload as Workload
 
 __version__ = "0.1.0"
@@ -83,6 +86,7 @@ _NAMES = {
     ),
     "ir": ("Plan", "Profile", "Timeline"),
     "torchtools.malloc": ("keep_freed_memory", "return_freed_memory"),
+    "torchtools.pipeline_stages": ("StageStep", "microbatches_in_flight", "stage_step"),
     "workloads": ("Workload",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ..errors import UsageError
 from ..ir import Plan
 from .arenas import arena_for
 
@@ -46,13 +47,16 @@ def apply(
             Where there is no arena, one warning says why, and the plan is applied without.
 
     Raises:
-        UsageError: the model is compiled, or already under a plan; or the process trains on an arena already.
+        UsageError: the model is compiled, or already under a plan; the process trains on an arena already; or
+            the plan is for several microbatches in flight and an arena is asked for.
         PlanMismatch: the plan was made for another model or device.
         InvalidSchedule: the plan was changed and cannot be executed.
         TierError: the swap tier cannot be set up.
     """
     from ..executor import apply_plan
 
+    if arena and plan.microbatches_in_flight > 1:
+        raise UsageError("an arena serves one step after another, not several microbatches in flight: leave out arena=")
     memory = arena_for(model) if arena else None
     try:
         return apply_plan(

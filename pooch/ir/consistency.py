@@ -109,7 +109,9 @@ def _op_faults(profile: Profile, position: int, op: Op) -> Iterator[str]:
         yield f"op {position} is marked {op.phase}, but the backward pass begins at {profile.forward_ops}"
     if not (is_time(op.time_ms) and is_time(op.host_ms)):
         yield f"op {position} has the times {op.time_ms} and {op.host_ms}"
-    if not (are_bytes(op.entry_bytes, op.peak_bytes, op.hooked_bytes, op.gradient_bytes) and op.entry_bytes <= op.peak_bytes):
+    if not (
+        are_bytes(op.entry_bytes, op.peak_bytes, op.hooked_bytes, op.gradient_bytes) and op.entry_bytes <= op.peak_bytes
+    ):
         yield (
             f"op {position} has {op.entry_bytes} bytes at its entry and a peak of {op.peak_bytes}, and "
             f"{op.hooked_bytes} more under hooks"
