@@ -1,4 +1,4 @@
-"""Stages of `torch.distributed.pipelining` in processes of their own, each under a plan for its microbatches in flight."""
+"""Stages of `torch.distributed.pipelining` in processes of their own, under plans for their microbatches in flight."""
 
 from __future__ import annotations
 
