@@ -19,7 +19,6 @@ SHOWN = {
     "ignite_engine": "never passed",
     "lightning_trainer": "never passed",
     "monai_segmentation": "never passed",
-    "pipeline": ", 0 steps over the budget",
     "plain_script": "loss",
     "smallest_budget": "times the plain step",
     "transformers_trainer": "never passed",
