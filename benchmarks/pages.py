@@ -146,7 +146,6 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     "docs/several_devices.md": {
         "ranks": table("ranks"),
     },
-    "docs/several_devices_pipelines.md": {"pipelines": table("pipelines", "kept")},
     "docs/workloads.md": {
         "workloads": table("workloads"),
         "attention": table("attention"),
