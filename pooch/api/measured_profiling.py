@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..ir import Profile
 from ..progress import Progress
+from .split_profiling import with_split
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,8 @@ def measured_profile(
         done = profile_step(forward, model, workload.optimizer, link, options, progress, ranks)
         if not done.plain:  # the plain step may not fit, so copies cannot be timed beside it
             progress("timing copies beside compute")
-            return replace(done.profile, link=measure_link(engine, device, shares=True, room_bytes=room_bytes))
+            link = measure_link(engine, device, shares=True, room_bytes=room_bytes)
+            return with_split(replace(done.profile, link=link), workload, options, progress)
 
         def time_plain_step(between: Callable[[], None]) -> tuple[float, float]:
             progress("timing a step with copies beside it")
@@ -60,7 +62,8 @@ def measured_profile(
         if ranks is not None:  # it decides how many steps are run
             spare_bytes = ranks.least("spare bytes", spare_bytes)
         beside = with_step_shares(done.profile.link, engine, device, alone, time_plain_step, spare_bytes)
-        return replace(done.profile, link=beside or measure_link(engine, device, shares=True, room_bytes=room_bytes))
+        link = beside or measure_link(engine, device, shares=True, room_bytes=room_bytes)
+        return with_split(replace(done.profile, link=link), workload, options, progress)
     finally:
         engine.close()
 

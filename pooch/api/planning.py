@@ -25,6 +25,7 @@ from .options import PlanOptions, checked_region, in_flight
 from .plan_building import MANUAL, pack_plan
 from .planning_aside import is_worthwhile, plan_in_child
 from .simulation import simulate
+from .splitting import in_slices, whole_or_in_slices
 
 
 def plan(
@@ -133,13 +134,40 @@ def plan_here(
     progress: PlanningProgress | None,
     start: Decisions | None = None,
 ) -> Plan:
-    """`plan_with` in this process, with arguments that were checked."""
+    """`plan_with` in this process, with arguments that were checked: of the step whole or, if there is one, in slices."""
+
+    def make(variant: Profile, share: float) -> Plan:
+        limited = replace(options, time_limit_s=share * options.time_limit_s)
+        own = [plan for plan in known if plan.region == options.region and bool(plan.splits) == bool(variant.splits)]
+        begin = start if not variant.splits else None  # its ids are those of the step whole
+        return _plan_variant(variant, budget_bytes, limited, known=own, start=begin, progress=progress)
+
+    split = _in_slices(profile, options)
+    return make(profile, 1.0) if split is None else whole_or_in_slices(profile, split, make)
+
+
+def _in_slices(profile: Profile, options: PlanOptions) -> Profile | None:
+    """The step in slices, if there is one and the policy is ours: published methods do not know of it."""
+    from ..planner import SEARCHES
+
+    return in_slices(profile, options.region) if options.policy in SEARCHES else None
+
+
+def _plan_variant(
+    profile: Profile,
+    budget_bytes: int,
+    options: PlanOptions,
+    *,
+    known: Sequence[Plan],
+    start: Decisions | None,
+    progress: PlanningProgress | None,
+) -> Plan:
     from ..planner import make_plan
 
     make = partial(
         make_plan,
         budget_bytes=budget_bytes,
-        known=[_known_outcome(profile, plan) for plan in known if plan.region == options.region],
+        known=[_known_outcome(profile, plan) for plan in known],
         policy_options=options.policy_options,
         explain=options.explain,
         effort=options.effort,
@@ -327,6 +355,13 @@ def smallest_with(profile: Profile, options: PlanOptions) -> int:
     """`smallest_budget` with its options in one object."""
     profile = options.profile_in_flight(profile)
     _check_region_of(profile, options.region)
+    split = _in_slices(profile, options)
+    if split is not None:
+        return min(_smallest_of(profile, options), _smallest_of(split, options))
+    return _smallest_of(profile, options)
+
+
+def _smallest_of(profile: Profile, options: PlanOptions) -> int:
     dataflow = dataflow_of(profile, options.region, hooked=True)  # as `plan` has it for what does not fit
     evaluator = StageEvaluator(dataflow)
     needed = _smallest_live_bytes(profile, dataflow, evaluator, options)

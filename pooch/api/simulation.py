@@ -20,7 +20,7 @@ def simulate(profile: Profile, plan: Plan) -> Timeline:
         UsageError: the profile includes another number of microbatches in flight than the plan is for.
         InvalidSchedule: the plan's schedule cannot be executed (a file that was changed by hand).
     """
-    profile = in_flight(profile, plan.microbatches_in_flight)
+    profile = in_flight(profile.variant(plan.splits), plan.microbatches_in_flight)
     dataflow = dataflow_of(profile, plan.region, hooked=bool(plan.schedule.actions))
     check_belongs(dataflow, plan)
     return verified_timeline(dataflow, plan.schedule, plan.decisions, plan.budget_bytes or plan.predicted_peak_bytes)

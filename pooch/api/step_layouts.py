@@ -38,7 +38,7 @@ def layout_of(
 def _blocks_of(profile: Profile, plan: Plan | None) -> StepBlocks:
     if plan is None:
         return BlockMaker(Dataflow(profile)).blocks(NOTHING)
-    dataflow = dataflow_of(profile, plan.region, hooked=bool(plan.schedule.actions))
+    dataflow = dataflow_of(profile.variant(plan.splits), plan.region, hooked=bool(plan.schedule.actions))
     return BlockMaker(dataflow).blocks(plan.schedule)
 
 

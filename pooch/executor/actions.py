@@ -143,6 +143,14 @@ class StepActions:
                 if record.storage is None and record.handles:
                     record.storage = record.home()
 
+    def is_at_its_end(self, value: int) -> bool:
+        """Whether the handle that is being read is the last one on a value, and no replay will read it."""
+        with self.lock:
+            record = self.records.get(value)
+            if value in self.held or value in self._to_drop:
+                return False
+            return record is None or (record.handles <= 1 and record.ticket is None)
+
     def _handle_ended(self, record: Record) -> None:
         """Release the value with autograd's last handle, unless a later replay reads it."""
         record.handles -= 1

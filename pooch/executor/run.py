@@ -15,6 +15,7 @@ from ..ir import Plan
 from ..torchtools import accelerators, cuda_only
 from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 from ..torchtools.memory_meter import MemoryMeter
+from ..torchtools.split import SplitCalls, watching_losses
 from ..torchtools.training_state import model_device
 from .actions import StepActions
 from .attachment import Attachment
@@ -204,7 +205,7 @@ class Run:
         self._stats = RunStats(peak_bytes=self._stats.peak_bytes, reserved_bytes=self._stats.reserved_bytes)
         self._watch.begin(self._stats)
         if self._table.does_nothing:
-            with self._keeping() if self._watch.is_measuring else nullcontext():
+            with self._in_slices(None), self._keeping() if self._watch.is_measuring else nullcontext():
                 yield
             return
         _refuse_capture()
@@ -239,9 +240,26 @@ class Run:
     def _planned_step(self) -> Iterator[None]:
         step = self._new_step()
         with self._watch.following(step):
-            with watching(step) if self._table.emptied else recognising(step):
+            with self._in_slices(step), watching(step) if self._table.emptied else recognising(step):
                 yield
             step.end_forward()
+
+    @contextmanager
+    def _in_slices(self, step: PlannedStep | None) -> Iterator[None]:
+        """Run the calls in slices that the plan names; `step` is None where nothing moves and nothing is watched."""
+        if not self.plan.splits:
+            yield
+            return
+        named = [split.fingerprint for split in self.plan.splits]
+        calls = SplitCalls(frozenset(named), None if step is None else step.writing_over)
+        with watching_losses(calls):
+            yield
+        if step is None and len(calls.made) < len(named):
+            self._warn_once(
+                "whole",
+                f"the plan runs {named[0]} in slices, and the step has no such call; the loss ran whole and may exceed "
+                "the budget (profile and plan again to follow the new path)",
+            )
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:

@@ -222,6 +222,16 @@ class PlannedStep:
             raise PlanMismatch(text)
         self.actions.warn_once(("path", _kind(expected), _kind(actual)), text)
 
+    def writing_over(self, tensor: torch.Tensor) -> Callable[[], bool]:
+        """Return what tells in the backward pass whether neither autograd nor a replay will read the tensor again."""
+        value, step = self.values.get(storage_key(tensor)), weakref.ref(self)
+
+        def may_write() -> bool:
+            here = step()  # the graph of the loss must not hold the step; without it there are neither
+            return value is None or here is None or here.actions.is_at_its_end(value)
+
+        return may_write
+
     # Saving and reading -----------------------------------------------------------------------------------------
 
     def pack(self, tensor: torch.Tensor) -> object:

@@ -3,6 +3,7 @@
 from .plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
 from .profile import Device, GatheredUnit, HookCosts, Link, Op, Profile, Value
 from .schedule import Action, Schedule
+from .split import Split
 from .timeline import Interval, Timeline
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Profile",
     "Region",
     "Schedule",
+    "Split",
     "Timeline",
     "Value",
 ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .profile import Op, Profile, Value
+    from .split import Split
 
 # Sums of larger numbers would not fit into 64 bits; no machine comes near them.
 MOST_BYTES = 1 << 60
@@ -49,6 +50,7 @@ def anchor_faults(anchors: Iterable[tuple[int, tuple[int, ...]]], first: int, la
 
 def _profile_faults(profile: Profile) -> Iterator[str]:
     yield from _frame_faults(profile)
+    yield from _split_faults(profile)
     yield from _cost_faults(profile)
     for position, op in enumerate(profile.ops):
         yield from _op_faults(profile, position, op)
@@ -100,6 +102,27 @@ def _cost_faults(profile: Profile) -> Iterator[str]:
         yield f"step_ms is {profile.step_ms}"
     if not (math.isfinite(profile.time_factor) and profile.time_factor >= 0):
         yield f"time_factor is {profile.time_factor}"
+
+
+def split_faults(splits: Iterable[Split]) -> Iterator[str]:
+    """Numbers of calls that run in slices are sane."""
+    for split in splits:
+        if not are_bytes(split.input_bytes, split.whole_peak_bytes, split.peak_bytes):
+            yield f"the split of {split.label} has a size that is negative or too large"
+        if not (is_time(split.whole_ms) and is_time(split.time_ms)) or min(split.op, split.rows, split.slices) < 0:
+            yield f"the split of {split.label} has a time or a number that is not one"
+
+
+def _split_faults(profile: Profile) -> Iterator[str]:
+    yield from split_faults(profile.splits)
+    if any(split.op >= profile.forward_ops for split in profile.splits):
+        yield "a split names an op that does not exist"
+    if profile.split is not None:
+        if profile.splits or profile.split.split is not None or not profile.split.splits:
+            yield "the step in slices is not one, or has slices of its own"
+        fault = check_profile(profile.split)
+        if fault is not None:
+            yield f"the step in slices: {fault}"
 
 
 def _op_faults(profile: Profile, position: int, op: Op) -> Iterator[str]:

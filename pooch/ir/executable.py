@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidLayout, InvalidSchedule
 from ..units import round_up
-from .consistency import anchor_faults, are_bytes, is_time
+from .consistency import anchor_faults, are_bytes, is_time, split_faults
 from .layout_check import verify as verify_layout
 from .schedule import TIER_ALIGNMENT_BYTES, Action
 
@@ -60,6 +60,9 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
         yield from _decision_faults(decision)
     yield from _frame_faults(plan)
     yield from _list_faults(plan)
+    yield from split_faults(plan.splits)
+    if not all(plan.first_slot <= split.op < plan.first_slot + len(plan.expected) for split in plan.splits):
+        yield "a split names an op outside of the region"
     yield from _slot_faults(plan)
     yield from _tier_faults(plan)
     yield from _layout_faults(plan)

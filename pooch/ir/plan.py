@@ -10,6 +10,7 @@ from .executable import check_plan
 from .files import Document
 from .layout import StepLayout
 from .schedule import Schedule
+from .split import Split
 
 if TYPE_CHECKING:
     import pandas
@@ -97,6 +98,7 @@ class Plan(Document):
         from_gathered: recomputed values that are made from these, so that they cannot be made again at any time.
         microbatches_in_flight: forward passes at most whose backward pass has not ended; the predicted peak includes
             all of them, and each has room of its own in the swap tier.
+        splits: calls that run in slices under the plan. Ids and slots are then those of `Profile.split`.
     """
 
     format_name: ClassVar[str] = "pooch-plan"
@@ -127,6 +129,7 @@ class Plan(Document):
     gathered: tuple[int, ...] = ()
     from_gathered: tuple[int, ...] = ()
     microbatches_in_flight: int = 1
+    splits: tuple[Split, ...] = ()
 
     @property
     def decisions(self) -> dict[int, Choice]:

@@ -8,11 +8,13 @@ starts, where the actions of a schedule happen), and `2k + 1`, its body (the hig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .consistency import check_profile
 from .files import Document
+from .split import Split
 
 if TYPE_CHECKING:
     import pandas
@@ -270,6 +272,9 @@ class Profile(Document):
         hooks: host time that a plan costs; all 0 if it was not measured (modelled devices).
         gathered: the units in which FSDP gathers parameters; none in profiles of other models.
         in_flight: other microbatches that the bytes of the ops include.
+        splits: calls that run in slices in this step; none in plain training.
+        split: the same step with calls that run in slices, or None if there is none that can or should. Its link and
+            hooks are those of this profile, see `variant`.
     """
 
     format_name: ClassVar[str] = "pooch-profile"
@@ -296,6 +301,8 @@ class Profile(Document):
     sizes: SizeKind = "requested"
     gathered: tuple[GatheredUnit, ...] = ()
     in_flight: InFlight = InFlight()
+    splits: tuple[Split, ...] = ()
+    split: Profile | None = None
 
     @property
     def activations(self) -> tuple[Value, ...]:
@@ -331,7 +338,7 @@ class Profile(Document):
             for op, more in zip(self.ops, added, strict=True)
         )
         peak_bytes = max(op.peak_bytes for op in ops)
-        return replace(self, ops=ops, peak_bytes=peak_bytes, reserved_bytes=0, in_flight=in_flight)
+        return replace(self, ops=ops, peak_bytes=peak_bytes, reserved_bytes=0, in_flight=in_flight, split=None)
 
     def missing_gradients(self) -> list[int]:
         """By op: bytes of gradients that do not exist yet in the first backward pass, and do in later ones.
@@ -346,6 +353,15 @@ class Profile(Document):
             found.append(max(0, missing_bytes))
             made_bytes += op.gradient_bytes
         return found
+
+    @property
+    def in_slices(self) -> Profile | None:
+        """The same step with calls that run in slices, over the same link."""
+        return None if self.split is None else replace(self.split, link=self.link, hooks=self.hooks)
+
+    def variant(self, splits: Sequence[Split]) -> Profile:
+        """The step as a plan with these splits has it: in slices, if there are any and this profile knows that step."""
+        return (self.in_slices or self) if splits else self
 
     def fault(self) -> str | None:
         """The first inconsistency of the profile, or None."""

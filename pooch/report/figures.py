@@ -26,6 +26,7 @@ FORMATS = (".png", ".pdf", ".svg")
 
 def draw_plan(profile: Profile, plan: Plan) -> Figure:
     """Top: live bytes over time, in-core and planned, with the budget. Bottom: what the three streams do."""
+    profile = profile.variant(plan.splits)
     in_core, planned = simulate_in_core(profile), simulate(profile, plan)
     figure = Figure(figsize=(10, 6.2), layout="constrained")
     memory, streams = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.15))

@@ -29,6 +29,7 @@ def layer_frame(profile: Profile, plan: Plan | None = None, *, depth: int | None
     """
     import pandas
 
+    profile = profile if plan is None else profile.variant(plan.splits)
     rows: dict[str, dict[str, float]] = {}
     for op in profile.ops[: profile.forward_ops]:
         row = rows.setdefault(layer_of(op.module, depth), {"activations": 0, "size_bytes": 0, "forward_ms": 0.0})

@@ -45,7 +45,7 @@ def write_run_report(
 
 
 def _page(shapes: str, profile: Profile, plan: Plan) -> Record:
-    contents = page_contents(profile, BudgetPlans((plan,), 0, ()))
+    contents = page_contents(profile.variant(plan.splits), BudgetPlans((plan,), 0, ()))
     plans = contents["plans"]
     assert isinstance(plans, list)
     return {**contents, "name": shapes, "summary": plans[0]["summary"]}

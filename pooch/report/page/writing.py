@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -55,6 +56,7 @@ def write_report(
         FileFormatError: the file cannot be written.
     """
     library = plotly_source()
+    profile = replace(profile.variant(plan.splits), split=None)  # all plans of a page are of one kind
     simulate(profile, plan)  # before other budgets are planned at length: do the two belong together?
     plans = plan_budgets(profile, plan, budgets, host_budget=host_budget, time_limit_s=time_limit_s, progress=progress)
     replace_file(path, page_text(page_contents(profile, plans), library).encode())

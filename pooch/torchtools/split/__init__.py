@@ -1,12 +1,12 @@
 """Operators that run in slices, where that is bitwise the same: cross entropy over a vocabulary, row by row."""
 
-from .calls import SplitCalls, describe_call, splittable, watching_losses
+from .calls import LossCall, SplitCalls, splittable, watching_losses
 from .loss import may_be_written_over, slice_rows, split_cross_entropy
 from .verification import difference_from_plain
 
 __all__ = [
+    "LossCall",
     "SplitCalls",
-    "describe_call",
     "difference_from_plain",
     "may_be_written_over",
     "slice_rows",

@@ -84,32 +84,30 @@ def _bound(
     return logits, target, weight, reduction, ignore_index, smoothing
 
 
-def describe_call(call: LossCall) -> str:
-    """A call for people."""
-    return f"cross_entropy of {list(call.logits.shape)} {dtype_name(call.logits.dtype)}"
-
-
 class SplitCalls:
-    """Runs the calls with these fingerprints in slices and counts them; all others run as they are.
+    """Runs the calls with these fingerprints in slices; all others run as they are.
 
     Args:
         fingerprints: of the calls.
         may_write: given the logits in the forward pass, returns what tells in the backward pass whether they may be
             written over; what the program and autograd hold is counted in any case.
+
+    Attributes:
+        made: fingerprints of the calls that ran in slices so far.
     """
 
     def __init__(
         self, fingerprints: frozenset[str], may_write: Callable[[Tensor], Callable[[], bool]] | None = None
     ) -> None:
         self._fingerprints, self._may_write = fingerprints, may_write or (lambda logits: lambda: True)
-        self.split = 0
+        self.made: list[str] = []
 
     def __call__(self, plain: Callable[..., Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
         """Run one call."""
         call = splittable(arguments, named) if torch.is_grad_enabled() else "no graph is recorded"
         if isinstance(call, str) or not call.logits.requires_grad or call.fingerprint not in self._fingerprints:
             return plain(*arguments, **named)
-        self.split += 1
+        self.made.append(call.fingerprint)
         return split_cross_entropy(
             call.logits,
             call.target,

@@ -20,11 +20,11 @@ _IGNORED: Final = -100  # no column is
 _ALONE: Final = 2  # users of a storage: its own object, and the tensor at hand, which is the saved one
 
 _aten = torch.ops.aten
-_library = torch.library.Library("pooch", "FRAGMENT")
+_library = torch.library.Library("pooch_split", "FRAGMENT")
 _ARGUMENTS = "Tensor logits, Tensor target, Tensor? weight, int reduction, int ignore_index"
-_library.define(f"split_cross_entropy({_ARGUMENTS}, int rows) -> (Tensor, Tensor)")
+_library.define(f"cross_entropy({_ARGUMENTS}, int rows) -> (Tensor, Tensor)")
 _library.define(
-    f"split_cross_entropy_backward(Tensor grad, {_ARGUMENTS}, Tensor total_weight, int rows, *, Tensor(a!) out) -> ()"
+    f"cross_entropy_backward(Tensor grad, {_ARGUMENTS}, Tensor total_weight, int rows, *, Tensor(a!) out) -> ()"
 )
 
 
@@ -101,10 +101,10 @@ def _nothing(*arguments: object, **named: object) -> None:
     """Made of tensors without memory, the gradient is what it is written to."""
 
 
-_library.impl("split_cross_entropy", _forward, "CompositeExplicitAutograd")
-_library.impl("split_cross_entropy_backward", _backward, "CompositeExplicitAutograd")
-_library.impl("split_cross_entropy", _forward_shapes, "Meta")
-_library.impl("split_cross_entropy_backward", _nothing, "Meta")
+_library.impl("cross_entropy", _forward, "CompositeExplicitAutograd")
+_library.impl("cross_entropy_backward", _backward, "CompositeExplicitAutograd")
+_library.impl("cross_entropy", _forward_shapes, "Meta")
+_library.impl("cross_entropy_backward", _nothing, "Meta")
 
 
 def split_cross_entropy(
@@ -158,7 +158,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         rows: int,
         may_write: Callable[[], bool],
     ) -> Tensor:
-        loss, total_weight = torch.ops.pooch.split_cross_entropy(logits, target, weight, reduction, ignore_index, rows)
+        loss, total_weight = torch.ops.pooch_split.cross_entropy(logits, target, weight, reduction, ignore_index, rows)
         # Detached, so that neither the tensor of the program nor what it is a view of is held.
         ctx.save_for_backward(logits.detach(), anchor, target, weight, total_weight)
         ctx.call = reduction, ignore_index, rows
@@ -178,7 +178,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
                 made = logits
             else:
                 made = torch.empty_like(logits, memory_format=torch.contiguous_format)
-            torch.ops.pooch.split_cross_entropy_backward(
+            torch.ops.pooch_split.cross_entropy_backward(
                 grad, logits, target, weight, reduction, ignore_index, total_weight, rows, out=made
             )
         return made, None, None, None, None, None, None, None
@@ -189,10 +189,11 @@ class _Anchor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)  # no zeros in an ordinary backward pass
         return logits.new_empty(1).expand(logits.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:  # type: ignore[override]
         return grad
 
 

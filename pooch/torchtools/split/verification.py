@@ -26,19 +26,17 @@ def difference_from_plain(
     Returns:
         What differs, or None.
     """
-    from . import loss as _  # defines the operators
-
     logits = logits.detach()
     with torch.no_grad():
-        plain = torch._C._nn.cross_entropy_loss(logits, target, weight, reduction, ignore_index, 0.0)
-        split, total_weight = torch.ops.pooch.split_cross_entropy(logits, target, weight, reduction, ignore_index, rows)
+        plain = torch.ops.aten.cross_entropy_loss(logits, target, weight, reduction, ignore_index, 0.0)
+        split, total_weight = torch.ops.pooch_split.cross_entropy(logits, target, weight, reduction, ignore_index, rows)
         if not _same_bits(plain, split):
             return "the loss"
         for scale in _SCALES:
             grad = torch.full_like(split, scale)
             expected = _plain_gradient(logits, target, weight, reduction, ignore_index, total_weight, grad)
             found = torch.empty_like(expected)
-            torch.ops.pooch.split_cross_entropy_backward(
+            torch.ops.pooch_split.cross_entropy_backward(
                 grad, logits, target, weight, reduction, ignore_index, total_weight, rows, out=found
             )
             if not _same_bits(expected, found):
@@ -58,7 +56,7 @@ def _plain_gradient(
 ) -> Tensor:
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
-        loss = torch._C._nn.cross_entropy_loss(leaf, target, weight, reduction, ignore_index, 0.0)
+        loss = torch.ops.aten.cross_entropy_loss(leaf, target, weight, reduction, ignore_index, 0.0)
         (gradient,) = torch.autograd.grad(loss, leaf, grad)
     return gradient
 

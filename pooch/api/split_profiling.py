@@ -1,0 +1,173 @@
+"""The same step with calls that can run in slices doing so: found, verified and profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import PoochError, first_line
+from ..ir import Op, Profile, Split
+from ..progress import Progress
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..profiler import ProfileOptions
+    from ..torchtools.split import LossCall
+    from ..workloads import Workload
+
+SMALLEST_INPUT_BYTES: Final = 4 << 20  # below that, slices free less than other tensors of the step
+SMALLEST_SHARE: Final = 0.01  # of the in-core peak
+SPLIT_OP: Final = "pooch_split.cross_entropy.default"
+
+
+def with_split(profile: Profile, workload: Workload, options: ProfileOptions, progress: Progress) -> Profile:
+    """Add the profile of the step in slices, if it has calls that are worth it and give the same bits.
+
+    That takes a forward pass in which every such call is run both ways, and then the passes of a profile without
+    warm-up. If a call cannot be sliced or the step fails in slices, a note says why, and the step stays whole.
+    """
+    from ..profiler import profile_step
+    from ..torchtools.out_of_memory import forgotten, is_out_of_memory
+    from ..torchtools.split import SplitCalls, watching_losses
+
+    try:
+        found = _found(profile, workload, progress)
+        if not found.calls:
+            return replace(profile, notes=(*profile.notes, *found.notes))
+        split = SplitCalls(frozenset(call.fingerprint for call in found.calls))
+
+        def forward() -> torch.Tensor:
+            split.made.clear()
+            with watching_losses(split):
+                return workload.forward()
+
+        progress("profiling the step in slices")
+        mode: Any = profile.mode
+        chosen = replace(options, warmup=0, repeats=1, mode=mode)
+        made = profile_step(forward, workload.model, workload.optimizer, profile.link, chosen, progress).profile
+        made = _with_times_of(made, profile)
+        splits = tuple(_splits(profile, made, {call.fingerprint: call for call in found.calls}, split.made))
+    except (PoochError, RuntimeError, MemoryError) as error:
+        reason = "memory runs out" if is_out_of_memory(error) else first_line(error)
+        forgotten(error)
+        note = f"the loss is not run in slices: the step does not run that way ({reason})"
+        return replace(profile, notes=(*profile.notes, note))
+    return replace(profile, split=replace(made, splits=splits), notes=(*profile.notes, *found.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    fingerprint: str
+    rows: int
+    slices: int
+    input_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    calls: tuple[_Call, ...]
+    notes: tuple[str, ...]
+
+
+def _found(profile: Profile, workload: Workload, progress: Progress) -> _Found:
+    """Run a forward pass and try each call that is large enough both ways."""
+    import torch
+
+    from ..torchtools.split import difference_from_plain, splittable, watching_losses
+    from ..torchtools.training_state import model_device, training_state_kept
+
+    device = model_device(workload.model)
+    least_bytes = max(SMALLEST_INPUT_BYTES, round(SMALLEST_SHARE * profile.peak_bytes))
+    calls: dict[str, _Call] = {}
+    notes: dict[str, None] = {}
+
+    def watch(plain: Callable[..., torch.Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> torch.Tensor:
+        logits = arguments[0] if arguments else named.get("input")
+        if isinstance(logits, torch.Tensor) and logits.nbytes >= least_bytes and logits.device == device:
+            call = splittable(arguments, named)
+            if isinstance(call, str):
+                notes[f"the loss is not run in slices: {call}"] = None
+            elif call.fingerprint not in calls:
+                difference = _difference(call, difference_from_plain)
+                if difference is None:
+                    calls[call.fingerprint] = _described(call)
+                else:
+                    notes[f"the loss is not run in slices: {difference} would have other bits"] = None
+        return plain(*arguments, **named)
+
+    progress("comparing the loss whole and in slices")
+    with training_state_kept(workload.model, device), torch.no_grad(), watching_losses(watch):
+        workload.forward()
+    return _Found(tuple(calls.values()), tuple(notes))
+
+
+def _difference(call: LossCall, compare: Callable[..., str | None]) -> str | None:
+    return compare(call.logits, call.target, call.weight, call.reduction, call.ignore_index, call.rows)
+
+
+def _described(call: LossCall) -> _Call:
+    slices = -(-call.logits.shape[0] // call.rows)
+    return _Call(call.fingerprint, call.rows, slices, call.logits.nbytes)
+
+
+def _with_times_of(made: Profile, plain: Profile) -> Profile:
+    """The profile in slices with the times of the plain one for all ops that both have, so that noise decides nothing."""
+    ops = list(made.ops)
+    for here, there in _common(made, plain):
+        ops[here] = replace(ops[here], time_ms=plain.ops[there].time_ms, host_ms=plain.ops[there].host_ms)
+    return replace(made, ops=tuple(ops), step_ms=sum(op.time_ms for op in ops))
+
+
+def _common(made: Profile, plain: Profile) -> list[tuple[int, int]]:
+    """The ops that two profiles of a step have at the beginning and at the end of each pass, as pairs of indices."""
+    pairs = []
+    ranges = ((0, made.forward_ops, 0, plain.forward_ops),
+              (made.forward_ops, len(made.ops), plain.forward_ops, len(plain.ops)))  # fmt: skip
+    for begin, end, plain_begin, plain_end in ranges:
+        here, there = made.ops[begin:end], plain.ops[plain_begin:plain_end]
+        first = _equal(here, there)
+        last = min(_equal(here[::-1], there[::-1]), len(here) - first, len(there) - first)
+        pairs += [(begin + number, plain_begin + number) for number in range(first)]
+        pairs += [(end - number, plain_end - number) for number in range(last, 0, -1)]
+    return pairs
+
+
+def _equal(first: Sequence[Op], second: Sequence[Op]) -> int:
+    """How many ops are the same from the beginning on."""
+    for number, (one, other) in enumerate(zip(first, second, strict=False)):
+        if (one.name, one.fingerprint, one.module) != (other.name, other.fingerprint, other.module):
+            return number
+    return min(len(first), len(second))
+
+
+def _splits(
+    plain: Profile, made: Profile, calls: Mapping[str, _Call], fingerprints: Sequence[str]
+) -> list[Split]:
+    ops = [op for op in made.ops if op.name == SPLIT_OP]
+    if not ops or len(ops) != len(fingerprints):
+        raise PoochError("its calls are not the ones that were compared")
+    shared = _common(made, plain)
+    same, plain_same = {here for here, _ in shared}, {there for _, there in shared}
+    own = [op for op in made.ops if op.index not in same]
+    replaced = [op for op in plain.ops if op.index not in plain_same]
+    found = []
+    for op, fingerprint in zip(ops, fingerprints, strict=True):
+        call = calls[fingerprint]
+        label = f"{op.module}.cross_entropy" if op.module else "cross_entropy"
+        found.append(
+            Split(
+                op.index,
+                label,
+                fingerprint,
+                call.rows,
+                call.slices,
+                call.input_bytes,
+                max((each.peak_bytes for each in replaced), default=0),
+                max((each.peak_bytes for each in own), default=0),
+                sum(each.time_ms for each in replaced),
+                sum(each.time_ms for each in own),
+            )
+        )
+    return found
