@@ -134,7 +134,7 @@ def plan_here(
     progress: PlanningProgress | None,
     start: Decisions | None = None,
 ) -> Plan:
-    """`plan_with` in this process, with arguments that were checked: of the step whole or, if there is one, in slices."""
+    """`plan_with` in this process, with checked arguments: of the step whole or, if there is one, in slices."""
 
     def make(variant: Profile, share: float) -> Plan:
         limited = replace(options, time_limit_s=share * options.time_limit_s)

@@ -113,7 +113,7 @@ def _described(call: LossCall) -> _Call:
 
 
 def _with_times_of(made: Profile, plain: Profile) -> Profile:
-    """The profile in slices with the times of the plain one for all ops that both have, so that noise decides nothing."""
+    """The profile in slices, with the plain one's times for all ops that both have, so that noise decides nothing."""
     ops = list(made.ops)
     for here, there in _common(made, plain):
         ops[here] = replace(ops[here], time_ms=plain.ops[there].time_ms, host_ms=plain.ops[there].host_ms)
@@ -142,9 +142,7 @@ def _equal(first: Sequence[Op], second: Sequence[Op]) -> int:
     return min(len(first), len(second))
 
 
-def _splits(
-    plain: Profile, made: Profile, calls: Mapping[str, _Call], fingerprints: Sequence[str]
-) -> list[Split]:
+def _splits(plain: Profile, made: Profile, calls: Mapping[str, _Call], fingerprints: Sequence[str]) -> list[Split]:
     ops = [op for op in made.ops if op.name == SPLIT_OP]
     if not ops or len(ops) != len(fingerprints):
         raise PoochError("its calls are not the ones that were compared")

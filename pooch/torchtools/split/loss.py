@@ -131,15 +131,15 @@ def split_cross_entropy(
     Returns:
         The loss: () or, without a reduction, (N,).
     """
-    loss: Tensor = _SplitCrossEntropy.apply(
-        logits, _Anchor.apply(logits), target, weight, reduction, ignore_index, rows, may_write
-    )  # type: ignore[no-untyped-call]
+    anchor = _Anchor.apply(logits)  # type: ignore[no-untyped-call]
+    call = reduction, ignore_index, rows
+    loss: Tensor = _SplitCrossEntropy.apply(logits, anchor, target, weight, call, may_write)  # type: ignore[no-untyped-call]
     return loss
 
 
 def may_be_written_over(logits: Tensor) -> bool:
     """Whether nothing but the backward pass that has just read the logits holds them, and it reads them only once."""
-    if torch._C._autograd._get_current_graph_task_keep_graph() or not logits.is_contiguous():  # type: ignore[attr-defined]
+    if torch._C._autograd._get_current_graph_task_keep_graph() or not logits.is_contiguous():
         return False
     storage = logits.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) <= _ALONE
@@ -153,20 +153,19 @@ class _SplitCrossEntropy(torch.autograd.Function):
         anchor: Tensor,
         target: Tensor,
         weight: Tensor | None,
-        reduction: int,
-        ignore_index: int,
-        rows: int,
+        call: tuple[int, int, int],
         may_write: Callable[[], bool],
     ) -> Tensor:
+        reduction, ignore_index, rows = call
         loss, total_weight = torch.ops.pooch_split.cross_entropy(logits, target, weight, reduction, ignore_index, rows)
         # Detached, so that neither the tensor of the program nor what it is a view of is held.
         ctx.save_for_backward(logits.detach(), anchor, target, weight, total_weight)
-        ctx.call = reduction, ignore_index, rows
+        ctx.call = call
         ctx.may_write = may_write
         return loss  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         reduction, ignore_index, rows = ctx.call
         logits, anchor, target, weight, total_weight = ctx.saved_tensors
         if torch.is_grad_enabled():  # a graph of the gradient is wanted, which only the plain operators have
@@ -181,7 +180,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
             torch.ops.pooch_split.cross_entropy_backward(
                 grad, logits, target, weight, reduction, ignore_index, total_weight, rows, out=made
             )
-        return made, None, None, None, None, None, None, None
+        return made, None, None, None, None, None
 
 
 class _Anchor(torch.autograd.Function):
@@ -193,7 +192,7 @@ class _Anchor(torch.autograd.Function):
         return logits.new_empty(1).expand(logits.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
         return grad
 
 
@@ -205,5 +204,5 @@ class _Attach(torch.autograd.Function):
         return contents.view_as(contents)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
