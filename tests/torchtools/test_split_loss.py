@@ -216,9 +216,7 @@ def test_logits_that_the_program_holds_are_not_written_over(held: str, head: Ten
 
 SAVERS: dict[str, Callable[[Tensor], Tensor]] = {
     "before, its result": lambda logits: functional.cross_entropy(torch.tanh(logits), _target()),
-    "beside, its argument": lambda logits: (
-        functional.cross_entropy(logits, _target()) + 1e-3 * (logits * logits).sum()
-    ),
+    "beside, its argument": lambda logits: 1e-3 * (logits * logits).sum() + functional.cross_entropy(logits, _target()),
     "twice": lambda logits: functional.cross_entropy(logits, _target()) + functional.cross_entropy(logits, _target()),
 }
 
