@@ -52,6 +52,8 @@ def profile_record(profile: Profile) -> Record:
         "reserved_bytes": profile.reserved_bytes,
         "sizes": profile.sizes,
         "step_ms": profile.step_ms,
+        "in_slices": profile_record(profile.split) if profile.split is not None else None,
+        "splits": [asdict(split) for split in profile.splits],
         "out_bytes_per_ms": profile.link.out_bytes_per_ms,
         "in_bytes_per_ms": profile.link.in_bytes_per_ms,
         "hooks": asdict(profile.hooks),
@@ -93,6 +95,7 @@ def plan_record(plan: Plan) -> Record:
         "planning_ms": plan.planning_ms,
         "modelled": is_modelled(plan),
         "notes": list(plan.notes),
+        "splits": [asdict(split) for split in plan.splits],
         "bound": plan.bound,
         "arena": layout_record(plan.layout) if plan.layout is not None else None,
     }

@@ -46,6 +46,10 @@ def profile_table(profile: Profile) -> Table:
         "activations": f"{len(profile.activations)}, {format_bytes(sizes)} in all",
         "swap tier": f"{link.tier}: {_rate(link.out_bytes_per_ms)} out, {_rate(link.in_bytes_per_ms)} in",
     }
+    if profile.split is not None:
+        labels = ", ".join(split.label for split in profile.split.splits)
+        step, peak = format_ms(profile.split.step_ms), format_bytes(profile.split.peak_bytes)
+        facts["in slices"] = f"{step} and {peak} in-core with {labels} in slices of rows"
     hooks = profile.hooks
     if hooks != HookCosts():
         op, replay, copy = (format_ms(cost_ms) for cost_ms in (hooks.op_ms, hooks.replay_ms, hooks.copy_ms))
@@ -96,6 +100,20 @@ def layers_table(profile: Profile, plan: Plan | None = None, *, depth: int | Non
 def choices_table(plan: Plan) -> Table:
     """Keep, swap, recompute: how many, how much, and what it costs."""
     return frame_table("decisions", choice_frame(plan))
+
+
+def splits_table(plan: Plan) -> Table:
+    """The calls that run in slices, and why."""
+    names = ("call", "choice", "size", "slices", "peak whole", "peak", "time whole", "time", "reason")
+    table = columns_table("calls in slices", names, left=("call", "choice", "reason"))
+    table.columns[-1].no_wrap = False
+    table.padding = (0, 1, 0, 0)  # many columns in 120 letters
+    for split in plan.splits:
+        sizes = [format_bytes(size) for size in (split.whole_peak_bytes, split.peak_bytes)]
+        times = [format_ms(time_ms) for time_ms in (split.whole_ms, split.time_ms)]
+        cells = [split.label, "split", format_bytes(split.input_bytes), f"{split.slices} of {split.rows} rows"]
+        table.add_row(*cells, *sizes, *times, Text(split.reason))
+    return table
 
 
 def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE, reasons: bool = False) -> Table:

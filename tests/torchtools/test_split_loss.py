@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
@@ -34,9 +34,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.fixture
-def head() -> Iterator[Tensor]:
+def head() -> Tensor:
     torch.manual_seed(0)
-    yield torch.randn(CLASSES, WIDTH, requires_grad=True)
+    return torch.randn(CLASSES, WIDTH, requires_grad=True)
 
 
 def _hidden() -> Tensor:
@@ -324,9 +324,10 @@ def test_no_call_is_touched_that_is_not_named_or_has_no_graph(head: Tensor) -> N
 
 def test_the_function_is_put_back(head: Tensor) -> None:
     before = torch._C._nn.cross_entropy_loss
-    with pytest.raises(ZeroDivisionError), watching_losses(SplitCalls(frozenset())):
-        with watching_losses(SplitCalls(frozenset())):
-            pass
-        assert torch._C._nn.cross_entropy_loss is not before
-        raise ZeroDivisionError
+    outer = ExitStack()
+    outer.enter_context(watching_losses(SplitCalls(frozenset())))
+    with watching_losses(SplitCalls(frozenset())):
+        pass
+    assert torch._C._nn.cross_entropy_loss is not before
+    outer.close()
     assert torch._C._nn.cross_entropy_loss is before

@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .. import accelerators
+
 SLICE_BYTES: Final = 4 << 20  # a slice and what is made of it stay in a processor's cache
 FEWEST_SLICES: Final = 8  # unless there are fewer rows
 _IGNORED: Final = -100  # no column is
@@ -44,7 +46,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     is_ignored = target == ignore_index
     classes = target.masked_fill(is_ignored, 0)
-    if not logits.device.type == "cuda":  # there, an assertion on the device tells
+    if not accelerators.has_streams(logits.device):  # there, an assertion on the device tells
         _check_classes(classes, logits.shape[1])
     picked = logits.new_empty((logits.shape[0], 1))
     for part in _slices(rows, logits.shape[0]):
