@@ -146,6 +146,10 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     "docs/several_devices.md": {
         "ranks": table("ranks"),
     },
+    "docs/split.md": {
+        "split": table("split"),
+        "split bits": table("split-bits"),
+    },
     "docs/workloads.md": {
         "workloads": table("workloads"),
         "attention": table("attention"),
