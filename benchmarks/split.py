@@ -1,8 +1,9 @@
 """Smallest budgets with the loss whole and in slices, and which operators give the same bits in slices.
 
-    python -m benchmarks.split [--workload NAME ...] [--turns 4] [--only bits|budgets] [--output benchmarks/results]
+    python -m benchmarks.split [--workload NAME ...] [--steps 2] [--turns 4] [--only bits|budgets]
+                               [--output benchmarks/results]
 
-Each workload is profiled once. The plan for the smallest budget in slices trains for two steps, which are compared
+Each workload is profiled once. The plan for the smallest budget in slices trains for some steps, which are compared
 bitwise with plain training, and then takes turns with plain steps. Rows of workloads that are not measured this time
 stay.
 """
@@ -13,7 +14,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ from pooch.workloads import Workload, load_workload
 
 NAME, TITLE = "split", "Smallest budgets, with the loss whole and in slices"
 BITS_NAME, BITS_TITLE = "split-bits", "Operators whole and in slices: in how many trials all bits are equal"
-STEPS = 2
 Result = Mapping[str, Any]
 
 
@@ -57,36 +57,42 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = {
 # Smallest budgets -----------------------------------------------------------------------------------------------------
 
 
-def measured(name: str, make: Callable[[], Workload], turns: int) -> dict[str, Any]:
-    """Profile a workload, find both smallest budgets, and train at the smaller one."""
+def measured(name: str, make: Callable[[], Workload], steps: int, turns: int) -> dict[str, Any]:
+    """Profile a workload, find both smallest budgets, and train at the smaller one if it has slices."""
     tell(f"{name}: profiling")
     profile = profile_workload(make(), progress=tell)
     gc.collect()
     whole = replace(profile, split=None)
     whole_bytes, bytes_ = (smallest_budget(each, region="step") for each in (whole, profile))
     tell(f"{name}: {format_bytes(whole_bytes)} whole, {format_bytes(bytes_)} with slices")
-    chosen = plan(profile, bytes_, region="step")
-    plain = train_steps(make(), None, STEPS, tell)
-    gc.collect()
-    planned = train_steps(make(), chosen, STEPS, tell)
-    gc.collect()
-    samples = samples_under(make(), chosen, turns) if chosen.splits else []
-    return {
+    found = {
         "workload": name,
         "in_core_bytes": profile.peak_bytes,
         "persistent_bytes": profile.persistent_bytes,
         "whole_bytes": whole_bytes,
         "smallest_bytes": bytes_,
-        "splits": [{"label": split.label, "rows": split.rows, "slices": split.slices, "input_bytes": split.input_bytes,
-                    "whole_ms": split.whole_ms, "time_ms": split.time_ms} for split in chosen.splits],
+        "notes": [note for note in profile.notes if "slices" in note],
+        "splits": [],
+    }
+    chosen = plan(profile, bytes_, region="step")
+    if not chosen.splits:  # nothing is new: the plan is as it was without the choice
+        return found
+    plain = train_steps(make(), None, steps, tell)
+    gc.collect()
+    planned = train_steps(make(), chosen, steps, tell)
+    gc.collect()
+    assert planned.stats is not None
+    return {
+        **found,
+        "splits": [asdict(split) for split in chosen.splits],
+        "steps": steps,
         "measured_bytes": planned.peak_bytes,
         "difference": first_difference(plain, planned),
-        "mismatches": planned.stats.mismatches if planned.stats else 0,
+        "mismatches": planned.stats.mismatches,
         "predicted_slowdown": chosen.predicted_step_ms / chosen.in_core_step_ms,
         "at_whole": _slowdowns(whole, profile, whole_bytes),
-        "notes": [note for note in profile.notes if "slices" in note],
-        "samples": samples,
-    }  # fmt: skip
+        "samples": samples_under(make(), chosen, turns) if turns else [],
+    }
 
 
 def _slowdowns(whole: Profile, profile: Profile, budget_bytes: int) -> dict[str, Any]:
@@ -103,26 +109,39 @@ def rows_of(results: Sequence[Result]) -> list[Row]:
 
 def _row(result: Result) -> Row:
     whole, smallest, in_core = result["whole_bytes"], result["smallest_bytes"], result["in_core_bytes"]
-    splits, at = result["splits"], result["at_whole"]
-    return {
+    row: Row = {
         "workload": result["workload"],
         "in-core peak": format_bytes(in_core),
         "not movable": format_bytes(result["persistent_bytes"]),
-        "logits": format_bytes(max(split["input_bytes"] for split in splits)) if splits else "-",
         "smallest budget, whole": f"{format_bytes(whole)} ({whole / in_core:.1%})",
         "with split": f"{format_bytes(smallest)} ({smallest / in_core:.1%})",
-        "measured peak": format_bytes(result["measured_bytes"]),
-        "within": "yes" if result["measured_bytes"] <= smallest else "NO",
-        "same bits": "yes" if result["difference"] is None else f"NO: {result['difference']}",
-        "slowdown": told(ratios(result["samples"], "planned"), ".3f", half_form=".2f") if splits else "-",
-        "predicted": f"{result['predicted_slowdown']:.3f}",
-        "loss in slices over whole": _time_ratio(splits),
-        "predicted at the whole's smallest": f"{at['whole']:.3f} whole, {at['free']:.3f} chosen",
     }
+    if not result["splits"]:
+        return {**row, **dict.fromkeys(_OF_SLICES, "-")}
+    split, at, samples = result["splits"][0], result["at_whole"], result["samples"]
+    cells = (
+        format_bytes(split["input_bytes"]),
+        format_bytes(result["measured_bytes"]),
+        "yes" if result["measured_bytes"] <= smallest and not result["mismatches"] else "NO",
+        "yes" if result["difference"] is None else f"NO: {result['difference']}",
+        told(ratios(samples, "planned"), ".3f", half_form=".2f") if samples else "-",
+        f"{result['predicted_slowdown']:.3f}",
+        f"{split['time_ms'] / split['whole_ms']:.2f}",
+        f"{at['whole']:.3f} whole, {at['free']:.3f} chosen",
+    )
+    return {**row, **dict(zip(_OF_SLICES, cells, strict=True))}
 
 
-def _time_ratio(splits: Sequence[Result]) -> str:
-    return f"{splits[0]['time_ms'] / splits[0]['whole_ms']:.2f}" if splits and splits[0]["whole_ms"] else "-"
+_OF_SLICES = (
+    "logits",
+    "measured peak",
+    "within",
+    "same bits",
+    "slowdown",
+    "predicted",
+    "loss in slices over whole",
+    "predicted at the whole's smallest",
+)
 
 
 # Bits -----------------------------------------------------------------------------------------------------------------
@@ -219,6 +238,7 @@ def main() -> None:
     """Measure what was asked for; print the tables; write the results after each workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
+    parser.add_argument("--steps", type=int, default=2, help="compared bitwise")
     parser.add_argument("--turns", type=int, default=4, help="timed pairs of a plain and a planned step")
     parser.add_argument("--only", choices=["bits", "budgets"])
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
@@ -233,7 +253,7 @@ def main() -> None:
         names = arguments.workload or list(WORKLOADS)
         results = earlier_results(NAME, arguments.output, names)
         for name in names:
-            results.append(measured(name, WORKLOADS[name], arguments.turns))
+            results.append(measured(name, WORKLOADS[name], arguments.steps, arguments.turns))
             results.sort(key=lambda result: list(WORKLOADS).index(result["workload"]))
             write_results(NAME, TITLE, rows_of(results), results, arguments.output)
             gc.collect()
