@@ -169,11 +169,11 @@ def bits(threads: int) -> dict[str, Any]:
 
 def _loss_trials(dtype: torch.dtype) -> Iterator[Trial]:
     aten = torch.ops.aten
-    for rows, classes in ((64, 1000), (511, 4001), (512, 32000), (256, 50257)):
+    for rows, classes in ((64, 1000), (511, 4001), (64, 32000), (32, 50257)):
         logits, target = (torch.randn(rows, classes) * 3).to(dtype), torch.randint(0, classes, (rows,))
         target[::5] = -100
         whole = torch.log_softmax(logits, 1)
-        for size in (1, 3, 16, 64):
+        for size in (1, 3, 16):
             parts = _slices(rows, size)
             yield "log_softmax, rows", torch.equal(whole, torch.cat([torch.log_softmax(logits[p], 1) for p in parts]))
             picked = whole.gather(1, target.clamp(min=0)[:, None])
@@ -200,7 +200,7 @@ def _loss_trials(dtype: torch.dtype) -> Iterator[Trial]:
 
 
 def _matrix_trials(dtype: torch.dtype) -> Iterator[Trial]:
-    for rows, classes in ((64, 1000), (1024, 4000), (1024, 32000)):
+    for rows, classes in ((64, 1000), (1024, 4000), (512, 8000)):
         for width in (64, 256):
             hidden, weight = torch.randn(rows, width).to(dtype), (torch.randn(classes, width) * 0.1).to(dtype)
             logits = hidden @ weight.t()

@@ -53,7 +53,7 @@ def _launched(profile: Profile, launch_ms: float) -> Profile:
     host_ms = [*[launch_ms] * (len(times_ms) - 1), 0.0]
     both = zip(profile.ops, times_ms, host_ms, strict=True)
     ops = tuple(replace(op, time_ms=device, host_ms=host) for op, device, host in both)
-    return replace(profile, ops=ops, step_ms=sum(times_ms))
+    return replace(profile, ops=ops, step_ms=sum(times_ms), split=None)  # its ops are not paced
 
 
 def measure_hook_costs(device_type: str = "cpu") -> HookCosts:

@@ -46,8 +46,8 @@ def profile(
     attributes of the model's modules with the contents of their lists, dictionaries and tensors; hooks, training modes
     and `requires_grad`. It cannot restore what `forward` changes elsewhere: variables that it closes over, metrics
     outside the model, iterators over data. It calls `forward` at most `warmup + 2 * repeats + 3` times on a CPU if the
-    step fits, twice in mode "fake", and never more than `warmup + 2 * repeats + 12` times; where the step has a loss that
-    can run in slices, six times more. The profile's notes give the number.
+    step fits, twice in mode "fake", and never more than `warmup + 2 * repeats + 12` times; with a loss that can run in
+    slices, six times more. The profile's notes give the number.
 
     A step that may not fit into the memory that the device has left is not run plainly: its saved tensors leave the
     device while it is recorded, and if that does not fit either, it is traced with fake tensors. The notes say so.

@@ -58,6 +58,7 @@ def rescale(
         reserved_bytes=0,
         batch_size=round(profile.batch_size * batch_factor),
         hooks=HookCosts(),
+        split=None,
         notes=(*profile.notes, note),
     )
 

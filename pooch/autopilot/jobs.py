@@ -98,7 +98,8 @@ def with_persistent(profile: Profile, persistent_bytes: int) -> Profile:
     """Return the profile of the same step with other bytes alive before it, such as a state that appeared since."""
     more = persistent_bytes - profile.persistent_bytes
     ops = tuple(replace(op, entry_bytes=op.entry_bytes + more, peak_bytes=op.peak_bytes + more) for op in profile.ops)
-    return replace(profile, ops=ops, persistent_bytes=persistent_bytes, peak_bytes=profile.peak_bytes + more)
+    peak_bytes = profile.peak_bytes + more
+    return replace(profile, ops=ops, persistent_bytes=persistent_bytes, peak_bytes=peak_bytes, split=None)
 
 
 def saved(job: Job, folder: Path) -> dict[str, Any]:

@@ -205,6 +205,8 @@ class Run:
         self._stats = RunStats(peak_bytes=self._stats.peak_bytes, reserved_bytes=self._stats.reserved_bytes)
         self._watch.begin(self._stats)
         if self._table.does_nothing:
+            if self.plan.splits:
+                self._attachment.refuse_compiled()
             with self._in_slices(None), self._keeping() if self._watch.is_measuring else nullcontext():
                 yield
             return

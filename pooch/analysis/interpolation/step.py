@@ -131,6 +131,7 @@ def _interpolated(known: Sequence[KnownStep], shapes: Row) -> Interpolation:
         reserved_bytes=0,
         batch_size=_batch_size(profiles, rule),
         notes=(_note(known, shapes, points, peak_bytes),),
+        split=None,
     )
     fault = check_profile(made)
     if fault is not None:
