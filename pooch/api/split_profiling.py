@@ -28,10 +28,14 @@ def with_split(profile: Profile, workload: Workload, options: ProfileOptions, pr
     That takes a forward pass in which every such call is run both ways, and then the passes of a profile without
     warm-up. If a call cannot be sliced or the step fails in slices, a note says why, and the step stays whole.
     """
+    import torch
+
     from ..profiler import profile_step
     from ..torchtools.out_of_memory import forgotten, is_out_of_memory
     from ..torchtools.split import SplitCalls, watching_losses
 
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return profile  # all ranks would have to find the same, and to run the passes equally often
     try:
         found = _found(profile, workload, progress)
         if not found.calls:
@@ -75,6 +79,7 @@ def _found(profile: Profile, workload: Workload, progress: Progress) -> _Found:
     """Run a forward pass and try each call that is large enough both ways."""
     import torch
 
+    from ..profiler.session import user_errors_named
     from ..torchtools.split import difference_from_plain, splittable, watching_losses
     from ..torchtools.training_state import model_device, training_state_kept
 
@@ -98,7 +103,7 @@ def _found(profile: Profile, workload: Workload, progress: Progress) -> _Found:
         return plain(*arguments, **named)
 
     progress("comparing the loss whole and in slices")
-    with training_state_kept(workload.model, device), torch.no_grad(), watching_losses(watch):
+    with user_errors_named(), training_state_kept(workload.model, device), torch.no_grad(), watching_losses(watch):
         workload.forward()
     return _Found(tuple(calls.values()), tuple(notes))
 

@@ -302,3 +302,23 @@ def test_profiling_leaves_gradients_and_random_numbers_alone() -> None:
     _profile(workload)
     assert torch.equal(before, torch.get_rng_state())
     assert all(parameter.grad is None for parameter in workload.model.parameters())
+
+
+def test_an_error_of_a_forward_pass_without_gradients_leaves_the_step_whole() -> None:
+    workload = _workload()
+
+    def forward() -> Tensor:
+        if not torch.is_grad_enabled():
+            raise ValueError("only for training")
+        return workload.forward()
+
+    profile = _profile(replace(workload, forward=forward))
+    assert profile.split is None
+    assert any("only for training" in note for note in profile.notes)
+
+
+def test_processes_that_train_together_run_no_passes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = _workload()
+    plain = quick_profile(workload.forward, workload.model, workload.optimizer)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert with_split(plain, workload, ProfileOptions(), lambda text: None) is plain
