@@ -3,9 +3,9 @@
     python -m benchmarks.split [--workload NAME ...] [--steps 2] [--turns 4] [--only bits|budgets]
                                [--output benchmarks/results]
 
-Each workload is profiled once. The plan for the smallest budget in slices trains for some steps, which are compared
-bitwise with plain training, and then takes turns with plain steps. Rows of workloads that are not measured this time
-stay.
+Each workload is profiled once; where a recorded profile exists, only the step in slices is. The plan for the smallest
+budget in slices trains for some steps, which are compared bitwise with plain training, and then takes turns with plain
+steps. Rows of workloads that are not measured this time stay.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from benchmarks.samples import ratios, told
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
 from pooch.api.planning import plan, smallest_budget
 from pooch.api.profiling import profile_workload
+from pooch.api.split_profiling import with_split
 from pooch.ir import Profile
 from pooch.measure.training import first_difference, train_steps
+from pooch.profiler import ProfileOptions
 from pooch.units import format_bytes
 from pooch.workloads import Workload, load_workload
 
 NAME, TITLE = "split", "Smallest budgets, with the loss whole and in slices"
 BITS_NAME, BITS_TITLE = "split-bits", "Operators whole and in slices: in how many trials all bits are equal"
+RECORDED = Path("profiles")
 Result = Mapping[str, Any]
 
 
@@ -60,7 +63,7 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = {
 def measured(name: str, make: Callable[[], Workload], steps: int, turns: int) -> dict[str, Any]:
     """Profile a workload, find both smallest budgets, and train at the smaller one if it has slices."""
     tell(f"{name}: profiling")
-    profile = profile_workload(make(), progress=tell)
+    profile = profiled(name, make())
     gc.collect()
     whole = replace(profile, split=None)
     whole_bytes, bytes_ = (smallest_budget(each, region="step") for each in (whole, profile))
@@ -93,6 +96,14 @@ def measured(name: str, make: Callable[[], Workload], steps: int, turns: int) ->
         "at_whole": _slowdowns(whole, profile, whole_bytes),
         "samples": samples_under(make(), chosen, turns) if turns else [],
     }
+
+
+def profiled(name: str, workload: Workload) -> Profile:
+    """Profile a workload; where it has a recorded profile, only the step in slices."""
+    recorded = sorted(RECORDED.glob(f"{name}-*-cpu.json"))
+    if not recorded:
+        return profile_workload(workload, progress=tell)
+    return with_split(Profile.load(recorded[0]), workload, ProfileOptions(), tell)
 
 
 def _slowdowns(whole: Profile, profile: Profile, budget_bytes: int) -> dict[str, Any]:
