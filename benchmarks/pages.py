@@ -148,7 +148,6 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     },
     "docs/split.md": {
         "split": table("split"),
-        "split bits": table("split-bits"),
     },
     "docs/workloads.md": {
         "workloads": table("workloads"),
