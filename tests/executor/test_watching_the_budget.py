@@ -27,6 +27,7 @@ from pooch.errors import UsageError
 from pooch.executor import Run, apply_plan
 from pooch.executor.causes import ParameterWatch
 from pooch.ir import Plan
+from pooch.torchtools import accelerators
 from pooch.torchtools.peak_window import PeakWindow
 from pooch.units import format_bytes
 from tests.children import child_environment
@@ -630,8 +631,8 @@ class Counters:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Run, peak_bytes: int) -> None:
         self.peak_bytes, self.reads = peak_bytes, 0
         monkeypatch.setattr(run._watch, "_device", torch.device("cuda"))
-        monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: run.plan.persistent_bytes)
-        monkeypatch.setattr(torch.accelerator, "max_memory_allocated", self.read)
+        monkeypatch.setattr(accelerators, "allocated_bytes", lambda device: run.plan.persistent_bytes)
+        monkeypatch.setattr(accelerators, "peak_allocated_bytes", self.read)
         monkeypatch.setattr(torch.accelerator, "memory_stats", lambda device: {})  # of rounding nothing is known
 
     def read(self, device: torch.device) -> int:
