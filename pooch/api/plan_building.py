@@ -60,6 +60,7 @@ def pack_plan(
         gathered=_gathered(dataflow, planned.schedule),
         from_gathered=tuple(value for value in planned.schedule.recomputed if value in dataflow.from_gathered),
         microbatches_in_flight=profile.in_flight.microbatches,
+        accumulates=profile.accumulates,
         splits=profile.splits,
     )
 

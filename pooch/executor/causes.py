@@ -72,9 +72,10 @@ def forwards(count: int, planned: int) -> Cause:
 def gradients(size_bytes: int) -> Cause:
     """Gradients of earlier steps."""
     text = f"{format_bytes(size_bytes)} of gradients were alive before the step, but the plan expects none"
-    return Cause(
-        "gradients", text, "call zero_grad() with set_to_none=True before the forward pass, or lower the budget"
+    remedy = (
+        "call zero_grad() with set_to_none=True before the forward pass, or, where gradients accumulate, profile with "
     )
+    return Cause("gradients", text, remedy + "accumulate=True and plan again")
 
 
 def unknown_bytes(size_bytes: int) -> Cause:

@@ -185,8 +185,9 @@ class RunWatch:
     def _causes_at_the_beginning(self) -> Iterator[Cause]:
         yield from self._parameters.causes()
         in_flight = self._plan.microbatches_in_flight
-        living = self._parameters.gradients()
-        if living and in_flight == 1:  # otherwise the plan expects those of earlier microbatches
+        expects_gradients = self._plan.accumulates or in_flight > 1  # of earlier microbatches
+        living = [] if expects_gradients else self._parameters.gradients()
+        if living:
             yield gradients(storage_bytes(living))
         waiting = sum(not each.is_read for each in self._followed)
         if waiting >= in_flight:

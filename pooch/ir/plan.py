@@ -98,6 +98,7 @@ class Plan(Document):
         from_gathered: recomputed values that are made from these, so that they cannot be made again at any time.
         microbatches_in_flight: forward passes at most whose backward pass has not ended; the predicted peak includes
             all of them, and each has room of its own in the swap tier.
+        accumulates: whether gradients are expected before the step, as in the profile.
         splits: calls that run in slices under the plan. Ids and slots are then those of `Profile.split`.
     """
 
@@ -129,6 +130,7 @@ class Plan(Document):
     gathered: tuple[int, ...] = ()
     from_gathered: tuple[int, ...] = ()
     microbatches_in_flight: int = 1
+    accumulates: bool = False
     splits: tuple[Split, ...] = ()
 
     @property

@@ -272,6 +272,7 @@ class Profile(Document):
         hooks: host time that a plan costs; all 0 if it was not measured (modelled devices).
         gathered: the units in which FSDP gathers parameters; none in profiles of other models.
         in_flight: other microbatches that the bytes of the ops include.
+        accumulates: whether gradients live throughout the step, and so are among the persistent bytes.
         splits: calls that run in slices in this step; none in plain training.
         split: the same step with calls that run in slices, or None if there is none that can or should. Its link and
             hooks are those of this profile, see `variant`.
@@ -301,6 +302,7 @@ class Profile(Document):
     sizes: SizeKind = "requested"
     gathered: tuple[GatheredUnit, ...] = ()
     in_flight: InFlight = InFlight()
+    accumulates: bool = False
     splits: tuple[Split, ...] = ()
     split: Profile | None = None
 

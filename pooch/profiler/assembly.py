@@ -51,6 +51,7 @@ def assembled_profile(
         model_signature=model_signature(model),
         batch_size=options.batch_size,
         gathered=_gathered_units(assembly),
+        accumulates=options.accumulate,
         **others,
     )
 

@@ -69,12 +69,16 @@ def stage_step(
     # Where the schedule returns the outputs, the last stage has those of all microbatches, which count as persistent.
     holds_output = not stage.output_chunks
     accumulate = isinstance(schedule, Schedule1F1B) and schedule._n_microbatches > microbatches
-    # The loop of 1F1B holds the output of one microbatch beyond its backward pass; the gradients of inputs are held
-    # until they are sent.
-    beyond = [each for each in received if each.requires_grad]
-    beyond += _outputs_of(stage) if accumulate and holds_output else []
-    held = [torch.empty(each.shape, dtype=each.dtype, device=stage.device) for each in beyond]
-    forward = _Forward(stage.submod, inputs, received, gradients, loss, holds_output, held)
+    # The gradients of inputs are held until they are sent.
+    held = [torch.empty_like(each) for each in received if each.requires_grad]
+    before = _outputs_of(stage) if isinstance(schedule, Schedule1F1B) and schedule._n_microbatches > 1 else []
+    if not stage.is_last:
+        # What 1F1B holds of a send that it has waited for includes the output of the last microbatch but one of those
+        # that fill the pipeline. Where few follow, that one is in flight for as long as memory is short.
+        lasts = microbatches == 2 or schedule._n_microbatches > 2 * microbatches - 2
+        held += [torch.empty(each.shape, dtype=each.dtype, device=stage.device) for each in before if lasts]
+    earlier = before if stage.is_last and holds_output else []
+    forward = _Forward(stage.submod, inputs, received, gradients, loss, holds_output, held, earlier)
     return StageStep(forward, microbatches, accumulate)
 
 
@@ -119,14 +123,18 @@ class _Forward:
         loss: Callable[[Any], torch.Tensor] | None,
         holds_output: bool,
         held: Sequence[torch.Tensor],
+        earlier: Sequence[Any],
     ) -> None:
         self._module, self._inputs, self._received, self._loss = module, inputs, received, loss
-        self._gradients, self._holds_output = gradients, holds_output
-        self._held = held
+        self._gradients, self._holds_output, self._device = gradients, holds_output, next(module.parameters()).device
+        self._held, self._earlier = held, earlier
 
     def __call__(self) -> torch.Tensor:
         received = [each.detach().requires_grad_(each.requires_grad) for each in self._received]
+        # In 1F1B the last stage holds its output of the microbatch before until that of this one takes its place.
+        earlier = [torch.empty(each.shape, dtype=each.dtype, device=self._device) for each in self._earlier]
         output = self._module(*self._inputs, *received)
+        del earlier
         outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
         if self._loss is not None:
             held = outputs if self._holds_output else ()

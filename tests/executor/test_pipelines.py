@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -75,8 +76,9 @@ def stage_under_a_plan(rank: int, ranks: int, store: str, kind: str) -> None:
     )
     del one
     distributed.barrier()
-    plain, _ = pipeline.step()
-    with apply_plan(plan, pipeline.model, measure_every=None) as run:
+    plain, plain_bytes = pipeline.step()
+    with warnings.catch_warnings(), apply_plan(plan, pipeline.model, measure_every=None) as run:
+        warnings.simplefilter("error")  # gradients of earlier microbatches are expected
         pipeline.step()
         planned, peak_bytes = pipeline.step()
         assert run.totals.steps == 2 * MICROBATCHES
@@ -85,7 +87,9 @@ def stage_under_a_plan(rank: int, ranks: int, store: str, kind: str) -> None:
         assert run.stats.recomputed_ops > 0
     assert_same(plain, planned)
     peak_bytes -= sum(tensor.nbytes for tensor in plain.values())
-    assert peak_bytes == pytest.approx(plan.predicted_peak_bytes, rel=0.02)
+    near = 0.001 if kind == "1f1b" else 0.02  # a stage of GPipe may hold gradients of inputs until it has sent them
+    assert plain_bytes == pytest.approx(plan.in_core_peak_bytes, rel=near)
+    assert peak_bytes == pytest.approx(plan.predicted_peak_bytes, rel=near)
     distributed.barrier()
     distributed.destroy_process_group()
 

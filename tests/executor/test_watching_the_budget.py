@@ -27,11 +27,12 @@ from pooch.errors import UsageError
 from pooch.executor import Run, apply_plan
 from pooch.executor.causes import ParameterWatch
 from pooch.ir import Plan
+from pooch.profiler import ProfileOptions, profile_step
 from pooch.torchtools import accelerators
 from pooch.torchtools.peak_window import PeakWindow
 from pooch.units import format_bytes
 from tests.children import child_environment
-from tests.executor.support import assert_same, budget_at, quick_profile
+from tests.executor.support import LINK, assert_same, budget_at, quick_profile
 
 STEPS = 12
 ROOM_BYTES = 2**17  # predicted and measured peaks of so small a step differ by some tensors of a few bytes
@@ -159,6 +160,21 @@ def test_a_run_that_keeps_its_promise_says_nothing() -> None:
     assert run.totals.steps_off_path == run.totals.steps_over_budget == 0
     assert run.totals.peak_bytes is not None
     assert run.plan.budget_bytes / 1.02 < run.totals.peak_bytes <= run.plan.budget_bytes
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_gradients_that_accumulate_are_expected_only_if_they_are_in_the_profile(accumulates: bool) -> None:
+    training = Training()
+    options = ProfileOptions(accumulates, warmup=0, repeats=1)
+    profile = profile_step(training.forward, training.model, training.optimizer, LINK, options).profile
+    plan = pooch.plan(profile, "100%")
+    with warnings.catch_warnings(record=True) as caught, watched(training, plan, measure_every=None):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            training.loss().backward()
+    told = [str(each.message) for each in caught]
+    assert ["profile with accumulate=True" in text for text in told] == [True] * (not accumulates)
 
 
 def second_order(training: Training, number: int) -> None:
