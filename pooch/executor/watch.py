@@ -116,6 +116,11 @@ class RunWatch:
         self._is_measured_outside = False
 
     @property
+    def _waiting(self) -> int:
+        """Forward passes whose backward pass has not begun."""
+        return sum(not each.is_read for each in self._followed)
+
+    @property
     def is_measuring(self) -> bool:
         """Whether the step that was just begun is measured, other than by `run.measured()`."""
         return self._measurement is not None and not self._is_measured_outside
@@ -189,9 +194,8 @@ class RunWatch:
         living = [] if expects_gradients else self._parameters.gradients()
         if living:
             yield gradients(storage_bytes(living))
-        waiting = sum(not each.is_read for each in self._followed)
-        if waiting >= in_flight:
-            yield forwards(waiting + 1, in_flight)
+        if self._waiting >= in_flight:
+            yield forwards(self._waiting + 1, in_flight)
 
     def _notice(self, cause: Cause) -> None:
         """Attribute a cause to the current measurement. If there is none, the next step is measured."""
@@ -254,6 +258,8 @@ class RunWatch:
         number = self.totals.steps
         planned = number in FIRST_MEASURED or number % self._measure_every == 0
         self._is_due = self._is_due or planned or any(cause.kind not in self._noticed for cause in causes)
+        if 0 < self._waiting < self._plan.microbatches_in_flight:
+            return False  # a window would take what earlier microbatches free for alive: the next first one is measured
         return self._is_due or bool(self._to_confirm)
 
     def _open(self, stats: RunStats) -> None:

@@ -18,9 +18,10 @@ from pooch.executor import apply_plan
 from pooch.executor.engines import cpu
 from pooch.ir import Plan, Profile
 from pooch.ir.executable import check_plan
+from pooch.profiler import ProfileOptions, profile_step
 from pooch.schedule import verify
 from pooch.torchtools.memory_meter import MemoryMeter
-from tests.executor.support import all_of, assert_same, mixed, quick_profile
+from tests.executor.support import LINK, all_of, assert_same, mixed, quick_profile
 
 IN_FLIGHT = 3
 
@@ -125,6 +126,24 @@ def test_the_planner_counts_all_in_flight_and_a_plan_for_one_does_not(rows: int)
     one = pooch.plan(profile, budget_bytes)
     with apply_plan(one, work.model, measure_every=None):
         assert work.step()[1] > budget_bytes
+
+
+def test_no_measurement_begins_between_the_passes_of_earlier_microbatches() -> None:
+    work = Work(512)
+    work.step()
+    profile = profile_step(work.forward, work.model, None, LINK, ProfileOptions(True, warmup=0, repeats=1)).profile
+    plan = pooch.plan(profile, "80%", microbatches_in_flight=2)
+    waiting: list[Tensor] = []
+    with warnings.catch_warnings(), pooch.apply(plan, work.model) as run:
+        warnings.simplefilter("error")
+        for _ in range(3):  # steps of 1F1B; the tenth microbatch, which is to be measured, is the second one of a step
+            work.model.zero_grad()
+            for number in range(4):
+                waiting.append(work.forward(number % IN_FLIGHT))
+                if len(waiting) == 2:
+                    waiting.pop(0).backward()
+            waiting.pop().backward()
+    assert run.totals.peak_bytes == pytest.approx(plan.predicted_peak_bytes, rel=0.02)
 
 
 def test_more_in_flight_than_planned_is_told() -> None:
