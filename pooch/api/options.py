@@ -88,9 +88,15 @@ def in_flight(profile: Profile, microbatches: int) -> Profile:
     """The profile while so many microbatches are in flight; one that includes them already is returned as it is.
 
     Raises:
-        UsageError: the number is not positive, or the profile includes another number of them already.
+        UsageError: the number is not positive, the profile includes another number of them already, or FSDP gathers
+            parameters in it.
     """
     checked_in_flight(microbatches)
+    if microbatches > 1 and profile.gathered:
+        raise UsageError(
+            "FSDP gathers parameters in this step, and plans for several microbatches in flight do not cover that: run "
+            "the backward pass of each microbatch before the next forward pass, and plan with microbatches_in_flight=1"
+        )
     try:
         return profile.with_in_flight(microbatches)
     except ValueError as error:

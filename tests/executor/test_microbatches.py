@@ -18,6 +18,7 @@ from pooch.executor import apply_plan
 from pooch.executor.engines import cpu
 from pooch.ir import Plan, Profile
 from pooch.ir.executable import check_plan
+from pooch.ir.profile import GatheredUnit
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.schedule import verify
 from pooch.torchtools.memory_meter import MemoryMeter
@@ -146,6 +147,23 @@ def test_no_measurement_begins_between_the_passes_of_earlier_microbatches() -> N
     assert run.totals.peak_bytes == pytest.approx(plan.predicted_peak_bytes, rel=0.02)
 
 
+def test_auto_holds_the_budget_over_several_forward_passes_without_a_plan() -> None:
+    work = Work(512)
+    for _ in range(2):
+        work.step()
+    plain, plain_bytes = work.step()
+    budget_bytes = int(0.6 * plain_bytes)
+    held_bytes = sum(t.nbytes for name, t in plain.items() if name != "random state")
+    other = Work(512)
+    with pooch.auto(other.model, budget_bytes) as auto:
+        for _ in range(3):
+            found, peak_bytes = other.step()
+            assert_same(plain, found)
+            assert peak_bytes - held_bytes <= budget_bytes
+            del found
+        assert "0 on plan, 3 online" in str(auto.summary())
+
+
 def test_more_in_flight_than_planned_is_told() -> None:
     work = Work(512)
     profile = work.profile()
@@ -208,6 +226,9 @@ def test_what_cannot_be_is_refused() -> None:
         pooch.plan(profile, "100%", microbatches_in_flight=0)
     with pytest.raises(UsageError, match="bound='live'"):
         pooch.plan(profile, "100%", microbatches_in_flight=2, bound="arena")
+    gathered = replace(profile, gathered=(GatheredUnit("", (0,), ((profile.forward_ops, profile.forward_ops),)),))
+    with pytest.raises(UsageError, match="FSDP gathers parameters in this step"):
+        pooch.plan(gathered, "100%", microbatches_in_flight=2)
     plan = pooch.plan(profile, "100%", microbatches_in_flight=2)
     with pytest.raises(UsageError, match=r"use pooch\.apply"):
         pooch.guard(profile, "100%", work.model, plan=plan)
