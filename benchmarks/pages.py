@@ -70,6 +70,7 @@ def paragraph(sentence: Part) -> Part:
 
 PAGES: Mapping[str, Mapping[str, Part]] = {
     "docs/several_devices_sharded.md": {"sharded": table("sharded")},
+    "docs/several_devices_pipelines.md": {"pipelines": table("pipelines", "kept")},
     "README.md": {
         "main job at 60%": table_at(
             "main-job-cpu",
