@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..ir import Link, Profile
 from ..progress import Progress
 from .device_links import measure_device_link
+from .modelled_ranks import RanksOptions
 
 if TYPE_CHECKING:
     import torch
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
 
 
 def fake_profile(
-    workload: Workload, options: ProfileOptions, device_model: DeviceModel | None, progress: Progress
+    workload: Workload,
+    options: ProfileOptions,
+    device_model: DeviceModel | None,
+    ranks: RanksOptions | None,
+    progress: Progress,
 ) -> Profile:
     """Profile a workload that exists; see `pooch.profile`."""
     from ..profiler.fake.profiler import profile_fake_step
     from ..torchtools.training_state import model_device
 
     setting = _setting(model_device(workload.model), device_model, None, progress)
-    return profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, options, progress)
+    profile = profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, options, progress)
+    return profile if ranks is None else ranks.one_of(profile, workload, device_model)
 
 
 def fake_profile_of(
@@ -35,6 +41,7 @@ def fake_profile_of(
     options: ProfileOptions,
     device_model: DeviceModel | None,
     link: Link | None,
+    ranks: RanksOptions | None,
     progress: Progress,
 ) -> Profile:
     """Build a workload from fake tensors and profile it; see `profile_workload`."""
@@ -52,7 +59,11 @@ def fake_profile_of(
     setting = replace(_setting(model_device(workload.model), device_model, link, progress), world=world)
     named = replace(options, workload=workload.name, batch_size=workload.batch_size)
     profile = profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, named, progress)
-    return replace(profile, notes=(*notes, *profile.notes))
+    profile = replace(profile, notes=(*notes, *profile.notes))
+    if ranks is None:
+        return profile
+    with world.entered():
+        return ranks.one_of(profile, workload, device_model)
 
 
 def _runnable(builder: Any) -> tuple[Any, tuple[str, ...]]:

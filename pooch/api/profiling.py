@@ -15,6 +15,7 @@ from .budgets import parse_budget
 from .fake_profiling import fake_profile, fake_profile_of
 from .hook_costs import with_hook_costs
 from .measured_profiling import measured_profile
+from .modelled_ranks import RanksOptions
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,7 @@ def profile(
     mode: Mode = "auto",
     memory_limit: int | str | None = None,
     device_model: DeviceModel | None = None,
+    ranks: RanksOptions | None = None,
     workload: str = "",
     batch_size: int = 0,
     progress: Progress = silent,
@@ -69,6 +71,8 @@ def profile(
             device has left.
         device_model: model of a device that need not be present (`pooch.devices.find_device`); implies mode "fake". The
             profile is marked as modelled.
+        ranks: several of these devices, among which the model is divided; the profile is that of one of them. They are
+            modelled too, and plans for such a profile answer what would fit, but cannot be applied.
         workload: name for the reader of the profile.
         batch_size: for the reader of the profile.
         progress: called with what is being done.
@@ -88,6 +92,7 @@ def profile(
         mode=mode,
         memory_limit=memory_limit,
         device_model=device_model,
+        ranks=ranks,
         progress=progress,
     )
 
@@ -102,6 +107,7 @@ def profile_workload(
     memory_limit: int | str | None = None,
     device_model: DeviceModel | None = None,
     link: Link | None = None,
+    ranks: RanksOptions | None = None,
     progress: Progress = silent,
 ) -> Profile:
     """`profile` for a workload, or for what builds one (a `WorkloadFactory`), with the same arguments.
@@ -120,9 +126,11 @@ def profile_workload(
     is_fake = mode == "fake" or device_model is not None
     if is_fake and mode not in ("auto", "fake"):
         raise UsageError(f"mode {mode!r} runs the step, and a device model runs nothing: give one or the other")
+    if ranks is not None:
+        ranks.check(device_model, accumulate=accumulate)
     if not isinstance(workload, Workload):
         if is_fake:
-            made = fake_profile_of(workload, ProfileOptions(accumulate), device_model, link, progress)
+            made = fake_profile_of(workload, ProfileOptions(accumulate), device_model, link, ranks, progress)
             return with_hook_costs(made, progress)
         workload = workload()
     _check(workload, warmup, repeats)
@@ -130,7 +138,7 @@ def profile_workload(
     real_mode: Any = "auto" if is_fake else mode
     options = ProfileOptions(accumulate, warmup, repeats, real_mode, workload.name, workload.batch_size, most_bytes)
     with _unchanged(workload) as (workload, calls):
-        made = _profiled(workload, options, mode, device_model, is_fake, progress)
+        made = _profiled(workload, options, mode, device_model, is_fake, ranks, progress)
     trim_freed_memory()  # the C library would keep much of what the plain steps took, and the records of the step
     return replace(made, notes=(*made.notes, f"profiling called forward {len(calls)} times"))
 
@@ -179,6 +187,7 @@ def _profiled(
     mode: Mode,
     device_model: DeviceModel | None,
     is_fake: bool,
+    modelled: RanksOptions | None,
     progress: Progress,
 ) -> Profile:
     from ..torchtools.device_memory import give_memory_back
@@ -204,7 +213,7 @@ def _profiled(
                 raise ProfileError(_too_large(mode, error)) from None
         progress("out of memory with saved tensors offloaded: tracing with fake tensors")
         give_memory_back(model_device(workload.model))
-    return with_hook_costs(fake_profile(workload, options, device_model, progress), progress)
+    return with_hook_costs(fake_profile(workload, options, device_model, modelled, progress), progress)
 
 
 def _too_large(mode: Mode, error: BaseException) -> str:

@@ -168,6 +168,38 @@ device_model_option = click.option(
 )
 
 
+def modelled_ranks_options(function: Function) -> Function:
+    """--ranks, --sharding, --unit and --link-gbps, which the command gets as `ranks`."""
+
+    @functools.wraps(function)
+    def command(ranks: int | None, sharding: Any, unit: str | None, link_gbps: float | None, **others: Any) -> Any:
+        from ..api.modelled_ranks import RanksOptions
+
+        if ranks is None and (sharding, unit, link_gbps) != (None, None, None):
+            raise UsageError("--sharding, --unit and --link-gbps are for several ranks: add --ranks")
+        modelled = None if ranks is None else RanksOptions(ranks, sharding or "fsdp", unit, link_gbps)
+        return function(ranks=modelled, **others)
+
+    options = _together(
+        click.option(
+            "--ranks", type=int, metavar="N", help="Model one of N ranks, on a device each (with --device-model)."
+        ),
+        click.option(
+            "--sharding",
+            type=click.Choice(["fsdp", "ddp"]),
+            help="What ranks share: parameters, gradients and optimizer state (fsdp, the default), or nothing (ddp).",
+        ),
+        click.option("--unit", metavar="CLASS", help="Modules gathered together (default: those of nn.ModuleLists)."),
+        click.option(
+            "--link-gbps",
+            type=float,
+            metavar="GB/S",
+            help="Rate between two devices each way, 10^9 bytes per second (default: that of the device).",
+        ),
+    )
+    return options(command)
+
+
 def options_by_policy(texts: tuple[str, ...], policies: tuple[str, ...]) -> dict[str, dict[str, object]]:
     """Read --policy-option; the policy may be left out if there is only one.
 

@@ -13,6 +13,7 @@ from .options import (
     json_option,
     memory_limit_option,
     mode_option,
+    modelled_ranks_options,
     output_option,
     workload_options,
 )
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @mode_option
 @memory_limit_option
 @device_model_option
+@modelled_ranks_options
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Plain steps before.")
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Timed steps.")
 @click.option("--accumulate", is_flag=True, help="Gradients live throughout the step.")

@@ -32,6 +32,21 @@ class LinkModel:
 
 
 @dataclass(frozen=True, slots=True)
+class PeersModel:
+    """The link between several of these devices in one machine.
+
+    Attributes:
+        name: such as "NVLink 4".
+        gb_per_s: peak rate at which a device sends, and receives at the same time, in 10^9 bytes per second.
+        latency_us: fixed cost of one collective.
+    """
+
+    name: str
+    gb_per_s: float
+    latency_us: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
 class Efficiency:
     """Share of each peak rate that is reached, from 0 to 1.
 
@@ -40,7 +55,7 @@ class Efficiency:
         convolution: of convolutions without tensor cores.
         tensor_convolution: of convolutions on tensor cores (tf32, half precision), which are harder to keep busy.
         memory: of the memory bandwidth.
-        link: of the link to host memory.
+        link: of the link to host memory, and of that between devices.
     """
 
     matmul: float = 1.0
@@ -69,6 +84,7 @@ class DeviceModel:
         copy_share: compute time in ms that 1 ms of copying displaces (0: free overlap).
         blas_workspace_mib: memory that cuBLAS takes in each thread that uses it, with PyTorch's defaults: 8.125, and 32
             from Hopper on.
+        peers: link between several of these devices, or None if it depends on the machine.
         source: of the figures.
         recalled: figures that were not checked against a source.
 
@@ -88,6 +104,7 @@ class DeviceModel:
     launch_us: float = 5.0
     copy_share: float = 0.0
     blas_workspace_mib: float = 8.125
+    peers: PeersModel | None = None
     source: str = ""
     recalled: tuple[str, ...] = ()
 
@@ -101,6 +118,7 @@ class DeviceModel:
             "memory_gb_per_s": self.memory_gb_per_s,
             "link.out_gb_per_s": self.link.out_gb_per_s,
             "link.in_gb_per_s": self.link.in_gb_per_s,
+            **({} if self.peers is None else {"peers.gb_per_s": self.peers.gb_per_s}),
             **{f"tflops.{name}": rate for name, rate in self.tflops.items()},
         }
         shares = asdict(self.efficiency)
@@ -109,6 +127,7 @@ class DeviceModel:
             "copy_share": self.copy_share,
             "link.latency_us": self.link.latency_us,
             "blas_workspace_mib": self.blas_workspace_mib,
+            **({} if self.peers is None else {"peers.latency_us": self.peers.latency_us}),
         }
         for name, number in {**positive, **shares, **other}.items():
             least_is_zero = name in other

@@ -10,6 +10,7 @@ import torch
 from ..errors import PlanMismatch, PoochError, UsageError
 from ..ir import Plan
 from ..ir.executable import check_executable
+from ..ir.modelled_ranks import is_of_modelled_ranks
 from ..torchtools import accelerators, cuda_only
 from ..torchtools.calls import refuse_taken
 from ..torchtools.determinism import varies_now
@@ -65,6 +66,11 @@ def apply_plan(
         raise PoochError(f"apply() takes a torch.nn.Module, not {type(model).__name__}")
     refuse_taken(model)
     device = model_device(model)
+    if is_of_modelled_ranks(plan.model_signature):
+        raise PlanMismatch(
+            "the plan was made for one of several modelled ranks, so it cannot be applied: under torchrun, use "
+            "pooch.auto or `pooch exec`, which plan for each rank"
+        )
     if plan.model_signature != model_signature(model):
         raise PlanMismatch(
             f"the plan was made for another model ({plan.workload}): its parameters or buffers differ in name, shape "

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .consistency import check_profile
 from .files import Document
+from .modelled_ranks import ModelledRanks
 from .split import Split
 
 if TYPE_CHECKING:
@@ -273,6 +274,7 @@ class Profile(Document):
         gathered: the units in which FSDP gathers parameters; none in profiles of other models.
         in_flight: other microbatches that the bytes of the ops include.
         accumulates: whether gradients live throughout the step, and so are among the persistent bytes.
+        ranks: of several ranks that are modelled, of which this is one; None for what was profiled as it runs.
         splits: calls that run in slices in this step; none in plain training.
         split: the same step with calls that run in slices, or None if there is none that can or should. Its link and
             hooks are those of this profile, see `variant`.
@@ -303,6 +305,7 @@ class Profile(Document):
     gathered: tuple[GatheredUnit, ...] = ()
     in_flight: InFlight = InFlight()
     accumulates: bool = False
+    ranks: ModelledRanks | None = None
     splits: tuple[Split, ...] = ()
     split: Profile | None = None
 

@@ -57,8 +57,16 @@ def profile_record(profile: Profile) -> Record:
         "out_bytes_per_ms": profile.link.out_bytes_per_ms,
         "in_bytes_per_ms": profile.link.in_bytes_per_ms,
         "hooks": asdict(profile.hooks),
+        "ranks": _ranks_record(profile),
         "notes": list(profile.notes),
     }
+
+
+def _ranks_record(profile: Profile) -> Record | None:
+    if profile.ranks is None:
+        return None
+    fits = profile.peak_bytes <= profile.device.memory_bytes
+    return {**asdict(profile.ranks), "modelled": True, "fits_without_a_plan": fits}
 
 
 def device_record(device: Device, link: Link) -> Record:

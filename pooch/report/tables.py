@@ -50,6 +50,7 @@ def profile_table(profile: Profile) -> Table:
         labels = ", ".join(split.label for split in profile.split.splits)
         step, peak = format_ms(profile.split.step_ms), format_bytes(profile.split.peak_bytes)
         facts["in slices"] = f"{step} and {peak} in-core with {labels} in slices of rows"
+    facts |= _ranks_facts(profile)
     hooks = profile.hooks
     if hooks != HookCosts():
         op, replay, copy = (format_ms(cost_ms) for cost_ms in (hooks.op_ms, hooks.replay_ms, hooks.copy_ms))
@@ -57,6 +58,26 @@ def profile_table(profile: Profile) -> Table:
     facts |= {f"note {number}": note for number, note in enumerate(profile.notes, start=1)}
     batch = f", batch {profile.batch_size}" if profile.batch_size else ""
     return facts_table(f"profile of {profile.workload}{batch}", facts)
+
+
+def _ranks_facts(profile: Profile) -> dict[str, str]:
+    """What several modelled ranks hold and wait for."""
+    ranks = profile.ranks
+    if ranks is None:
+        return {}
+    state, gradients = format_bytes(ranks.state_bytes), format_bytes(ranks.gradient_bytes)
+    units = f" in {ranks.units} units" if ranks.units else ""
+    most, at_peak = format_bytes(ranks.buffer_bytes), format_bytes(ranks.peak_buffer_bytes)
+    share = ranks.waiting_ms / profile.step_ms if profile.step_ms else 0.0
+    fits = "fits" if profile.peak_bytes <= profile.device.memory_bytes else "does not fit without a plan"
+    return {
+        "ranks": f"one of {ranks.ranks}, {ranks.kind}{units} (modelled)",
+        "a rank": f"{fits} into {format_bytes(profile.device.memory_bytes)} (modelled)",
+        "its state": f"{state} of parameters and optimizer state, {gradients} of gradients in the end",
+        "its buffers": f"{most} at most, {at_peak} at the peak: gathered parameters, and gradients on their way",
+        "collectives": f"{format_ms(ranks.collective_ms)}, of which the step waits for {format_ms(ranks.waiting_ms)} "
+        f"({share:.1%}, modelled), over {ranks.link}",
+    }
 
 
 def _modelled(document: Profile | Plan) -> str:

@@ -20,6 +20,7 @@ def build(
     key_value_heads: int = 4,
     vocabulary: int = 32000,
     attention: str = "sdpa",
+    dtype: str = "float32",
     seed: int = 0,
 ) -> Workload:
     """A Llama with random weights on random tokens; the model's own language-model loss; AdamW.
@@ -41,5 +42,5 @@ def build(
         eos_token_id=0,
     )
     with torch.device(device):
-        model = LlamaForCausalLM(config).train()
+        model = LlamaForCausalLM(config).to(getattr(torch, dtype)).train()
     return language_modelling(model, "llama", batch_size, sequence_length, vocabulary, seed)
