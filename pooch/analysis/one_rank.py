@@ -142,7 +142,7 @@ def _sharded(whole: Profile, sharding: Sharding) -> Profile:
     at = {(what, unit): slot for slot, (_, what, unit) in zip(slots, insertions, strict=True)}
     order = [span.unit for span in spans]
     points, buffers = _points(profile), numpy.zeros(2 * len(profile.ops), dtype=numpy.int64)
-    made = _made_by_unit(profile, order, at)
+    made = _made_by_unit(profile, root, order, at)
     for slot, unit, size_bytes in made:
         points[2 * slot + 2 :] -= size_bytes
         points[2 * slot + 2 :] += unit.reduced_bytes // sharding.ranks
@@ -202,13 +202,16 @@ def _fsdp_insertions(profile: Profile, spans: list[UnitSpan]) -> Iterator[_Marke
 _Slots = dict[tuple[str, Unit | None], int]
 
 
-def _made_by_unit(profile: Profile, order: list[Unit], at: _Slots) -> list[tuple[int, Unit, int]]:
-    """Slot of the reduce-scatter, unit and bytes of the gradients that were made for it; the root is not included."""
-    found = []
+def _made_by_unit(profile: Profile, root: Unit, order: list[Unit], at: _Slots) -> list[tuple[int, Unit, int]]:
+    """Slot of the reduce-scatter, unit and bytes of the gradients that were made for it."""
+    found, others_bytes = [], 0
     for unit in order:
         begin, end = at["again", unit], at["reduce", unit]
-        found.append((end, unit, sum(op.gradient_bytes for op in profile.ops[begin:end])))
-    return found
+        made_bytes = sum(op.gradient_bytes for op in profile.ops[begin:end])
+        found.append((end, unit, made_bytes))
+        others_bytes += made_bytes
+    all_bytes = sum(op.gradient_bytes for op in profile.ops)
+    return [*found, (at["reduce", None], root, all_bytes - others_bytes)]
 
 
 def _fsdp_buffers(profile: Profile, root: Unit, order: list[Unit], at: _Slots) -> Iterator[tuple[int, int, int]]:

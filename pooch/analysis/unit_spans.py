@@ -74,14 +74,14 @@ def _order(owners: Sequence[str]) -> list[str]:
 
 
 def _values_of_units(profile: Profile, owners: Sequence[str]) -> dict[str, list[int]]:
-    """By unit: its parameters, and what its ops make and no op outside reads."""
+    """By unit: its parameters, and what its ops read or make and no op outside does."""
     users: list[set[str]] = [set() for _ in profile.values]
     for op in profile.ops[: profile.forward_ops]:
         for number in (*op.reads, *op.writes):
             users[number].add(owners[op.index])
     found: dict[str, list[int]] = {}
     for value, of_value in zip(profile.values, users, strict=True):
-        if len(of_value) == 1 and value.role in ("parameter", "made"):
+        if len(of_value) == 1 and value.role != "buffer":
             found.setdefault(next(iter(of_value)), []).append(value.id)
     return found
 
