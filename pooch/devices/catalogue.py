@@ -135,4 +135,5 @@ def write_device(model: DeviceModel, path: str | Path) -> None:
 
 def _table(model: DeviceModel) -> dict[str, Any]:
     table = asdict(model) | {"memory_gib": model.memory_bytes / _GIB, "recalled": list(model.recalled)}
-    return {key: value for key, value in table.items() if key not in ("name", "memory_bytes")}
+    known = {key: value for key, value in table.items() if value is not None}
+    return {key: value for key, value in known.items() if key not in ("name", "memory_bytes")}

@@ -68,3 +68,22 @@ def test_this_machine_is_measured_and_added(pooch_command: Command, own_catalogu
 @pytest.mark.parametrize("arguments", [("--all", "--measure"), ("--device", "cpu"), ("--measure", "--device", "tpu")])
 def test_wrong_usage(pooch_command: Command, arguments: tuple[str, ...]) -> None:
     assert pooch_command("devices", *arguments).code == 2
+
+
+def test_one_of_several_modelled_ranks(pooch_command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    sizes = [f"--set={each}" for each in ("layers=2", "width=64", "heads=4", "vocabulary=500", "sequence_length=32")]
+    path = tmp_path / "p.json"
+    found = pooch_command("profile", "gpt2", *sizes, "--device-model=H100", "--ranks=8", "--json", "-o", path)
+    ranks = json.loads(found.out)["ranks"]
+    assert (ranks["ranks"], ranks["kind"], ranks["units"], ranks["modelled"]) == (8, "fsdp", 3, True)
+    assert ranks["fits_without_a_plan"]
+    assert 0 < ranks["waiting_ms"] < ranks["collective_ms"] + 1
+    shown = pooch_command("plan", path, "--budget", "80GB")
+    assert "a plan for this" in shown.out
+    refused = pooch_command("profile", "gpt2", "--sharding=ddp", "-o", tmp_path / "q.json")
+    assert refused.code == 2
+    assert refused.error_line == "pooch: --sharding, --unit and --link-gbps are for several ranks: add --ranks"
+    unknown = pooch_command("profile", "gpt2", "--device-model=RTX-4090", "--ranks=2", "-o", tmp_path / "q.json")
+    assert unknown.code == 2
+    assert "give --link-gbps" in unknown.error_line
