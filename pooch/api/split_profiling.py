@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 SMALLEST_INPUT_BYTES: Final = 4 << 20  # below that, slices free less than other tensors of the step
 SMALLEST_SHARE: Final = 0.01  # of the in-core peak
 SPLIT_OP: Final = "pooch_split.cross_entropy.default"
+SOFTMAX_OP: Final = "aten._log_softmax.default"  # part of a cross entropy, as large as its logits
 
 
 def with_split(profile: Profile, workload: Workload, options: ProfileOptions, progress: Progress) -> Profile:
     """Add the profile of the step in slices, if it has calls that are worth it and give the same bits.
 
-    That takes a forward pass in which every such call is run both ways, and then the passes of a profile without
-    warm-up. If a call cannot be sliced or the step fails in slices, a note says why, and the step stays whole.
+    Where the profile has a large softmax, that takes a forward pass in which every such call is run both ways, and if
+    one is found, the passes of a profile without warm-up. If a call cannot be sliced or the step fails in slices, a
+    note says why, and the step stays whole.
     """
     import torch
 
@@ -36,6 +38,8 @@ def with_split(profile: Profile, workload: Workload, options: ProfileOptions, pr
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return profile  # all ranks would have to find the same, and to run the passes equally often
+    if not _may_have_calls(profile):
+        return profile
     try:
         found = _found(profile, workload, progress)
         if not found.calls:
@@ -83,8 +87,7 @@ def _found(profile: Profile, workload: Workload, progress: Progress) -> _Found:
     from ..torchtools.split import difference_from_plain, splittable, watching_losses
     from ..torchtools.training_state import model_device, training_state_kept
 
-    device = model_device(workload.model)
-    least_bytes = max(SMALLEST_INPUT_BYTES, round(SMALLEST_SHARE * profile.peak_bytes))
+    device, least_bytes = model_device(workload.model), _least_bytes(profile)
     calls: dict[str, _Call] = {}
     notes: dict[str, None] = {}
 
@@ -106,6 +109,16 @@ def _found(profile: Profile, workload: Workload, progress: Progress) -> _Found:
     with user_errors_named(), training_state_kept(workload.model, device), torch.no_grad(), watching_losses(watch):
         workload.forward()
     return _Found(tuple(calls.values()), tuple(notes))
+
+
+def _least_bytes(profile: Profile) -> int:
+    return max(SMALLEST_INPUT_BYTES, round(SMALLEST_SHARE * profile.peak_bytes))
+
+
+def _may_have_calls(profile: Profile) -> bool:
+    """Whether the recorded step makes a softmax as large as the logits of a call that is worth it."""
+    made = (profile.values[value] for op in profile.ops if op.name == SOFTMAX_OP for value in op.writes)
+    return any(value.size_bytes >= _least_bytes(profile) for value in made)
 
 
 def _difference(call: LossCall, compare: Callable[..., str | None]) -> str | None:

@@ -189,9 +189,12 @@ class LiveTrace:
         """End the forward pass: take hooks and modes away."""
         self._recorder.note_releases()
         self._forward.close()
-        self._recorder.end_forward()
+        self._recorder.end_forward(self._living_models())
         if self._marks is not None:
             self._marks.turn()
+
+    def _living_models(self) -> list[torch.nn.Module]:
+        return [model for model in (reference() for reference in self._models) if model is not None]
 
     def _pack(self, tensor: torch.Tensor) -> tuple[int | None, object]:
         recorder = self._recorder
@@ -235,7 +238,7 @@ class LiveTrace:
                 pass
         self._forward.close()
         trace = self._end_session()
-        models = [model for model in (reference() for reference in self._models) if model is not None]
+        models = self._living_models()
         if trace is None or len(models) < len(self._models):
             raise ProfileError("the step was not recorded to its end")
         try:

@@ -19,7 +19,7 @@ from ..torchtools.device_memory import give_memory_back, room_bytes
 from ..torchtools.malloc import return_large_blocks
 from ..torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
-from ..torchtools.ranks import Ranks
+from ..torchtools.ranks import Ranks, will_arrange_buckets
 from ..torchtools.requested_sizes import allocated_as_requested
 from ..torchtools.training_state import model_device, training_state_kept
 from ..units import format_bytes
@@ -117,6 +117,8 @@ class _Profiling:
             return_large_blocks()
         if _has_other_ranks():  # wrappers such as DDP arrange their buckets in the first whole step
             self._first_step_offloaded("first step of a wrapped model")
+            if any(map(will_arrange_buckets, self.model.modules())):  # and some at the beginning of the next
+                self._first_step_offloaded("second step of a wrapped model")
         released = self._pass(
             "forward pass without autograd's memory", lambda: record_releases(self.forward, self.model)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,7 +102,6 @@ class ForwardRecorder(TorchDispatchMode):
         self.model_begin = self.model_end = -1
         self.units: tuple[ShardedUnit, ...] = ()
         self.unit_of: dict[int, int] = {}
-        self._model = model
         self.path = ModulePath(model, self._enter_model, self._leave_model)
         self._device = model_device(model)
         self._calls = 0
@@ -333,13 +332,19 @@ class ForwardRecorder(TorchDispatchMode):
         if value is not None:
             self.values[value].released_after = len(self.ops) - 1
 
-    def end_forward(self) -> None:
-        """Called at the end of the forward pass: finds values whose storages the program empties and fills."""
+    def end_forward(self, models: Iterable[torch.nn.Module]) -> None:
+        """Called at the end of the forward pass: finds values whose storages the program empties and fills.
+
+        The recorder holds no model: it outlives the pass with the graph, and a model may go before.
+
+        Args:
+            models: the models that were run.
+        """
         for key, reference in self._storages.items():
             storage, value = reference(), self._value_of.get(key)
             if storage is not None and value is not None and storage.nbytes() < self.values[value].size_bytes:
                 self.values[value].role = "transient"
-        self.units = sharded_units(self._model)
+        self.units = sharded_units(models)
         for number, unit in enumerate(self.units):
             for storage in unit.storages:
                 self._note_gathered(number, self._value_of.get(storage._cdata, -1))

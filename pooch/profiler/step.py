@@ -91,7 +91,7 @@ def record_step(
             hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
             with hooks, recorder.path.watched(), RawLooks(recorder.looked), recorder:
                 loss = check_loss(forward())
-            recorder.end_forward()
+            recorder.end_forward([model])
             with marker("backward"):
                 loss.backward()
             with marker("end"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,13 @@ class ShardedUnit:
         return all(storage.nbytes() > 0 for storage in self.storages)
 
 
-def sharded_units(model: torch.nn.Module) -> tuple[ShardedUnit, ...]:
-    """Returns the units of a model that have been gathered at least once; none if FSDP does not shard it.
+def sharded_units(models: Iterable[torch.nn.Module]) -> tuple[ShardedUnit, ...]:
+    """Returns the units of models that have been gathered at least once; none if FSDP does not shard them.
 
     FSDP has no public way to ask. If its internals are not those that are known, no unit is found, and nothing is
     replayed that reads gathered parameters.
     """
-    groups = {id(group): group for module in _sharded_modules(model) for group in _groups(module)}
+    groups = {id(group): group for model in models for module in _sharded_modules(model) for group in _groups(module)}
     units = []
     for group in groups.values():
         gathered = [tensor for parameter in group.fsdp_params for tensor in parameter.all_gather_outputs]

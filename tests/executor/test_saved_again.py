@@ -53,8 +53,8 @@ def test_a_value_that_is_saved_again_after_a_gap_is_read_from_where_it_is(until_
     held: list[bool] = []
     hold = StepActions.hold
 
-    def watched(actions: StepActions, step: object, record: object, tensor: Tensor) -> object:
-        packed = hold(actions, step, record, tensor)  # type: ignore[arg-type]
+    def watched(actions: StepActions, step: object, record: object, tensor: Tensor, **named: bool) -> object:
+        packed = hold(actions, step, record, tensor, **named)  # type: ignore[arg-type]
         if packed.record.value == hidden and packed.record.copied_out:
             held.append(packed.record.storage is not None)
         return packed

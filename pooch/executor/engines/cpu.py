@@ -117,7 +117,7 @@ def _serve(tickets: queue.SimpleQueue[CpuTicket | None], buffer: mmap.mmap) -> N
 
 
 class CpuArena:
-    """Room in one spill file, used through the engine's copy thread."""
+    """Room in one spill file, or none at all, used through the engine's copy thread."""
 
     clock = None
 
@@ -147,7 +147,7 @@ class CpuArena:
         return self._submit(storage, offset_bytes, False)
 
     def _submit(self, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool) -> CpuTicket:
-        assert self._mover is not None, "the arena is closed"
+        assert self._mover is not None, "the arena is closed, or has no room"
         ticket = CpuTicket(storage, offset_bytes, outwards, self._mover, self._engine.thread.ensure())
         self._last = ticket
         self._engine.thread.submit(ticket)
@@ -204,7 +204,12 @@ class CpuEngine:
         return False
 
     def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> CpuArena:
-        """Open an arena of `size_bytes` on a free file or a new one. New files cost little, whatever the purpose."""
+        """Open an arena of `size_bytes` on a free file or a new one. New files cost little, whatever the purpose.
+
+        Without bytes it needs no file.
+        """
+        if not size_bytes:
+            return CpuArena(self, None)
         if os.getpid() != self._process:  # a fork must not write to its parent's files
             self._process = os.getpid()
             self._in_use.clear()
@@ -215,7 +220,7 @@ class CpuEngine:
             self._size_bytes = padded
         try:
             # No check beforehand whether there is a file, since another thread may take it.
-            file = self._free.pop() if size_bytes else self._new_file(padded)
+            file = self._free.pop()
         except IndexError:
             file = self._new_file(self._size_bytes if self.room.has(self._size_bytes - ALIGNMENT_BYTES) else padded)
         self._in_use.add(file)
