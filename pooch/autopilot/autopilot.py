@@ -17,7 +17,7 @@ from ..executor.online import Evictor, live_bytes_of
 from ..ir import Plan, Profile
 from ..torchtools.ranks import local_count
 from .budget import HeldBudget, budget_of
-from .cache import PlanCache
+from .cache import PlanCache, Purpose
 from .costs import costs_of
 from .driver import StepDriver, refuse_a_second
 from .governed import GovernedModels
@@ -52,6 +52,7 @@ class Auto:
         ranks = ranks_of(process_group)
         self._team = Team(ranks, tier_share(node_bytes, device, 1 if ranks is None else local_count(ranks.count)), tell)
         host_bytes = self._team.share.each_bytes
+        self._purpose = Purpose.of(models, device, budget, host_bytes, self._team.seat)
         live = live_bytes_of(device)
         engine = make_engine(device)
         engine.room.limit_bytes = host_bytes
@@ -60,12 +61,18 @@ class Auto:
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
             tell,
             costs_of(device, evictor.speed.link, self._team.gather),
-            cache=None if cache is None else PlanCache(cache, list(models), device, budget),
+            cache=None if cache is None else self._opened(cache, tell),
         )
         remarks = Remarks(tell)
         held = HeldBudget(size_bytes, share, evictor, remarks)
         self._driver = StepDriver(governed, held, live, evictor, library, remarks)
         self._is_removed = False
+
+    def _opened(self, directory: str | Path, tell: Callable[[str], None]) -> PlanCache:
+        cache = PlanCache(directory, self._purpose)
+        if self._team.is_first and (text := cache.told_of_others()):
+            tell(text)
+        return cache
 
     @property
     def budget_bytes(self) -> int | None:
@@ -118,6 +125,22 @@ class Auto:
     def is_planning(self) -> bool:
         """Whether a plan is being made beside training."""
         return self._driver.library.is_planning
+
+    def save_plans(self, directory: str | Path) -> None:
+        """Keep the profiles and plans that there are so far, such as beside a checkpoint of the training.
+
+        A run that resumes from there begins with them if it is given the directory as its `cache`. Ranks share the
+        directory, and each keeps its own; all of them call this. With another number of ranks, plans are made anew.
+
+        Args:
+            directory: Where they are kept, made if it does not exist.
+
+        Raises:
+            UsageError: If the directory cannot be made.
+        """
+        cache = PlanCache(directory, self._purpose)
+        for key, cached in self._driver.library.kept():
+            cache.keep(key, cached)
 
     def summary(self) -> AutoSummary:
         """Return what happened so far."""
@@ -178,7 +201,8 @@ def auto(
         optimizer: Not needed: the optimizer's state is counted as it appears.
         host_budget: Most bytes that the swap tier may take on this machine. The ranks on it share them evenly. None: no
             limit for a single process; several ranks share the host memory that is left where that is the tier.
-        cache: Directory in which plans are kept for the next run of the same model. None: they are not kept.
+        cache: Directory in which plans are kept for the next run of the same model, or were by `Auto.save_plans()`.
+            None: they are not kept.
         process_group: The ranks that train together. None: those of the default group, if there is one.
         tell: Called with one line for each new plan. None: they go to the standard error stream.
 

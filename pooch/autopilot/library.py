@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
 from ..ir import Link, Plan, Profile
-from .cache import PlanCache
+from .cache import Cached, PlanCache
 from .costs import CostSource
 from .jobs import Anchor
 from .known import Family, Known, described
@@ -240,6 +240,13 @@ class Library:
         for key, known in sorted(self._known.items(), key=lambda item: -item[1].steps):
             if known.profile is not None and known.plan is not None:
                 yield key.text, known.profile, known.plan
+
+    def kept(self) -> Iterator[tuple[StepKey, Cached]]:
+        """What a later run can begin with: each kind of step that has a plan."""
+        self._take_answers()
+        for key, known in self._known.items():
+            if known.profile is not None and known.plan is not None:
+                yield key, Cached(known.profile, known.plan, "derived" not in known.origin)
 
     def shapes(self) -> tuple[PlannedShape, ...]:
         """What is known, for the summary; the most frequent steps first."""

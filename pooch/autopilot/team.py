@@ -12,6 +12,7 @@ from typing import Any
 
 from ..torchtools.ranks import Ranks, is_distributed
 from ..units import format_bytes
+from .cache import Seat
 from .node import TierShare
 
 PATIENCE_S = 5.0  # other ranks may need no plan, and so never measure
@@ -51,6 +52,16 @@ class Team:
         """What waits a little for the other ranks, so that all of them measure the same shared bus. None if alone."""
         ranks = self._ranks
         return None if ranks is None or ranks.count == 1 else lambda: ranks.meet("measuring", PATIENCE_S)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank tells what concerns all of them."""
+        return self._ranks is None or self._ranks.is_first()
+
+    @property
+    def seat(self) -> Seat:
+        """Which of the ranks this is."""
+        return Seat() if self._ranks is None else Seat(self._ranks.number, self._ranks.count)
 
     def ended(self, tier_bytes: int) -> None:
         """Tell what all ranks of this machine have taken of the swap tier, in the rank that ends last.

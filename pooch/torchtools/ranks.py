@@ -105,6 +105,10 @@ class Ranks:
         """This rank, in words."""
         return f"rank {self.number}"
 
+    def is_first(self) -> bool:
+        """Whether this is the first rank of the group."""
+        return self._here == 0
+
     def is_first_here(self) -> bool:
         """Whether this is the first rank of its machine."""
         return os.environ.get("LOCAL_RANK", str(self._here)) == "0"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -41,6 +44,17 @@ def build(
         bos_token_id=0,
         eos_token_id=0,
     )
-    with torch.device(device):
-        model = LlamaForCausalLM(config).to(getattr(torch, dtype)).train()
+    with torch.device(device), _default_dtype(getattr(torch, dtype)):
+        model = LlamaForCausalLM(config).train()
     return language_modelling(model, "llama", batch_size, sequence_length, vocabulary, seed)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters are made in this type, as transformers does it; `Module.to` cannot convert fake tensors."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
