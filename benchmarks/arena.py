@@ -5,8 +5,9 @@
 For each workload, plainly and under a plan, one process per allocator: glibc as it is; glibc with `mallopt` (nothing
 from mmap, no trimming), the baseline that needs no C++; glibc that returns each large block at once, as under
 `--hard-limit`; jemalloc, preloaded, where it is installed (`apt install libjemalloc2`) or named; Pooch's arena; and the
-arena together with `mallopt`. The processes take turns, a step each, so ratios of times compare like with like. Then
-some train under a limit on their private memory at the arena's size. Losses are compared.
+arena together with `mallopt`. The processes take turns, a step each, the plain and the planned one of an allocator one
+after the other, so ratios of times compare like with like. Then some train under a limit on their private memory at the
+arena's size. Losses are compared.
 """
 
 from __future__ import annotations
@@ -88,25 +89,27 @@ def process(job: Mapping[str, Any], preload: str | None) -> Iterator[Process]:
         child.close()
 
 
-def measure(job: Mapping[str, Any], turns: int, jemalloc: str | None) -> dict[str, Any]:
-    """Train under every allocator in turns, then under limits at the arena's size."""
+def measure(jobs: Sequence[Mapping[str, Any]], turns: int, jemalloc: str | None) -> list[dict[str, Any]]:
+    """Train every job under every allocator in turns, the jobs one after the other under each."""
     names = [name for name in ALLOCATORS if name != "jemalloc" or jemalloc]
-    found: dict[str, Any] = {}
+    found: list[dict[str, Any]] = [{} for _ in jobs]
     with ExitStack() as stack:
         children = {}
         for name in names:
             preload = jemalloc if name == "jemalloc" else None
-            children[name] = stack.enter_context(process({**job, "allocator": name}, preload))
-        for name in names:
-            found[name] = {**children[name].answer(), "steps": []}
+            for number, job in enumerate(jobs):  # one at a time: those that wait take nothing
+                child = stack.enter_context(process({**job, "allocator": name}, preload))
+                children[name, number] = child
+                found[number][name] = {**child.answer(), "steps": []}
             tell(f"  {name}: warm")
         for turn in range(turns):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
-                found[name]["steps"].append(children[name].ask({"step": turn}))
-        for name in names:
-            found[name] |= children[name].ask({"end": True})
-    return {"allocators": found}
+                for number in range(len(jobs)):
+                    found[number][name]["steps"].append(children[name, number].ask({"step": turn}))
+        for (name, number), child in children.items():
+            found[number][name] |= child.ask({"end": True})
+    return [{"allocators": each} for each in found]
 
 
 def measure_limits(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,6 +281,35 @@ def predicted_rows(results: Sequence[Result]) -> list[Row]:
     return [row_of(result) for result in results]
 
 
+def slowdown_rows(results: Sequence[Result]) -> list[Row]:
+    """How much longer planned steps took than plain ones of the same turn, as predicted and by allocator.
+
+    Only of results whose plain and planned steps took turns.
+    """
+    plain = {result["workload"]: result for result in results if result["kind"] == "plain"}
+    rows: list[Row] = []
+    for result in results:
+        base = plain.get(result["workload"])
+        if base is None or base is result or not (result.get("in turns") and base.get("in turns")):
+            continue
+        predicted = result["predicted"]["planned_ms"] / result["predicted"]["in_core_ms"]
+        row: dict[str, object] = {"workload": result["workload"], "": result["kind"], "predicted": f"{predicted:.3f}"}
+        for name in ("glibc", "mallopt", "arena", "arena, mallopt"):
+            ratios = _ratios(result["allocators"][name], base["allocators"][name])
+            middle = statistics.median(ratios)
+            row |= {
+                name: f"{middle:.3f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                f"predicted over {name}": f"{predicted / middle - 1:+.1%}",
+            }
+        rows.append(row)
+    return rows
+
+
+def _ratios(planned: Mapping[str, Any], plain: Mapping[str, Any]) -> list[float]:
+    pairs = zip(planned["steps"], plain["steps"], strict=True)
+    return [one["forward_backward_ms"] / other["forward_backward_ms"] for one, other in pairs]
+
+
 def limited_rows(results: Sequence[Result]) -> list[Row]:
     """How training ended under a limit at the arena's size, and the smallest slack with which it goes through."""
 
@@ -291,6 +323,7 @@ def limited_rows(results: Sequence[Result]) -> list[Row]:
         | {name: "survived" if result["limited"][name]["survived"] else "died" for name in LIMITED}
         | {f"slack that suffices, {name}": slack(result["limited"][name]) for name in LIMITED if name != "glibc"}
         for result in results
+        if "limited" in result
     ]
 
 
@@ -326,6 +359,7 @@ def more_of(results: Sequence[Result]) -> dict[str, list[Row]]:
         "Error of the predicted time": predicted_rows(results),
         "Under a limit at the arena's size": limited_rows(results),
         "Many steps": drift_rows(results),
+        "Planned steps over plain ones": slowdown_rows(results),
     }
     return {heading: rows for heading, rows in found.items() if rows}
 
@@ -357,6 +391,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each process")
     parser.add_argument("--jemalloc", default=ctypes.util.find_library("jemalloc"))
     parser.add_argument("--drift", type=int, default=1000, help="steps of the smallest workload on the arena; 0: none")
+    parser.add_argument("--no-limits", action="store_true", help="no limits")
     parser.add_argument("--limits", action="store_true", help="only the limits; all else stays as it was measured")
     parser.add_argument("-o", "--folder", type=Path, default=Path("benchmarks/results"))
     given = parser.parse_args()
@@ -372,14 +407,16 @@ def main() -> None:
             tell(f"{name}: planning")
             predicted = plan_for(name, settings, given.budget, given.threads, path)
             share = predicted["planned_peak_bytes"] / predicted["in_core_peak_bytes"]
-            for kind, plan in (("plain", None), (f"planned at {share:.0%}", str(path))):
-                tell(f"{name}, {kind}")
-                job = {
-                    "workload": name, "settings": settings, "plan": plan, "warm_steps": WARM_STEPS,
-                    "threads": given.threads,
-                }  # fmt: skip
-                result = {**job, "kind": kind, "predicted": predicted, **measure(job, given.turns, given.jemalloc)}
-                result["limited"] = measure_limits(job)
+            job = {"workload": name, "settings": settings, "warm_steps": WARM_STEPS, "threads": given.threads}
+            kinds = {"plain": None, f"planned at {share:.0%}": str(path)}
+            jobs = [{**job, "plan": plan} for plan in kinds.values()]
+            tell(name)
+            measured = measure(jobs, given.turns, given.jemalloc)
+            for (kind, plan), job, found in zip(kinds.items(), jobs, measured, strict=True):
+                result = {**job, "kind": kind, "predicted": predicted, "in turns": True, **found}
+                if not given.no_limits:
+                    tell(f"{name}, {kind}: limits")
+                    result["limited"] = measure_limits(job)
                 if given.drift and name == "lstm" and plan is None:
                     result["drift"] = drift(
                         {**job, "settings": {"batch_size": 4, "sequence_length": 16, "width": 64}}, given.drift
