@@ -71,7 +71,7 @@ class Purpose:
         device: torch.device,
         budget: int | str,
         host_bytes: int | None = None,
-        seat: Seat = Seat(),  # noqa: B008 - frozen
+        seat: Seat = Seat(),
     ) -> Purpose:
         """Return the purpose of plans for models, which it does not hold.
 
