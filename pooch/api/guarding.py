@@ -278,8 +278,16 @@ def guard(
 
     Raises:
         InfeasibleBudget: no plan fits.
-        UsageError: the plan is for several microbatches in flight.
+        UsageError: the plan is for several microbatches in flight, or the model's ranks run collectives, which one rank
+            cannot repeat alone.
     """
+    from ..torchtools.ranks import has_collectives, rank_count
+
+    if has_collectives(model) and rank_count() > 1:
+        raise UsageError(
+            "a guard repeats a step in one rank alone, and its collectives would meet those of other steps in other "
+            "ranks: use pooch.auto(model, budget), which repeats nothing"
+        )
     if replan_after is not None and replan_after < 1:
         raise UsageError(f"replan_after={replan_after}: give at least 1 step, or None")
     planning = dict(planning or {})

@@ -54,6 +54,11 @@ def is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
+def rank_count() -> int:
+    """Number of ranks of the default process group; 1 without one."""
+    return distributed.get_world_size() if is_distributed() else 1
+
+
 def local_count(count: int) -> int:
     """Return how many ranks share this machine: what the launcher says, or else all of them.
 

@@ -370,6 +370,19 @@ def test_nobody_waits_for_a_rank_that_has_failed(tmp_path: Path) -> None:
     on_ranks(_late, tmp_path, str(tmp_path))
 
 
+def _guarded(rank: int) -> None:
+    import pooch
+
+    model = made("ddp")
+    profile = pooch.profile(lambda: model(torch.randn(256, 32), True).square().mean(), model)
+    with pytest.raises(UsageError, match="repeats a step in one rank alone"):
+        pooch.guard(profile, "100%", model)
+
+
+def test_a_guard_is_refused_where_a_repeated_step_would_meet_other_collectives(tmp_path: Path) -> None:
+    on_ranks(_guarded, tmp_path)
+
+
 def test_a_rank_alone_has_no_collectives() -> None:
     assert not ranks_module.has_collectives(nn.Linear(2, 2))
     assert os.environ.get("RANK") is None
