@@ -7,6 +7,8 @@ bound holds; what it rounds wrongly is put right on the evaluator.
 
 from __future__ import annotations
 
+import math
+
 from ..contract import OPTIMAL_GAP, PolicyOutcome
 from .batches import improve_in_batches
 from .leanest import try_leanest
@@ -20,6 +22,9 @@ ROUNDS = 2  # programs solved at most
 PATIENCE = 0.5  # of the one rule: recompute where a replay takes at most half of the copies
 RULE_STEPS = 64  # it is fitted to this fraction of the activations
 PLAYED_OPS = 60_000  # in about half of the simulations that improve the plan
+WIDE_GAP = 0.2  # to the bound, above which improving is repeated
+WORTHWHILE = 0.95  # of the time before, as long as it gets at least so much better
+MOST_IMPROVEMENTS = 5
 FEWEST_TRIALS = 12  # the same in simulations, however long the step is
 NOTE = "planned with little effort: a full search may find a faster plan"
 
@@ -67,12 +72,21 @@ def _try_swaps_or_leanest(trials: Trials) -> None:
 
 
 def _improve(trials: Trials, programs: Programs) -> None:
-    """Many changes at a time, once more where the plan is far from the bound, and then some changes one by one."""
+    """Many changes at a time, once more where the plan is far from the bound, and then some changes one by one.
+
+    All of that again while the plan is very far from the bound and gets better, as where only swapping everything was
+    found to fit, over a slow link.
+    """
     evaluations = max(FEWEST_TRIALS, PLAYED_OPS // trials.request.dataflow.end)
-    improve_in_batches(trials, evaluations // 3)
-    if programs.gap > OPTIMAL_GAP:
+    for _ in range(MOST_IMPROVEMENTS):
+        before_ms = math.inf if trials.best is None else trials.best.step_ms
+        improve_in_batches(trials, evaluations // 3)
+        if programs.gap <= OPTIMAL_GAP:
+            return
         improve_in_batches(trials, evaluations // 3)
         improve(trials, Effort(evaluations // 2, passes=1, starts=1), programs.bound_ms)
+        if programs.gap <= WIDE_GAP or trials.best is None or trials.best.step_ms > WORTHWHILE * before_ms:
+            return
 
 
 def _outcome(trials: Trials, programs: Programs) -> PolicyOutcome:
