@@ -121,7 +121,7 @@ def _trained(case: _Case, rank: int, budget_bytes: int | None) -> dict[str, Any]
         optimizer.step()
         optimizer.zero_grad()
         end_s = time.monotonic() + LONGEST_WAIT_S
-        while auto is not None and step == WAIT_AFTER and auto.is_planning and time.monotonic() < end_s:
+        while auto is not None and step >= WAIT_AFTER and auto.is_planning and time.monotonic() < end_s:
             time.sleep(0.05)
     found: dict[str, Any] = {"collectives": _collectives() - before, "peak": peak_bytes}
     bits += [getattr(each, "_local_tensor", each).detach().clone() for each in model.parameters()]
