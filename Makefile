@@ -44,8 +44,8 @@ demo: $(STAMP)
 	$(BIN)/pooch show $(DEMO)/plan.json --profile $(DEMO)/profile.json --plot $(DEMO)/plan.png --force
 	@echo "The picture is $(DEMO)/plan.png; the profile and the plan are beside it."
 
-test: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(STAMP) # workers that compute on all cores wait for one another
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
