@@ -39,6 +39,7 @@ from .step import Forward, record_step
 from .timing import StepTimes, slot_times_ms, time_step, typical
 
 IN_CORE_MODELLED = "the in-core time is modelled: the sum of op times"
+MOST_FIRST_STEPS = 3  # of a wrapped model: those of a static graph in DDP
 _RecordingMode = Literal["run", "offload"]
 
 
@@ -115,10 +116,8 @@ class _Profiling:
         """Profiles the step plainly, or with saved tensors off the device."""
         if is_limited():
             return_large_blocks()
-        if _has_other_ranks():  # wrappers such as DDP arrange their buckets in the first whole step
-            self._first_step_offloaded("first step of a wrapped model")
-            if any(map(will_arrange_buckets, self.model.modules())):  # and some at the beginning of the next
-                self._first_step_offloaded("second step of a wrapped model")
+        if _has_other_ranks():
+            self._first_steps_of_wrappers()
         released = self._pass(
             "forward pass without autograd's memory", lambda: record_releases(self.forward, self.model)
         )
@@ -175,6 +174,12 @@ class _Profiling:
             left = format_bytes(max(0, self._room_bytes(persistent)))
             reason = f"the step may not fit in-core ({format_bytes(profile.peak_bytes)} in {left}), so {reason}"
         return ProfiledStep(replace(profile, notes=(*profile.notes, f"{reason}; {IN_CORE_MODELLED}")), ())
+
+    def _first_steps_of_wrappers(self) -> None:
+        """Wrappers such as DDP arrange their buckets in or after the first whole step, or the second one."""
+        for number in range(MOST_FIRST_STEPS):
+            if number == 0 or any(map(will_arrange_buckets, self.model.modules())):
+                self._first_step_offloaded(f"step {number + 1} of a wrapped model, which arranges its buckets")
 
     def _first_step_offloaded(self, text: str) -> None:
         with saved_tensors_offloaded(self.model):

@@ -335,10 +335,11 @@ def test_a_rank_that_fails_while_profiling_and_lives_on_ends_the_others(tmp_path
     assert "rank 1 failed: ProfileError: the step raised ValueError: no data; this rank waits for it, and ends" in told
 
 
-def _profiled_alike(rank: int) -> None:
+def _profiled_alike(rank: int, mode: str) -> None:
+    """Before any step of its own, so that wrappers have not arranged their buckets yet."""
     import pooch
 
-    model = made("ddp")
+    model = made(mode)
     rows = torch.randn(1024, 32)
     before = pooch.torchtools.memory_trace.live_bytes(torch.device("cpu"))
     limit = 2**40 if rank == 0 else before + 2**20
@@ -346,8 +347,9 @@ def _profiled_alike(rank: int) -> None:
     assert profile.mode == "offload", "the second rank has no room for a plain step, so the first takes none either"
 
 
-def test_ranks_profile_in_the_same_way(tmp_path: Path) -> None:
-    on_ranks(_profiled_alike, tmp_path)
+@pytest.mark.parametrize("mode", ["ddp", "static", "sharded"])
+def test_ranks_profile_in_the_same_way(tmp_path: Path, mode: str) -> None:
+    on_ranks(_profiled_alike, tmp_path, mode)
 
 
 def _late(rank: int, directory: str) -> None:
