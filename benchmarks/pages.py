@@ -91,6 +91,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "arena served": more_table("arena-cpu", 2),
         "arena limits": more_table("arena-cpu", 4),
         "arena drift": more_table("arena-cpu", 5),
+        "arena slowdowns": more_table("arena-cpu", 6),
         "simulated arena": table("simulated-arena"),
         "simulated arena less": paragraph(sentences.less_than_reserved),
         "simulated arena served": more_table("simulated-arena", 0),
