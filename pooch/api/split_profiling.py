@@ -30,16 +30,16 @@ def with_split(profile: Profile, workload: Workload, options: ProfileOptions, pr
     one is found, the passes of a profile without warm-up. If a call cannot be sliced or the step fails in slices, a
     note says why, and the step stays whole.
     """
-    import torch
+    from ..torchtools.ranks import is_distributed
 
+    if is_distributed():
+        return profile  # all ranks would have to find the same, and to run the passes equally often
+    if not _may_have_calls(profile):
+        return profile
     from ..profiler import profile_step
     from ..torchtools.out_of_memory import forgotten, is_out_of_memory
     from ..torchtools.split import SplitCalls, watching_losses
 
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return profile  # all ranks would have to find the same, and to run the passes equally often
-    if not _may_have_calls(profile):
-        return profile
     try:
         found = _found(profile, workload, progress)
         if not found.calls:

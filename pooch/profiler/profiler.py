@@ -19,7 +19,7 @@ from ..torchtools.device_memory import give_memory_back, room_bytes
 from ..torchtools.malloc import return_large_blocks
 from ..torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
-from ..torchtools.ranks import Ranks, will_arrange_buckets
+from ..torchtools.ranks import Ranks, is_distributed, will_arrange_buckets
 from ..torchtools.requested_sizes import allocated_as_requested
 from ..torchtools.training_state import model_device, training_state_kept
 from ..units import format_bytes
@@ -116,7 +116,7 @@ class _Profiling:
         """Profiles the step plainly, or with saved tensors off the device."""
         if is_limited():
             return_large_blocks()
-        if _has_other_ranks():
+        if is_distributed():
             self._first_steps_of_wrappers()
         released = self._pass(
             "forward pass without autograd's memory", lambda: record_releases(self.forward, self.model)
@@ -202,7 +202,8 @@ class _Profiling:
             accelerators.reset_peaks(self.device)
         assembly = self._record(mode, "recorded step", released)
         times_ms, notes = self._op_times(mode, assembly)
-        disturbed = {} if _has_other_ranks() else outliers(sibling_kinds(assembly), times_ms)
+        # All ranks must run collectives equally often, whatever each of them measures.
+        disturbed = {} if is_distributed() else outliers(sibling_kinds(assembly), times_ms)
         if are_worth_a_run(disturbed, times_ms):
             again = self._record(mode, f"recorded step again, for {len(disturbed)} op times out of line", released)
             again_ms, _ = self._op_times(mode, again)
@@ -277,8 +278,3 @@ class _Profiling:
             notes=(*persistent.notes, *notes),
             sizes="allocated" if self.has_streams else "requested",
         )
-
-
-def _has_other_ranks() -> bool:
-    """Returns whether the step may run collectives, which all ranks must run equally often whatever each measures."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
