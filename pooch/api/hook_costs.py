@@ -1,11 +1,12 @@
-"""What hooks, replays and copies cost the host, measured on a chain of ops too small for anything else to matter."""
+"""What hooks, replays and copies cost the host, measured on chains of ops: plainly, and under plans, in turns."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,12 @@ from .planning import plan_from_decisions
 if TYPE_CHECKING:
     import torch
 
-OPS = 64
 TURNS = 6
-_ELEMENTS = 4096  # the smallest tensors that are decided on
+VIEWS = 4  # that follow an op, where they are measured
+_SHORT_ELEMENTS = 4096  # the smallest tensors that are decided on
+# Ops of real networks on a CPU leave little of what Python needs in the cache, so that hooks take two to three times as
+# long as between short ops. An op on two tensors of this size passes over 2 MiB, the second-level cache of many cores.
+_EVICTING_ELEMENTS = 2**18
 _LINK = Link("not used", 0.01, 0.01, 1e6, 1e6)
 
 
@@ -68,48 +72,100 @@ def measure_launch_ms(device_type: str) -> float:
 
 @cache
 def _measured(device_type: str) -> tuple[HookCosts, float]:
-    from ..profiler import ProfileOptions, profile_step
-    from ..torchtools.accelerators import current_device
+    from ..torchtools.accelerators import current_device, has_streams
 
     device = current_device(device_type)
-    chain, forward = _chain(device)
-    profile = profile_step(forward, chain, None, _LINK, ProfileOptions(warmup=0, mode="run")).profile
+    # Copies are priced by the link and kernels by the device, so what starts them is seen where both are short.
+    short = _taken(_Chain(device, 64, _SHORT_ELEMENTS), ("kept", "swapped", "replayed"))
+    elements = _SHORT_ELEMENTS if has_streams(device) else _EVICTING_ELEMENTS
+    seen = short if has_streams(device) else _taken(_Chain(device, 32, elements), ("kept", "replayed"))
+    viewed = _taken(_Chain(device, 32, elements, VIEWS), ("kept",))
+    op_ms, view_ms = seen.more_ms("kept", "plain"), viewed.more_ms("kept", "plain")
+    copy_ms = short.more_ms("swapped", "kept") * short.chain.ops / max(1, short.copies)
+    again_ms = seen.more_ms("replayed", "kept") * seen.chain.ops / max(1, seen.replays)
+    costs_ms = (op_ms, again_ms - seen.forward_ms - op_ms, copy_ms, (view_ms - op_ms) / VIEWS)
+    return HookCosts(*(max(0.0, cost_ms) for cost_ms in costs_ms)), short.forward_ms
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A chain of ops, each of which saves its result, and of views.
+
+    Attributes:
+        device: that it runs on.
+        ops: its number of ops.
+        elements: of each tensor.
+        views: that follow each op.
+    """
+
+    device: torch.device
+    ops: int
+    elements: int
+    views: int = 0
+
+    def build(self) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
+        """A model, and its forward pass up to the loss."""
+        import torch
+
+        model = torch.nn.Module()
+        start = torch.nn.Parameter(torch.linspace(0.1, 1.0, self.elements, device=self.device))
+        model.register_parameter("start", start)
+
+        def forward() -> torch.Tensor:
+            hidden = start * 1
+            for _ in range(self.ops):
+                hidden = hidden.relu()
+                for _ in range(self.views):
+                    hidden = hidden.view(-1)
+            return hidden.sum()
+
+        return model, forward
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What the steps of a chain took.
+
+    Attributes:
+        chain: that was run.
+        step_ms: time of a step in each way.
+        forward_ms: time of a plain forward pass for each op.
+        copies: copies of a step where all values are swapped.
+        replays: replays of a step where all values are recomputed.
+    """
+
+    chain: _Chain
+    step_ms: dict[str, float]
+    forward_ms: float
+    copies: int
+    replays: int
+
+    def more_ms(self, way: str, other: str) -> float:
+        """How much longer one way takes than another for each op."""
+        return (self.step_ms[way] - self.step_ms[other]) / self.chain.ops
+
+
+def _taken(chain: _Chain, names: tuple[str, ...]) -> _Taken:
+    """Run steps of a chain plainly and under plans that recompute one value, or swap or recompute all of them."""
+    from ..profiler import ProfileOptions, profile_step
+
+    model, forward = chain.build()
+    profile = profile_step(forward, model, None, _LINK, ProfileOptions(warmup=0, mode="run")).profile
     ids = [value.id for value in profile.activations]
     decisions: dict[str, Decisions] = {
-        "kept": dict.fromkeys(ids[:1], "swap"),
+        "kept": dict.fromkeys(ids[:1], "recompute"),
         "swapped": dict.fromkeys(ids, "swap"),
         "replayed": dict.fromkeys(ids, "recompute"),
     }
-    plans = {name: plan_from_decisions(profile, each, region="step") for name, each in decisions.items()}
-    forward_ms, taken_ms = _times_ms(device, forward, plans)
-    swaps = sum(action.kind in ("copy_out", "copy_in") for action in plans["swapped"].schedule.actions)
-    replays = sum(action.kind == "replay" for action in plans["replayed"].schedule.actions)
-    op_ms = max(0.0, taken_ms["kept"] - taken_ms["plain"]) / OPS
-    copy_ms = max(0.0, taken_ms["swapped"] - taken_ms["kept"]) / max(1, swaps)
-    again_ms = (taken_ms["replayed"] - taken_ms["kept"]) / max(1, replays)
-    launch_ms = forward_ms / OPS
-    return HookCosts(op_ms, max(0.0, again_ms - launch_ms - op_ms), copy_ms), launch_ms
-
-
-def _chain(device: torch.device) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
-    """A chain of ops, each of which saves its input."""
-    import torch
-
-    model = torch.nn.Module()
-    start = torch.nn.Parameter(torch.linspace(0.1, 1.0, _ELEMENTS, device=device))
-    model.register_parameter("start", start)
-
-    def forward() -> torch.Tensor:
-        hidden = start * 1
-        for _ in range(OPS):
-            hidden = hidden.sin()
-        return hidden.sum()
-
-    return model, forward
+    plans = {name: plan_from_decisions(profile, decisions[name], region="step") for name in names}
+    forward_ms, step_ms = _times_ms(chain, forward, plans)
+    kinds = {name: Counter(action.kind for action in plan.schedule.actions) for name, plan in plans.items()}
+    copies, replays = kinds.get("swapped", Counter()), kinds.get("replayed", Counter())
+    return _Taken(chain, step_ms, forward_ms / chain.ops, copies["copy_out"] + copies["copy_in"], replays["replay"])
 
 
 def _times_ms(
-    device: torch.device, forward: Callable[[], torch.Tensor], plans: dict[str, Plan]
+    chain: _Chain, forward: Callable[[], torch.Tensor], plans: dict[str, Plan]
 ) -> tuple[float, dict[str, float]]:
     """Times of a plain forward pass and of a step plainly and under each plan: the minimum over several turns.
 
@@ -119,10 +175,10 @@ def _times_ms(
     from ..executor import apply_plan
     from ..torchtools.accelerators import has_streams, synchronize
 
-    clock_s = time.perf_counter if has_streams(device) else time.thread_time
+    clock_s = time.perf_counter if has_streams(chain.device) else time.thread_time
 
     def step_ms(region: Callable[[], AbstractContextManager[object]]) -> tuple[float, float]:
-        synchronize(device)
+        synchronize(chain.device)
         begin_s = clock_s()
         with region():
             loss = forward()
@@ -133,7 +189,7 @@ def _times_ms(
     with ExitStack() as attached:
         ways: dict[str, Callable[[], AbstractContextManager[object]]] = {"plain": nullcontext}
         for name, plan in plans.items():
-            twin, _ = _chain(device)  # a model has only one plan at a time, and a region covers any step
+            twin, _ = chain.build()  # a model has only one plan at a time, and a region covers any step
             ways[name] = attached.enter_context(apply_plan(plan, twin, on_mismatch="error")).step
         turns = [{name: step_ms(way) for name, way in ways.items()} for _ in range(TURNS)]
     least = {name: min(turn[name] for turn in turns) for name in ways}

@@ -18,15 +18,20 @@ def dataflow_of(profile: Profile, region: Region, *, hooked: bool) -> Dataflow:
     """
     plain = Dataflow(profile, region)
     under_hooks = set(plain.forward_slots) if hooked else set()
-    if profile.hooks.op_ms == 0 and not any(profile.ops[slot].hooked_bytes for slot in under_hooks):
+    are_free = profile.hooks.op_ms == profile.hooks.view_ms == 0
+    if are_free and not any(profile.ops[slot].hooked_bytes for slot in under_hooks):
         return plain
     ops = tuple(_hooked(op, profile) if op.index in under_hooks else op for op in profile.ops)
     return Dataflow(replace(profile, ops=ops), region)
 
 
 def _hooked(op: Op, profile: Profile) -> Op:
-    """Hooks take host time before each op, which is compute time if the host computes."""
+    """Hooks take host time before each op and view, which is compute time if the host computes.
+
+    A replay of the op passes no views, but makes its arguments again, which takes about as long.
+    """
+    hook_ms = profile.hooks.op_ms + op.views * profile.hooks.view_ms
     op = replace(op, peak_bytes=op.peak_bytes + op.hooked_bytes)
     if profile.device.has_streams:
-        return replace(op, host_ms=op.host_ms + profile.hooks.op_ms)
-    return replace(op, time_ms=op.time_ms + profile.hooks.op_ms)
+        return replace(op, host_ms=op.host_ms + hook_ms)
+    return replace(op, time_ms=op.time_ms + hook_ms)

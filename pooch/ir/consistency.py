@@ -95,7 +95,7 @@ def _cost_faults(profile: Profile) -> Iterator[str]:
         yield f"copies take shares {shares} of compute"
     if not 1 <= link.ranks <= 1 << 20:
         yield f"{link.ranks} ranks share the link"
-    costs_ms = (hooks.op_ms, hooks.replay_ms, hooks.copy_ms)
+    costs_ms = (hooks.op_ms, hooks.replay_ms, hooks.copy_ms, hooks.view_ms)
     if not all(map(is_time, costs_ms)):
         yield f"the hooks cost {costs_ms}"
     if not is_time(profile.step_ms):
@@ -139,6 +139,8 @@ def _op_faults(profile: Profile, position: int, op: Op) -> Iterator[str]:
             f"op {position} has {op.entry_bytes} bytes at its entry and a peak of {op.peak_bytes}, and "
             f"{op.hooked_bytes} more under hooks"
         )
+    if op.views < 0:
+        yield f"op {position} comes after {op.views} views"
     if any(not 0 <= value < len(profile.values) for value in (*op.reads, *op.writes)):
         yield f"op {position} names a value that does not exist"
     if op.phase == "backward" and (op.reads or op.writes):

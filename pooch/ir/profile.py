@@ -95,11 +95,13 @@ class HookCosts:
         op_ms: for each forward op of the planned region.
         replay_ms: for each op that is replayed, beyond its time in the forward pass.
         copy_ms: for each copy that is started.
+        view_ms: for each call of the planned region that computes nothing, see `Op.views`.
     """
 
     op_ms: float = 0.0
     replay_ms: float = 0.0
     copy_ms: float = 0.0
+    view_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ class Op:
         hooked_bytes: bytes by which its peak rises while hooks are attached: under a dispatch mode, `aten::linear` adds
             its bias out of place where it otherwise adds in place.
         gradient_bytes: bytes that are allocated in its slot and outlive the step: gradients (backward only).
+        views: calls since the op before it that make no value, such as views, and so are no ops themselves; hooks see
+            them all the same (forward only).
     """
 
     index: int
@@ -173,6 +177,7 @@ class Op:
     host_ms: float = 0.0
     hooked_bytes: int = 0
     gradient_bytes: int = 0
+    views: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,7 @@ def _ops(
             yield Op(
                 index, record.name, "forward", record.module, times_ms[index], entry, peak,
                 record.reads, record.writes, record.fingerprint, record.refusal, record.random,
-                hooked_bytes=hooked_bytes.get(index, 0),
+                hooked_bytes=hooked_bytes.get(index, 0), views=record.views,
             )  # fmt: skip
         else:
             name = span.name if index < assembly.end - 1 else "pooch.end"

@@ -50,6 +50,7 @@ class OpRecord:
     fingerprint: str
     refusal: str | None
     random: bool
+    views: int
 
 
 @dataclass
@@ -105,6 +106,7 @@ class ForwardRecorder(TorchDispatchMode):
         self.path = ModulePath(model, self._enter_model, self._leave_model)
         self._device = model_device(model)
         self._calls = 0
+        self._views = 0
         self._value_of: dict[int, int] = {}
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._depth = 0
@@ -156,6 +158,7 @@ class ForwardRecorder(TorchDispatchMode):
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         facts = operator_facts(func)
         if facts.is_view:
+            self._views += 1
             if not facts.reads_nothing:
                 self._look((args, kwargs), max(0, len(self.ops) - 1))
             return func(*args, **kwargs)
@@ -175,6 +178,8 @@ class ForwardRecorder(TorchDispatchMode):
             if refusal is None and not all(map(has_plain_storage, outputs)):
                 refusal = "its result is not an ordinary strided tensor"
             self._record(facts, refusal, call, elapsed_ms, reads, made, fingerprint(facts.name, outputs))
+        else:
+            self._views += 1
         slot = max(0, len(self.ops) - 1)
         self._look((args, kwargs), slot, handed_out=facts.may_surprise)
         self._look([args[position] for position in facts.statistics if position < len(args)], slot, handed_out=True)
@@ -261,7 +266,8 @@ class ForwardRecorder(TorchDispatchMode):
         index, name = len(self.ops), facts.name
         writes = tuple(self._new_value(tensor, index, name).id for tensor in made)
         refusal = refusal or self._refusal_elsewhere(facts, reads, writes)
-        self.ops.append(OpRecord(name, self.path.current, call, elapsed_ms, reads, writes, text, refusal, facts.random))
+        place, views, self._views = self.path.current, self._views, 0
+        self.ops.append(OpRecord(name, place, call, elapsed_ms, reads, writes, text, refusal, facts.random, views))
 
     def _refusal_elsewhere(self, facts: OperatorFacts, reads: tuple[int, ...], writes: tuple[int, ...]) -> str | None:
         """Returns why an op on another device cannot be replayed, or None. The backward pass that replays runs on the

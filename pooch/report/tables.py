@@ -53,8 +53,10 @@ def profile_table(profile: Profile) -> Table:
     facts |= _ranks_facts(profile)
     hooks = profile.hooks
     if hooks != HookCosts():
-        op, replay, copy = (format_ms(cost_ms) for cost_ms in (hooks.op_ms, hooks.replay_ms, hooks.copy_ms))
-        facts["hooks cost"] = f"{op} an op, {replay} a replay, {copy} a copy under a plan that does anything"
+        costs_ms = (hooks.op_ms, hooks.view_ms, hooks.replay_ms, hooks.copy_ms)
+        op, view, replay, copy = map(format_ms, costs_ms)
+        costs = f"{op} an op, {view} a view, {replay} a replay, {copy} a copy"
+        facts["hooks cost"] = f"{costs} under a plan that does anything"
     facts |= {f"note {number}": note for number, note in enumerate(profile.notes, start=1)}
     batch = f", batch {profile.batch_size}" if profile.batch_size else ""
     return facts_table(f"profile of {profile.workload}{batch}", facts)

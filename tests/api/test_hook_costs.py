@@ -25,6 +25,7 @@ def test_they_are_measured_on_this_machine() -> None:
     assert 0 < costs.op_ms < 100
     assert 0 < costs.copy_ms < 100
     assert 0 <= costs.replay_ms < 100
+    assert 0 <= costs.view_ms < 100
     assert measure_hook_costs() is costs  # once in a process
 
 
@@ -115,6 +116,31 @@ def test_a_plan_that_does_anything_predicts_them() -> None:
     assert plan.predicted_step_ms >= profile.step_ms + besides_ms - 1e-9
     assert pooch.simulate(hooked, plan).step_ms == pytest.approx(plan.predicted_step_ms)
     assert plan.lower_bound_ms <= plan.predicted_step_ms
+
+
+@pytest.mark.parametrize("mode", ["run", "fake"])
+def test_views_pass_the_hooks_too(mode: str) -> None:
+    start = torch.nn.Parameter(torch.ones(64, 64))
+    model = torch.nn.Module()
+    model.register_parameter("start", start)
+
+    def forward() -> torch.Tensor:
+        hidden = start.sin().t().reshape(32, 128).view(64, 64).exp()  # `reshape` copies here, which is an op
+        return hidden.sum()
+
+    profile = pooch.profile(forward, model, mode=mode)  # type: ignore[arg-type]
+    views = {op.name: op.views for op in profile.ops[: profile.forward_ops]}
+    assert views["aten.sin.default"] == 0
+    assert sum(views.values()) == views["aten.clone.default"] + views["aten.exp.default"]
+    assert views["aten.clone.default"] >= 1
+    assert views["aten.exp.default"] >= 2
+
+    def lost_ms(hooks: HookCosts) -> float:
+        hooked = replace(profile, hooks=hooks, link=FAST_LINK)
+        decisions = {value.id: "swap" for value in profile.activations[:1]}
+        return plan_from_decisions(hooked, decisions, region="step").predicted_step_ms  # type: ignore[arg-type]
+
+    assert lost_ms(HookCosts(view_ms=1.0)) - lost_ms(HookCosts()) == pytest.approx(sum(views.values()))
 
 
 def test_a_plan_that_does_nothing_does_not() -> None:
