@@ -206,6 +206,26 @@ class Candidates:
             points += others_change(self.dataflow, resident_bytes)
         return points
 
+    def may_free(self, decisions: Decisions, point: int | None) -> list[Candidate]:
+        """Activations for which another choice can need fewer bytes at a point than `decisions` do, the largest first.
+
+        One that is there could leave; one that is recomputed could stop keeping its sources there. Without a point, or
+        with other microbatches in flight, which are counted apart, these are all of them.
+        """
+        ready = self.ready_slots(decisions)
+
+        def may(item: Candidate) -> bool:
+            choice, life = decisions.get(item.value, "keep"), self.away_points(item)
+            if choice == "recompute" or point is None or self.others:
+                return True
+            if not life.start <= point < life.stop:
+                return False
+            waits = choice == "swap" and 2 * (item.release + 1) <= point < 2 * ready[item.value]
+            hides = choice == "swap" and any(2 * gap.first_slot <= point < 2 * gap.need_slot for gap in item.gaps)
+            return not waits and not hides
+
+        return sorted(filter(may, self.items), key=lambda item: (-item.memory_bytes, item.value))
+
     def others_hold(self, item: Candidate) -> bool:
         """Whether the microbatches between their passes hold the value if it is kept."""
         turn = 2 * self.dataflow.profile.forward_ops

@@ -112,3 +112,31 @@ def test_no_plan_goes_below_what_decisions_are_said_to_need(profile: Profile, sh
     timeline = of.evaluator.evaluate(decisions, of.share(share)).timeline
     assert (candidates.least_points(decisions) <= timeline.point_bytes).all()
     assert candidates.least_ms(decisions) <= timeline.step_ms + 1e-9
+
+
+def assert_no_other_change_frees(of: Case, decisions: dict[int, Choice]) -> int:
+    """Any change of one choice by which fewer bytes are needed at the fullest point is one that is named."""
+    candidates = Candidates(of.dataflow)
+    complete = {item.value: decisions.get(item.value, "keep") for item in candidates.items}
+    least_bytes = candidates.least_points(complete)
+    fullest = int(least_bytes.argmax())
+    named = {item.value for item in candidates.may_free(complete, fullest)}
+    for item in candidates.items:
+        for choice in item.choices:
+            if candidates.least_points(complete | {item.value: choice})[fullest] < least_bytes[fullest]:
+                assert item.value in named
+    return len(named)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@given(profiles(max_ops=12), st.randoms())
+def test_changes_that_free_the_fullest_point_are_all_named(profile: Profile, random: Random) -> None:
+    of = case(profile)
+    assume(of.dataflow.activations)
+    assert_no_other_change_frees(of, random_decisions(random, of.dataflow))
+
+
+def test_a_network_that_swaps_all_has_hardly_any_such_change() -> None:
+    of = case(gpt2(layers=4, link=PCIE_16, speed=50))
+    candidates = Candidates(of.dataflow)
+    assert assert_no_other_change_frees(of, candidates.all_of("swap")) < len(candidates.items) / 4

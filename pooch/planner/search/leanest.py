@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import InfeasibleBudget
 from ...ir.plan import Choice, Decisions
-from ..candidates import Candidate, Candidates
+from ..candidates import Candidates
 from .trials import Trials
 
 TOGGLES = 40  # single changes tried at the fullest point
@@ -92,12 +92,13 @@ def _improve(trials: Trials, leanest: Leanest) -> Leanest:
 
 
 def _changes(candidates: Candidates, leanest: Leanest) -> Iterator[dict[int, Choice]]:
-    """Decisions with one choice changed, the largest values first."""
-    for item in sorted(candidates.items, key=_by_size):
+    """Decisions with one choice changed, the largest values first; none that need as much at the fullest point.
+
+    Thousands of activations are common, and what each change needs takes a while to count.
+    """
+    least_bytes = candidates.least_points(leanest.decisions)
+    fullest = int(least_bytes.argmax()) if least_bytes.max() >= leanest.budget_bytes else None
+    for item in candidates.may_free(leanest.decisions, fullest):
         for choice in item.choices:
             if choice != leanest.decisions[item.value]:
                 yield leanest.decisions | {item.value: choice}
-
-
-def _by_size(item: Candidate) -> tuple[int, int]:
-    return -item.memory_bytes, item.value
