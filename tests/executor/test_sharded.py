@@ -26,6 +26,7 @@ from tests.executor.test_ranks import on_ranks
 
 WIDTH, BLOCKS, LENGTH = 32, 3, 16
 DEVICE = torch.device("cpu")
+MEASURED_STEPS = 4
 
 
 def gathered_values(profile: Profile) -> set[int]:
@@ -44,8 +45,8 @@ def profile_of(case: Case, rank: int) -> Profile:
 
 
 def trained(case: Case, rank: int, plan: Plan | None) -> tuple[dict[str, Tensor], Counter[str], int]:
-    """Two steps of a model of its own: everything that must be equal, the collectives, and the peak of a third step
-    beyond what lived before it.
+    """Two steps of a model of its own: everything that must be equal, the collectives, and the lowest peak of the steps
+    after them beyond what lived before each. Threads of gloo's that let go late can only raise a peak.
     """
     model, found, counted = case.model(WIDTH, BLOCKS, LENGTH), dict[str, Tensor](), Counter[str]()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -60,19 +61,22 @@ def trained(case: Case, rank: int, plan: Plan | None) -> tuple[dict[str, Tensor]
             found |= {f"{number} {n}.grad": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
             found[f"{number} loss"] = loss.detach().clone()
             optimizer.step()
-        optimizer.zero_grad()
-        del loss
-        gc.collect()
-        before_bytes = live_bytes(DEVICE)
-        with MemoryMeter(DEVICE) as meter:
-            with region_of(run):
-                loss = model(words)
-            loss.backward()
+        peaks_bytes = []
+        for _ in range(MEASURED_STEPS):
+            optimizer.zero_grad()
+            del loss
+            gc.collect()
+            before_bytes = live_bytes(DEVICE)
+            with MemoryMeter(DEVICE) as meter:
+                with region_of(run):
+                    loss = model(words)
+                loss.backward()
+            peaks_bytes.append(meter.peak_bytes - before_bytes)
         if run is not None and plan is not None:
             assert (run.stats.mismatches, run.stats.late_swaps) == (0, 0)
             assert run.stats.recomputed_ops == planned_replays(plan)
     found |= {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return found, counted, meter.peak_bytes - before_bytes
+    return found, counted, min(peaks_bytes)
 
 
 def smallest_without_tier(profile: Profile) -> int:
@@ -90,7 +94,8 @@ def check(case: Case, rank: int) -> None:
     assert_same(plain, found)
     assert counted == expected
     assert counted["all_gather"] > BLOCKS
-    # A thread of gloo's lets go of what a collective gathered or reduced, sooner or later, with a plan and without.
+    # Each of gloo's two threads lets go of what a collective gathered or reduced, sooner or later, with a plan and
+    # without; both being late in all of the steps is not to be expected.
     late_bytes = max(sum(profile.values[value].size_bytes for value in unit.values) for unit in profile.gathered)
     assert peak_bytes <= plan.predicted_peak_bytes - plan.persistent_bytes + late_bytes
     assert in_core_bytes <= profile.peak_bytes - profile.persistent_bytes + late_bytes
