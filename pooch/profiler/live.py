@@ -159,8 +159,8 @@ class LiveTrace:
         value = (
             record.value if record.owner() is self._step else -self._others.setdefault(record, 1 + len(self._others))
         )
-        with marker(f"{kind} {value} {pointer} {record.size_bytes}"):
-            pass
+        with torch._C._DisableTorchDispatch(), marker(f"{kind} {value} {pointer} {record.size_bytes}"):
+            pass  # no call of the step, though an allocation between two calls may have asked for room
 
     def _give_way(self) -> None:
         if threading.get_ident() == self._thread:

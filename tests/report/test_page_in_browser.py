@@ -20,6 +20,7 @@ from tests.toys import SLOW_LINK, blocks
 
 pytest.importorskip("plotly", reason="the extra 'report' is not installed")
 webdriver = pytest.importorskip("selenium.webdriver", reason="the extra 'dev' is not installed")
+waiting = pytest.importorskip("selenium.webdriver.support.wait", reason="the extra 'dev' is not installed")
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -111,7 +112,11 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def page(driver: Any, path: Path) -> Page:
+    """A freshly loaded page. The driver may answer before the scripts of a page that is loaded again have run."""
+    driver.get("about:blank")
     driver.get(path.as_uri())
+    is_ready = "return document.readyState === 'complete' && document.querySelectorAll('#grouping option').length > 0"
+    waiting.WebDriverWait(driver, timeout=60).until(lambda driver: driver.execute_script(is_ready))
     return Page(driver)
 
 
