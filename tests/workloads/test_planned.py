@@ -104,15 +104,16 @@ def test_the_planner_finds_by_itself_that_an_lstm_makes_its_gates_again() -> Non
     assert_kept(chosen, trained("lstm@small", None, **settings), trained("lstm@small", chosen, **settings))
 
 
-@pytest.mark.parametrize("seed", [14, 27])
-def test_a_fast_plan_does_not_stay_with_dear_swaps(seed: int) -> None:
+@pytest.mark.parametrize("budget", ["48%", "49%", "50%"])
+def test_a_fast_plan_does_not_stay_with_dear_swaps(budget: str) -> None:
     """With times like these no rule fits but swapping everything, and changing one choice at a time ends halfway."""
-    random = Random(seed)
     recorded = slow_link(profiled("lstm@small", layers=1, sequence_length=16, dropout=0))
-    ops = tuple(replace(op, time_ms=0.005 + 0.01 * random.random()) for op in recorded.ops)
-    quick = plan(replace(recorded, ops=ops), "50%", region="step", effort="fast")
-    assert quick.predicted_step_ms < 1.5 * quick.lower_bound_ms
-    assert "recompute" in quick.decisions.values()
+    for seed in (14, 18, 27):
+        random = Random(seed)
+        ops = tuple(replace(op, time_ms=0.005 + 0.01 * random.random()) for op in recorded.ops)
+        quick = plan(replace(recorded, ops=ops), budget, region="step", effort="fast")
+        assert quick.predicted_step_ms < 1.5 * quick.lower_bound_ms, seed
+        assert "recompute" in quick.decisions.values()
 
 
 def test_what_a_replay_of_attention_needs_grows_with_the_length_only_once() -> None:

@@ -7,12 +7,9 @@ bound holds; what it rounds wrongly is put right on the evaluator.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from ...errors import InfeasibleBudget
-from ..candidates import Candidates
 from ..contract import OPTIMAL_GAP, PolicyOutcome
 from .batches import improve_in_batches
+from .few_swaps import try_few_swaps
 from .leanest import try_leanest
 from .local_search import Effort, improve
 from .programs import Detail, Programs
@@ -27,6 +24,7 @@ PLAYED_OPS = 60_000  # in about half of the simulations that improve the plan
 WIDE_GAP = 0.2  # to the bound, above which improving is repeated
 WORTHWHILE = 0.95  # of the time before, as long as it gets at least so much better
 MOST_IMPROVEMENTS = 5
+FEW_SWAPS_SHARE = 4  # of the evaluations of one improvement, to look for a plan with few swaps
 FEWEST_TRIALS = 12  # the same in simulations, however long the step is
 NOTE = "planned with little effort: a full search may find a faster plan"
 
@@ -77,13 +75,15 @@ def _improve(trials: Trials, programs: Programs) -> None:
     """Many changes at a time, once more where the plan is far from the bound, and then some changes one by one.
 
     All of that again while the plan is very far from the bound and gets better, as where only swapping everything was
-    found to fit, over a slow link. Where that ends far from the bound, the leanest plan without a swap is the next
-    start.
+    found to fit, over a slow link. Where that ends far from the bound, a plan with few swaps is the next start.
     """
     evaluations = max(FEWEST_TRIALS, PLAYED_OPS // trials.request.dataflow.end)
     _improve_repeatedly(trials, programs, evaluations)
-    if programs.gap > WIDE_GAP and _try_replays_alone(trials):
-        _improve_repeatedly(trials, programs, evaluations)
+    if programs.gap > WIDE_GAP:
+        start = try_few_swaps(trials, FEW_SWAPS_SHARE * evaluations)
+        if start is not None:
+            improve(trials, Effort(evaluations, passes=1, starts=1), programs.bound_ms, starts=[start])
+            _improve_repeatedly(trials, programs, evaluations)
 
 
 def _improve_repeatedly(trials: Trials, programs: Programs, evaluations: int) -> None:
@@ -96,19 +96,6 @@ def _improve_repeatedly(trials: Trials, programs: Programs, evaluations: int) ->
         improve(trials, Effort(evaluations // 2, passes=1, starts=1), programs.bound_ms)
         if programs.gap <= WIDE_GAP or trials.best is None or trials.best_ms > WORTHWHILE * before_ms:
             return
-
-
-def _try_replays_alone(trials: Trials) -> bool:
-    """The leanest plan that swaps nothing; returns whether it is faster than the best so far.
-
-    From a plan that swaps nearly everything, changing one choice at a time seldom leads there.
-    """
-    alone, before_ms = Trials(trials.request, Candidates(trials.request.dataflow, "recompute")), trials.best_ms
-    with suppress(InfeasibleBudget):
-        try_leanest(alone)
-    if alone.best is not None:
-        trials.offer(alone.best.decisions, alone.best.evaluation)
-    return trials.best_ms < before_ms
 
 
 def _outcome(trials: Trials, programs: Programs) -> PolicyOutcome:

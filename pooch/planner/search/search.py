@@ -13,6 +13,7 @@ from ..contract import OPTIMAL_GAP, PlanningRequest, PolicyOutcome
 from ..program.solver import SolverUnavailable
 from .evaluators import OutOfTime, Timed, part_of
 from .fast import fast_search
+from .few_swaps import try_few_swaps
 from .leanest import try_leanest
 from .local_search import Effort, improve
 from .programs import SOLVER_GAP, Programs
@@ -25,6 +26,7 @@ from .warm import warm_start
 ROUNDS = 4  # programs solved for a plan at most
 FIRST_EFFORT = Effort(trials=80, passes=1, starts=1, leave_share=SHARES.programs)
 LAST_EFFORT = Effort(trials=250, passes=4, starts=6)
+FAR = 2  # times the in-core step: a plan as slow as this may only be a bad place to start from
 RUNG_PERCENT = 5  # of the in-core peak: the ladder of smaller budgets, the same for every request
 NO_TIME_FOR_RESTRICTED = "the time limit left no time to try swaps alone and replays alone"
 NO_TIME_FOR_SMALLER = "the time limit left no time to look at smaller budgets: one of their plans may be faster"
@@ -62,6 +64,9 @@ def search(request: PlanningRequest, only: Leaving | None = None, *, smaller: bo
         # 3. A short local search: a good start makes the solver quick.
         if not trials.many:
             improve(trials, FIRST_EFFORT, programs.bound_ms)
+            if trials.best_ms > FAR * trials.candidates.compute_ms:
+                start = try_few_swaps(trials, LAST_EFFORT.trials)
+                improve(trials, FIRST_EFFORT, programs.bound_ms, starts=[] if start is None else [start])
 
         # 4. The bound, and rounds of the program: solve, lower, simulate, correct what it did not see.
         for number in range(ROUNDS):
