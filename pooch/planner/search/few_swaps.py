@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from ...ir.plan import Choice
 from .trials import Trial, Trials
@@ -37,16 +36,14 @@ def try_few_swaps(trials: Trials, evaluations: int) -> Trial | None:
 
 
 def _changes(trials: Trials, trial: Trial) -> Iterator[dict[int, Choice]]:
-    """Decisions with one choice changed that may free the fullest point: those that swap come last, the shortest copies
-    first; of the others the largest values come first.
+    """Decisions with one choice changed that may free the fullest point: swaps last and the shortest copies first; of the
+    others the largest values first.
     """
     points = trial.evaluation.timeline.point_bytes
     point = max(range(len(points)), key=points.__getitem__)
     items = trials.candidates.may_free(trial.decisions, point)
-    kept_or_replayed = ((item, choice) for item in items for choice in item.choices if choice != "swap")
-    swapped = ((item, "swap") for item in sorted(items, key=lambda item: (item.copy_ms, item.value)) if item.can_swap)
-    for item, choice in chain(kept_or_replayed, swapped):
+    changes = [(item, choice) for item in items for choice in item.choices if choice != trial.decisions[item.value]]
+    for item, choice in sorted(changes, key=lambda change: change[0].copy_ms if change[1] == "swap" else -1.0):
         decisions = {**trial.decisions, item.value: choice}
-        least_bytes = int(trials.candidates.least_points(decisions).max())
-        if choice != trial.decisions[item.value] and least_bytes < trial.evaluation.timeline.peak_bytes:
+        if int(trials.candidates.least_points(decisions).max()) < trial.evaluation.timeline.peak_bytes:
             yield decisions
