@@ -36,8 +36,8 @@ def try_few_swaps(trials: Trials, evaluations: int) -> Trial | None:
 
 
 def _changes(trials: Trials, trial: Trial) -> Iterator[dict[int, Choice]]:
-    """Decisions with one choice changed that may free the fullest point: swaps last and the shortest copies first; of the
-    others the largest values first.
+    """Decisions with one choice changed that may free the fullest point: swaps last, the shortest copies first; before
+    them the largest values first.
     """
     points = trial.evaluation.timeline.point_bytes
     point = max(range(len(points)), key=points.__getitem__)
