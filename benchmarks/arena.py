@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
-from pooch.api.children import child_environment
 from pooch.units import format_bytes
+from tests.children import child_environment
 
 SLACK_BYTES = 32 * 2**20  # for what is no tensor: stacks, generated code, workspaces of libraries, two copy buffers
 SLACK_STEP_BYTES, MOST_SLACK_STEPS = 8 * 2**20, 12  # of the search for the smallest slack that suffices

@@ -35,6 +35,7 @@ from pooch.executor import Run, apply_plan
 from pooch.executor.actions import StepActions
 from pooch.executor.statistics import WarnOnce
 from pooch.executor.step import PlannedStep
+from pooch.executor.verification import Verification
 from pooch.ir import Choice, Plan
 
 MODE_TARGET_US, HOOKS_TARGET_US, IN_CORE_TARGET = 15.0, 2.0, 0.01
@@ -86,7 +87,8 @@ def _hooks_alone(run: Run) -> AbstractContextManager[object]:
     """The hooks of a planned step without its mode."""
     table, engine = run._table, run._engine
     arena = engine.open_arena(run.plan.schedule.host_bytes)
-    step = PlannedStep(StepActions(table, arena, torch.device("cpu"), run.stats, WarnOnce()), "warn")
+    off = Verification("off", WarnOnce())
+    step = PlannedStep(StepActions(table, arena, torch.device("cpu"), run.stats, WarnOnce(), off, engine), "warn")
     step.on_path = False  # nobody counts ops, so no action of the plan may fire
     return saved_tensors_hooks(step.pack, step.unpack)
 

@@ -151,6 +151,9 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     "docs/split.md": {
         "split": table("split"),
     },
+    "docs/verification.md": {
+        "verification cost": table("verification-cost-cpu"),
+    },
     "docs/workloads.md": {
         "workloads": table("workloads"),
         "attention": table("attention"),

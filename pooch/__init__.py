@@ -47,14 +47,17 @@ if TYPE_CHECKING:
     from .errors import PlanMismatch as PlanMismatch
     from .errors import PoochError as PoochError
     from .errors import ProfileError as ProfileError
+    from .errors import ReplayDiffers as ReplayDiffers
     from .errors import TierError as TierError
     from .errors import UsageError as UsageError
     from .errors import WorkloadError as WorkloadError
+    from .executor.verification import Verified as Verified
     from .ir import Plan as Plan
     from .ir import Profile as Profile
     from .ir import Timeline as Timeline
     from .torchtools.malloc import keep_freed_memory as keep_freed_memory
     from .torchtools.malloc import return_freed_memory as return_freed_memory
+    from .torchtools.operators import allow_replay as allow_replay
     from .torchtools.pipeline_stages import StageStep as StageStep
     from .torchtools.pipeline_stages import microbatches_in_flight as microbatches_in_flight
     from .torchtools.pipeline_stages import stage_step as stage_step
@@ -80,12 +83,15 @@ _NAMES = {
         "PlanMismatch",
         "PoochError",
         "ProfileError",
+        "ReplayDiffers",
         "TierError",
         "UsageError",
         "WorkloadError",
     ),
+    "executor.verification": ("Verified",),
     "ir": ("Plan", "Profile", "Timeline"),
     "torchtools.malloc": ("keep_freed_memory", "return_freed_memory"),
+    "torchtools.operators": ("allow_replay",),
     "torchtools.pipeline_stages": ("StageStep", "microbatches_in_flight", "stage_step"),
     "workloads": ("Workload",),
 }

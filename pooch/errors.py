@@ -57,6 +57,14 @@ class InfeasibleBudget(PoochError):
         return (type(self), (self.budget_bytes, self.minimum_bytes, self.policy))
 
 
+class ReplayDiffers(PoochError, RuntimeError):
+    """What was computed again is not what was there, and no copy is left of that.
+
+    It is raised before a gradient is computed from the difference. The recipe is not used again in the run, so the
+    step can be repeated.
+    """
+
+
 class InvalidSchedule(PoochError):
     """A schedule that cannot be executed correctly; a defect of Pooch or of a plan that was changed by hand."""
 

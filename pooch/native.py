@@ -1,4 +1,9 @@
-"""Builds the package's C++ sources as shared libraries at their first use, and keeps them for the next process."""
+"""Builds the package's C++ sources as shared libraries at their first use, and keeps them for the next process.
+
+What is loaded runs with all rights of the user, so a library is taken from the cache only if nobody else can have
+written it: it and its directory belong to the user or to root, nobody else may write there, and its checksum is the one
+that was noted when it was built. Otherwise it is built again.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import hashlib
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -54,17 +60,47 @@ def built_library(
     texts = [path.read_bytes() for path in (source, *headers)]
     digest = hashlib.sha256(b"\0".join([*texts, *map(str.encode, flags)]))
     file_name = f"{name}-{digest.hexdigest()[:16]}.so"
-    library = _cache_directory() / file_name
-    if library.exists() and not again:
+    library = _cache_directory() / "native" / file_name
+    if not again and _is_ours(library.parent) and _is_whole(library):
         return library
     inputs = [*FLAGS, *compile_flags, str(source)]
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
+        library.parent.parent.mkdir(parents=True, exist_ok=True)
+        library.parent.mkdir(mode=0o700, exist_ok=True)
+        if not _is_ours(library.parent):
+            raise PermissionError(f"{library.parent} may be written by others")
         _build(library, inputs, link_flags)
+        _checksum_file(library).write_text(_checksum(library))
     except OSError:
         library = _own_directory() / file_name
         _build(library, inputs, link_flags)
     return library
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file or directory can only have been written by this user or root. A link could be anybody's."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    is_kept_here = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+    return is_kept_here and found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there as it was built. A full disk or a crash may have left a part."""
+    try:
+        return _is_ours(library) and _checksum_file(library).read_text() == _checksum(library)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _checksum(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _checksum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 @cache
@@ -83,7 +119,11 @@ def _cache_directory() -> Path:
 
 
 def _compiler() -> list[str]:
-    asked = shlex.split(os.environ.get("CXX", ""))  # it may have arguments, as in "ccache g++"
+    wanted = os.environ.get("CXX", "")
+    try:
+        asked = shlex.split(wanted)  # it may have arguments, as in "ccache g++"
+    except ValueError as error:
+        raise BuildError(f"CXX={wanted!r} is not a command: {error}") from None
     found = next(filter(None, map(shutil.which, asked[:1] or ("g++", "clang++"))), None)
     if found is None:
         raise BuildError(f"there is no {asked[0]}, the compiler in CXX" if asked else "there is no g++ and no clang++")
@@ -99,6 +139,7 @@ def _build(library: Path, inputs: Sequence[str], link_flags: Sequence[str]) -> N
                 [*compiler, *inputs, "-o", str(made), *link_flags],
                 check=True, capture_output=True, text=True, timeout=BUILD_LIMIT_S,
             )  # fmt: skip
+            made.chmod(0o700)
             made.replace(library)
     except subprocess.CalledProcessError as error:
         lines = error.stderr.splitlines()

@@ -24,6 +24,7 @@ def apply(
     check_copies: bool = True,
     measure_every: int | None = 1000,
     arena: bool = False,
+    verify: Literal["always", "first", "off"] = "first",
 ) -> Run:
     """Attach a plan to a model.
 
@@ -45,6 +46,11 @@ def apply(
         arena: record the memory of the first steps, and serve the following ones from one arena in which their blocks
             are packed. `run.totals.arena` describes it. On a CUDA device, `install_cuda_arena` has to be called first.
             Where there is no arena, one warning says why, and the plan is applied without.
+        verify: what is recomputed is compared, byte by byte, with what it replaces. "first": in full, with a copy in
+            the swap tier, until that gave the same in two steps; then by a sample in each step, and in full again in
+            turns. "always": in full in each step. "off": not at all. `run.verified` says what was found. A difference
+            is told in one warning, and costs nothing where there is a copy; without one, the step raises
+            `ReplayDiffers`.
 
     Raises:
         UsageError: the model is compiled, or already under a plan; the process trains on an arena already; or
@@ -67,6 +73,7 @@ def apply(
             check_copies=check_copies,
             measure_every=measure_every,
             memory=memory,
+            verify=verify,
         )
     except BaseException:
         if memory is not None:

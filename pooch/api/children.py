@@ -19,19 +19,42 @@ from ..errors import InfeasibleBudget, PoochError
 Event = dict[str, Any]
 
 
-def child_environment() -> dict[str, str]:
-    """This process's environment, in which a child process imports the same package."""
-    folders = [str(Path(errors.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+# `python -m` would import whatever `json.py` lies in the current directory. So the child takes this package from where
+# it is, whatever else has its name, and all others from where Python has them.
+_BEGIN = """
+import importlib.util, json, runpy, sys
+folder, path, module, *sys.argv[1:] = sys.argv[1:]
+if path:
+    sys.path[:] = json.loads(path)
+name = folder.rpartition("/")[2]
+spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules[name] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 
 
-def run_child(module: str, job: Event, progress: Callable[..., None]) -> Event | None:
+def child_command(module: str, *arguments: str, imports_as_here: bool = False) -> list[str]:
+    """The command that runs a module of this package in a process of its own.
+
+    Args:
+        module: its full name.
+        arguments: given to it.
+        imports_as_here: look for modules where this process does, as code of the user's needs it.
+    """
+    path = json.dumps(sys.path) if imports_as_here else ""
+    folder = Path(errors.__file__).resolve().parent
+    return [sys.executable, "-P", "-c", _BEGIN, folder.as_posix(), path, module, *arguments]
+
+
+def run_child(module: str, job: Event, progress: Callable[..., None], *, imports_as_here: bool = False) -> Event | None:
     """Run a module that reads its job from standard input and writes one JSON line per event.
 
     Args:
-        module: run with `python -m`.
+        module: its full name.
         job: plain data.
         progress: called with the arguments of each "progress" event.
+        imports_as_here: as of `child_command`.
 
     Returns:
         The "done" event; None if the process ended without one, for example because it was killed.
@@ -40,7 +63,7 @@ def run_child(module: str, job: Event, progress: Callable[..., None]) -> Event |
         PoochError: the one that the child process raised.
         KeyboardInterrupt: Ctrl-C was pressed, which the child process is told, and it ended without a "done" event.
     """
-    child = _started(module)
+    child = _started(child_command(module, imports_as_here=imports_as_here))
     if child is None:
         return None
     with child:
@@ -60,11 +83,11 @@ def run_child(module: str, job: Event, progress: Callable[..., None]) -> Event |
             raise
 
 
-def _started(module: str) -> subprocess.Popen[str] | None:
+def _started(command: list[str]) -> subprocess.Popen[str] | None:
     """Start the process in a group of its own: Ctrl-C reaches it once, from its parent, and not from the terminal."""
-    command, pipe = [sys.executable, "-m", module], subprocess.PIPE
+    pipe = subprocess.PIPE
     try:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=child_environment(), process_group=0)
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, process_group=0)
     except OSError:
         return None
 

@@ -103,11 +103,12 @@ class Guard:
     def _take(self, overrun: Overrun) -> bool:
         """Whether this guard deals with a peak over the budget; otherwise the run warns about it.
 
-        Rounding by the allocator, a step off the path and a peak that tighter plans did not lower lead to no new plan.
+        Rounding by the allocator, checksums, a step off the path and a peak that tighter plans did not lower lead to no
+        new plan.
         """
         if not self._watch_peak:
             return True  # the caller measures the peak
-        if overrun.is_rounding or overrun.is_off_path or self._tightened == MOST_TIGHTENED:
+        if not overrun.is_of_tensors or overrun.is_off_path or self._tightened == MOST_TIGHTENED:
             return False
         self._overrun = overrun
         return True
@@ -117,8 +118,8 @@ class Guard:
 
         If memory runs out, the guard restores gradients, buffers and random states, plans again for as many bytes less
         as were missing (twice as many each time in a row), and repeats the pass. If a measured peak exceeds the budget
-        by more than the allocator's rounding, the next step has a tighter plan; after four such plans, the guard only
-        warns.
+        by more than the allocator's rounding and checksums, the next step has a tighter plan; after four such plans,
+        the guard only warns.
 
         Args:
             forward: () -> loss, on this step's batch; called again if the step is repeated.

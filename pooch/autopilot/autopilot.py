@@ -14,8 +14,11 @@ from ..api.options import PlanOptions
 from ..errors import UsageError
 from ..executor.engines import make_engine
 from ..executor.online import Evictor, live_bytes_of
+from ..executor.silence import Silence
+from ..executor.verification import Verification, Verify
 from ..ir import Plan, Profile
 from ..torchtools.ranks import local_count
+from ..visible import visible
 from .budget import HeldBudget, budget_of
 from .cache import PlanCache, Purpose
 from .costs import costs_of
@@ -42,6 +45,7 @@ class Auto:
         cache: str | Path | None = None,
         process_group: object = None,
         tell: Callable[[str], None] | None = None,
+        verify: Verify = "first",
     ) -> None:
         governed = GovernedModels(models)
         device = governed.device
@@ -56,7 +60,9 @@ class Auto:
         live = live_bytes_of(device)
         engine = make_engine(device)
         engine.room.limit_bytes = host_bytes
-        evictor = Evictor(size_bytes or 0, engine, live, device, host_bytes)
+        said = tell
+        verification = Verification(verify, lambda _, text: said(text))
+        evictor = Evictor(size_bytes or 0, engine, live, device, host_bytes, verification)
         library = Library(
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
             tell,
@@ -64,6 +70,7 @@ class Auto:
             cache=None if cache is None else self._opened(cache, tell),
         )
         remarks = Remarks(tell)
+        evictor.silence = Silence(remarks.silence)
         held = HeldBudget(size_bytes, share, evictor, remarks)
         self._driver = StepDriver(governed, held, live, evictor, library, remarks)
         self._is_removed = False
@@ -153,6 +160,7 @@ class Auto:
             tier_bytes=self._driver.evictor.engine.room.most_bytes,
             tier_limit_bytes=share.each_bytes,
             local_ranks=share.ranks,
+            verified=self._driver.evictor.verification.verified,
         )
 
     def remove(self) -> None:
@@ -174,7 +182,7 @@ class Auto:
 
 
 def _announce(text: str) -> None:
-    sys.stderr.write(f"pooch: {text}\n")
+    sys.stderr.write(f"pooch: {visible(text)}\n")
     sys.stderr.flush()
 
 
@@ -187,6 +195,7 @@ def auto(
     cache: str | Path | None = None,
     process_group: object = None,
     tell: Callable[[str], None] | None = None,
+    verify: Verify = "first",
 ) -> Auto:
     """Hold a budget over any training loop, from its first step on: `pooch.auto(model, "16GiB")`.
 
@@ -205,6 +214,9 @@ def auto(
             None: they are not kept.
         process_group: The ranks that train together. None: those of the default group, if there is one.
         tell: Called with one line for each new plan. None: they go to the standard error stream.
+        verify: What is recomputed is compared, byte by byte, with what it replaces. "first": in full until that was
+            shown to give the same, then by a sample in each step, and in full again in turns. "always": in full in each
+            step. "off": not at all.
 
     Returns:
         What holds the budget. `remove()`, or leaving it as a context manager, takes it off.
@@ -216,4 +228,6 @@ def auto(
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     if not models:
         raise UsageError("auto() needs at least one model")
-    return Auto(models, budget, host_budget=host_budget, cache=cache, process_group=process_group, tell=tell)
+    return Auto(
+        models, budget, host_budget=host_budget, cache=cache, process_group=process_group, tell=tell, verify=verify
+    )

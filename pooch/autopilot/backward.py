@@ -62,6 +62,8 @@ class BackwardWatch:
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return original(*args, **kwargs)  # within a transform such as `torch.func.grad`: part of a forward pass
         running = BackwardWatch._running
         depth = getattr(running, "depth", 0)
         builds_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph", False))

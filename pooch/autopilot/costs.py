@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from ..api.children import child_environment
+from ..api.children import child_command
 from ..api.device_links import measure_device_link
 from ..api.hook_costs import measure_hook_costs
 from ..errors import PoochError
@@ -143,14 +142,16 @@ class HostCosts:
         self._folder = TemporaryDirectory(prefix="pooch-")
         path = Path(self._folder.name) / "measured.json"
         profile.save(path)
-        command = [sys.executable, "-m", f"{__package__}.measuring_process", str(path)]
+        command = child_command(f"{__package__}.measuring_process", str(path))
         pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
-        return subprocess.Popen(command, env=child_environment(), stdin=pipe, stdout=quiet, stderr=quiet), path
+        return subprocess.Popen(command, stdin=pipe, stdout=quiet, stderr=quiet), path
 
     def close(self) -> None:
         """End the process that measures, if it is still running."""
         with self._closing:
             self._is_closed = True
+        if self._begun is not None and self._gather is None:
+            self._begun.join()  # it only starts the process
         if self._measuring is not None:
             child = self._measuring[0]
             child.kill()

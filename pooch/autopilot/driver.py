@@ -15,8 +15,9 @@ import torch
 from ..errors import TierError, UsageError
 from ..executor.online import Evictor, LiveBytes
 from ..executor.statistics import RunStats
-from ..profiler.live import is_profiling
+from ..profiler.live import is_profiling, needs_profiler
 from ..torchtools.ranks import will_arrange_buckets
+from ..torchtools.threads import OwnThread, is_alone
 from .backward import BackwardWatch
 from .budget import HeldBudget
 from .counting import margin_bytes
@@ -31,14 +32,29 @@ from .steps import FollowingStep, InCoreStep, RecordedStep, Step, UnplannedStep
 from .summary import Counters, Decision, counted
 
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
+TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched, though it fits
 _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)
+
+
+class _Here(threading.local):
+    """What the calling thread does.
+
+    Attributes:
+        depth: Number of calls of governed modules that it is within.
+        is_beside: Whether the last outermost one is beside a step of another thread.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.is_beside = False
 
 
 class StepDriver:
     """Runs each step of some models within a budget. The models keep it alive.
 
-    A step begins with the outermost call of a governed module, and ends with the backward pass.
+    A step begins with the outermost call of a governed module, and ends with the backward pass. There is one at a time:
+    what other threads compute meanwhile runs as ever, though what it allocates may have values of the step leave.
 
     Args:
         governed: The models.
@@ -68,8 +84,10 @@ class StepDriver:
         self._live = live
         self.counters = Counters()
         self._remarks = remarks
-        self._running: RunningStep | None = None
-        self._depth = threading.local()
+        self._running: RunningStep | None = None  # of the thread that `_claimed` names, and changed by it alone
+        self._claimed: OwnThread | None = None
+        self._claiming = threading.Lock()
+        self._here = _Here()
         self._is_removed = False
         governed.place(self._call)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
@@ -85,7 +103,7 @@ class StepDriver:
 
     def is_within_call(self) -> bool:
         """Whether the calling thread is within a governed call."""
-        return getattr(self._depth, "now", 0) > 0
+        return self._here.depth > 0
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
@@ -96,39 +114,52 @@ class StepDriver:
     @contextmanager
     def _call(self, number: int, args: Any, kwargs: Any) -> Iterator[None]:
         """Surround one call of a governed module."""
-        depth = getattr(self._depth, "now", 0)
-        if depth == 0 and not self._begins(number, args, kwargs):
+        here, depth = self._here, self._here.depth
+        begins = depth == 0 and self._begins(number, args, kwargs)
+        if depth == 0 and not begins and not here.is_beside:
             yield
             return
-        self._depth.now = depth + 1
+        here.depth = depth + 1
         try:
-            with self._running.step.around_call() if depth == 0 and self._running else nullcontext():
+            with self._running.step.around_call() if begins and self._running else nullcontext():
                 yield
         except BaseException:
-            if depth == 0:
+            if begins:
                 self._abandon()
             raise
         finally:
-            self._depth.now = depth
-        if depth == 0:
+            here.depth = depth
+        if begins:
             self._call_ended()
 
     def _begins(self, number: int, args: Any, kwargs: Any) -> bool:
         """Whether an outermost call belongs to a step, which begins now if none is running."""
+        self._here.is_beside = False
         if self._is_removed or BackwardWatch.is_running() or not is_ordinary_call():
             return False
-        running = self._running
-        if running is not None and not running.is_of_this_thread:
-            return False  # another thread trains under the budget, which bounds the whole process anyway
-        if running is not None and (running.calls >= MOST_FORWARDS or running.is_read_elsewhere):
+        if self._claim() and self._running is not None and self._running.is_over(MOST_FORWARDS):
             self._end(is_complete=False)
-            running = None
-        if running is None:
-            self._begin(number, args, kwargs)
+        if not self._claim():
+            self._here.is_beside = True  # another thread trains under the budget
+            self.evictor.rest()
+            return False
+        if self._running is None:
+            try:
+                with torch._C.DisableTorchFunction():
+                    self._begin(number, args, kwargs)
+            finally:
+                self._claimed = None if self._running is None else self._running.thread
         assert self._running is not None
         self._running.calls += 1
         self._look_at_calls(self._running)
         return True
+
+    def _claim(self) -> bool:
+        """Whether the calling thread alone may begin and end steps: it has one, or no thread that is alive has."""
+        with self._claiming:
+            if self._claimed is None or self._claimed.has_ended:
+                self._claimed = OwnThread()
+            return self._claimed.is_here
 
     def _look_at_calls(self, running: RunningStep) -> None:
         """Hold the budget from here on if a step that fits turns out to call more than the recorded one."""
@@ -136,11 +167,13 @@ class StepDriver:
             self._go_online(running)
 
     def _begin(self, number: int, args: Any, kwargs: Any) -> None:
-        models = self.governed.living
+        # PyTorch ends the process if one thread reads `parameter.grad` of a model that another one is training.
+        models = self.governed.living if is_alone() else self.governed.called(number)
         parameters = [parameter for model in models for parameter in model.parameters()]
         key = step_key(number, args, kwargs, models, parameters)
         self._look_between()
-        if self.counters.steps + 1 in _RECOUNTED_STEPS:
+        # Counting looks at all tensors, and PyTorch ends the process if another thread is just releasing one of them.
+        if self.counters.steps + 1 in _RECOUNTED_STEPS and is_alone():
             self._live.recount()
             self.budget.hold()
         stats = RunStats()
@@ -148,13 +181,14 @@ class StepDriver:
         settled = self.counters.steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
         decision, known = self.library.choose(key, start_bytes, self.budget.size_bytes, is_settled=settled)
         outlasts = can_outlast_the_call()
-        if decision == "record" and (is_profiling() or not outlasts):
+        if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
             self.library.not_recorded(key, known)
             decision = known.decision = "online"
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
             known.reason = "the program has saved tensor hooks of its own around it"
         self.evictor.begin_step(stats)
+        self.evictor.verification.begin_step(models)
         self.budget.step_begins()
         try:
             step = self._new_step(key, decision, known, models, start_bytes)
@@ -170,6 +204,8 @@ class StepDriver:
     ) -> Step:
         match decision:
             case "in-core":
+                if self._is_tight(known, start_bytes):
+                    return UnplannedStep(self.evictor, replays=False, copies_ahead=False)
                 return InCoreStep()
             case "plan":
                 assert known.plan is not None
@@ -179,10 +215,21 @@ class StepDriver:
             case _:  # where allocations do not ask for room, it is made before each op
                 return UnplannedStep(self.evictor, replays=not self._live.asks or self.library.replays(key))
 
+    def _is_tight(self, known: Known, start_bytes: int) -> bool:
+        """Whether a step that fits might pass the budget if it did somewhat more than the one that was recorded.
+
+        Its saved tensors can leave then. Where allocations do not ask for room, nothing would make it in time.
+        """
+        budget_bytes = self.budget.size_bytes
+        if known.profile is None or budget_bytes is None or not self._live.asks or has_own_hooks():
+            return False
+        expected_bytes = known.profile.peak_bytes + start_bytes - known.profile.persistent_bytes
+        return expected_bytes > TIGHT_SHARE * budget_bytes
+
     def _call_ended(self) -> None:
         """Take hooks and modes away with the call where they cannot stay until the backward pass."""
         running = self._running
-        if running is not None and not running.outlasts:
+        if running is not None and running.is_of_this_thread and not running.outlasts:
             running.close_forward()
         self._raise_failure()
 
@@ -191,13 +238,12 @@ class StepDriver:
         try:
             self._live.raise_failure()
         except BaseException:
-            if self._running is not None and self._running.is_of_this_thread:
-                self._abandon()
+            self._abandon()
             raise
 
     def _abandon(self) -> None:
         """End a step that failed."""
-        if self._running is not None:
+        if self._running is not None and self._running.is_of_this_thread:
             self._end(is_complete=False)
 
     # The backward pass ------------------------------------------------------------------------------------------------
@@ -206,6 +252,8 @@ class StepDriver:
         self._raise_failure()
         running = self._running
         if running is None or not running.is_of_this_thread:
+            if self._here.is_beside:  # it is that of the thread's own calls, which are not governed
+                return
             self.evictor.hold()
             if running is not None:
                 running.is_read_elsewhere = True
@@ -217,6 +265,7 @@ class StepDriver:
     def _backward_ended(self, is_complete: bool, builds_graph: bool) -> None:
         running = self._running
         if running is None or not running.is_of_this_thread:
+            self._here.is_beside = False
             return
         if not (builds_graph and running.is_open):
             self._end(is_complete)
@@ -225,7 +274,8 @@ class StepDriver:
 
     def _go_online(self, running: RunningStep) -> None:
         """Go on under the online policy, unless the step is under it already."""
-        if running.decision == "online":
+        if running.decision == "online" or isinstance(running.step, UnplannedStep):
+            running.decision = "online"
             return
         running.step.close_forward()
         running.step.end(is_complete=False)
@@ -237,6 +287,12 @@ class StepDriver:
     def _end(self, is_complete: bool) -> None:
         running, self._running = self._running, None
         assert running is not None
+        try:
+            self._end_of(running, is_complete)
+        finally:
+            self._claimed = None
+
+    def _end_of(self, running: RunningStep, is_complete: bool) -> None:
         running.close_forward()
         step_ms, peak_bytes = running.elapsed_ms, self._live.peak()
         profile = running.step.end(is_complete and running.is_whole)
@@ -252,6 +308,7 @@ class StepDriver:
             elif running.step.is_faster_copied:
                 self.library.is_faster_copied(running.key)
         self._count(running, step_ms, peak_bytes)
+        self.library.banned(running.known, self.evictor.verification.take_new())
         self._live.reset_peak()
 
     def _count(self, running: RunningStep, step_ms: float, peak_bytes: int) -> None:
@@ -286,15 +343,17 @@ class StepDriver:
         """
         if self._is_removed:
             return
-        if self._running is not None and not self._running.is_of_this_thread:
+        if not self._claim():
             raise UsageError("a step is running in another thread: call remove() there, or after its backward pass")
         self._is_removed = True
         if self._running is not None:
             self._end(is_complete=False)
+        self._claimed = None
         self._look_between()
         self.budget.stop()
         self.governed.remove()
         self._closed()
+        self.library.join()
         if _ACTIVE.get(self.governed.device.type) is self:
             del _ACTIVE[self.governed.device.type]
 

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from ..api.budgets import parse_budget
 from ..errors import UsageError
 from ..executor.online import live_bytes_of
+from ..executor.verification import Verify
 from ..torchtools.calls import PLACE, compiled_part
 from .autopilot import Auto, auto
 from .backward import BackwardWatch
@@ -40,6 +41,7 @@ class ModelFinder:
         host_budget: Most bytes that the swap tier of this machine may take; its ranks share them. None: no limit.
         cache: Directory in which plans are kept for the next run. None: they are not kept.
         tell: Called with one line for each new plan, and for each model that cannot be governed.
+        verify: How closely replays are compared with what they replace.
 
     Raises:
         UsageError: A budget does not parse.
@@ -56,11 +58,13 @@ class ModelFinder:
         host_budget: int | str | None = None,
         cache: Path | None = None,
         tell: Callable[[str], None],
+        verify: Verify = "first",
     ) -> None:
         budget_of(budget)
         if host_budget is not None:
             parse_budget(host_budget, None, name="host budget")
-        self._budget, self._host_budget, self._cache, self._tell = budget, host_budget, cache, tell
+        self._budget, self._tell = budget, tell
+        self._options: dict[str, Any] = {"host_budget": host_budget, "cache": cache, "verify": verify}
         self.auto: Auto | None = None
         self.refusals: list[str] = []
         self._live = live_bytes_of(torch.device("cpu"))  # from the beginning, so that every byte is counted
@@ -120,7 +124,7 @@ class ModelFinder:
 
     def _govern(self, module: torch.nn.Module) -> None:
         if self.auto is None:
-            self.auto = auto(module, self._budget, host_budget=self._host_budget, cache=self._cache, tell=self._tell)
+            self.auto = auto(module, self._budget, tell=self._tell, **self._options)
         else:
             self.auto.add(module)
 

@@ -61,6 +61,12 @@ class GovernedModels:
         """The models that are still there."""
         return [model for model in (each() for each in self._models) if model is not None]
 
+    def called(self, number: int) -> list[torch.nn.Module]:
+        """The model of a call, given its number: that of the model, or a negative one for a part of it."""
+        place = number if number >= 0 else -1 - number
+        model = self._models[place]() if place < len(self._models) else None
+        return [] if model is None else [model]
+
     @property
     def name(self) -> str:
         """Their kinds, for people."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 from ..executor.table import ActionTable
 from ..ir import Plan, Profile
 from ..units import format_bytes
 from .signature import StepKey
 from .summary import Decision, PlannedShape
+
+DIFFERED = "a replay of it gave other bits in training"
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Known:
         minimum_bytes: The smallest budget for which there is a plan, if one was refused.
         is_pending: Whether an answer is on its way.
         is_improved: Whether its plan was or is being searched for longer.
+        is_outdated: Whether its plan has replays that gave other bits, and is to be made again.
         cannot_derive: Whether its profile cannot be derived from other shapes.
         never_recorded: Whether it cannot be recorded either.
         failed_records: Number of times that recording it failed.
@@ -41,6 +45,7 @@ class Known:
     minimum_bytes: int = 0
     is_pending: bool = False
     is_improved: bool = False
+    is_outdated: bool = False
     cannot_derive: bool = False
     never_recorded: bool = False
     failed_records: int = 0
@@ -84,6 +89,16 @@ class Family:
             for others, profile in self.recorded.items()
             if all(mine <= other for mine, other in zip(sizes, others, strict=True))
         )
+
+
+def without_replays(profile: Profile, values: Collection[int]) -> Profile:
+    """Return a profile in which the ops that make some values cannot be replayed."""
+    producers = {profile.values[value].producer for value in values}
+    ops = tuple(
+        replace(op, refusal=DIFFERED) if slot in producers and op.refusal is None else op
+        for slot, op in enumerate(profile.ops)
+    )
+    return replace(profile, ops=ops)
 
 
 def described(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
@@ -10,7 +10,7 @@ from ..ir import Link, Plan, Profile
 from .cache import Cached, PlanCache
 from .costs import CostSource
 from .jobs import Anchor
-from .known import Family, Known, described
+from .known import Family, Known, described, without_replays
 from .requests import Arrival, PlanRequests
 from .signature import StepKey
 from .summary import Decision, PlannedShape
@@ -109,7 +109,10 @@ class Library:
             known.reason = ""
             return "in-core"
         if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= target_bytes:
-            if known.steps >= OFTEN and not known.is_improved:
+            if known.is_outdated and not known.is_pending:
+                known.is_outdated = False
+                self._requests.ask(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
+            elif known.steps >= OFTEN and not known.is_improved:
                 known.is_improved = True
                 self._requests.ask_for_better(key, known)
             return "plan"
@@ -209,6 +212,22 @@ class Library:
         self._families[key.family].recorded[key.sizes] = profile
         self._fresh.append(key)
 
+    def banned(self, known: Known, recipes: list[Hashable]) -> None:
+        """Note that recipes of a step's plan gave other bits, so that it is planned again without them.
+
+        Until then the plan is followed, and their values are copied.
+
+        Args:
+            known: What is known of the step.
+            recipes: What the recipes are known by; others than those of its plan are of steps without one.
+        """
+        if known.table is None or known.profile is None:
+            return
+        values = {value for value in known.table.recomputed if known.table.copies.key(value) in recipes}
+        if values:
+            known.profile = without_replays(known.profile, values)
+            known.is_outdated = True
+
     def cannot_record(self, key: StepKey, known: Known) -> None:
         """Note that a kind of step has no profile, because its backward pass builds a graph of its own."""
         self.not_recorded(key, known)
@@ -256,6 +275,10 @@ class Library:
     def close(self) -> None:
         """Plan no longer."""
         self._requests.close()
+
+    def join(self) -> None:
+        """Wait until no thread and no process plans, after `close`."""
+        self._requests.join()
 
 
 def _target_bytes(known: Known, budget_bytes: int | None) -> int:

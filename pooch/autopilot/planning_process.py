@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from ..api.children import send
@@ -26,16 +28,23 @@ def begin_aside() -> None:
 def main() -> None:
     """Do jobs until there are no more."""
     begin_aside()
-    for line in sys.stdin:
-        data = json.loads(line)
-        folder = Path(data["folder"])
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(jobs,), name="pooch-parent", daemon=True).start()
+    while True:
+        data = json.loads(jobs.get())
         try:
-            answer_saved(done(loaded(data)), folder)
+            answer_saved(done(loaded(data)), Path(data["folder"]))
             send({"done": True})
-        except OSError:
-            if folder.exists():
-                raise
-            return  # training has ended, and took the folder away
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on and tells
+            send({"failed": f"{type(error).__name__}: {error}"})
+
+
+def _read(jobs: queue.SimpleQueue[str]) -> None:
+    """Pass on jobs. With the input, which the training program holds open, the process ends, whatever it is doing."""
+    with os.fdopen(os.dup(sys.stdin.fileno())) as lines:  # not `sys.stdin`, whose lock the interpreter needs at its end
+        for line in lines:
+            jobs.put(line)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,10 @@ class Remarks:
                 f"{format_bytes(budget_bytes)}: {why}"
             )
 
+    def silence(self, text: str) -> None:
+        """Tell what is not governed."""
+        self._tell(text)
+
     def margin(self, found_bytes: int) -> None:
         """Tell by how much the budget may be passed where live bytes are not counted all the time."""
         if found_bytes > _CLEARLY_MORE * self._margin_bytes:

@@ -108,3 +108,7 @@ class PlanRequests:
     def close(self) -> None:
         """Plan no longer."""
         self._worker.stop()
+
+    def join(self) -> None:
+        """Wait until nothing of planning is left, after `close`."""
+        self._worker.join()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 from ..executor.statistics import RunStats
+from ..torchtools.threads import OwnThread
 from .known import Known
 from .signature import StepKey
 from .steps import Step
@@ -38,7 +38,7 @@ class RunningStep:
         self.key, self.decision, self.known, self.step, self.stats = key, decision, known, step, stats
         self.outlasts = outlasts
         self.begin_s = time.perf_counter()
-        self.thread = threading.get_ident()
+        self.thread = OwnThread()
         self.is_open = True
         self.is_whole = True
         self.is_read_elsewhere = False
@@ -52,7 +52,11 @@ class RunningStep:
     @property
     def is_of_this_thread(self) -> bool:
         """Whether it began in the calling thread."""
-        return self.thread == threading.get_ident()
+        return self.thread.is_here
+
+    def is_over(self, most_calls: int) -> bool:
+        """Whether no backward pass is to be expected in its thread: it is elsewhere, or there were too many calls."""
+        return self.calls >= most_calls or self.is_read_elsewhere or self.thread.has_ended
 
     def close_forward(self) -> None:
         """Take hooks and modes away, if they are in place."""

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ProfileError
 from ..executor.actions import StepActions
-from ..executor.mode import following, looking, recognising, saving
+from ..executor.mode import copying, following, looking, recognising
 from ..executor.online import Evictor, OnlineStep
 from ..executor.step import PlannedStep
 from ..ir import Plan, Profile
@@ -64,16 +64,17 @@ class UnplannedStep:
     Args:
         evictor: Holds the budget.
         replays: Whether its ops are recorded, so that values can be replayed.
+        copies_ahead: Whether values are copied out ahead of need, which is in vain if the step fits.
     """
 
     left_plan = False
 
-    def __init__(self, evictor: Evictor, *, replays: bool = True) -> None:
-        step = OnlineStep(evictor, replays=replays)
+    def __init__(self, evictor: Evictor, *, replays: bool = True, copies_ahead: bool = True) -> None:
+        step = OnlineStep(evictor, replays=replays, copies_ahead=copies_ahead)
         self.replays, self._effort = replays, step.effort
         self._forward = LooseStack()
         weakref.finalize(self, self._forward.close)
-        self._forward.enter_context(recognising(step) if replays else saving(step))
+        self._forward.enter_context(recognising(step) if replays else copying(step))
 
     @property
     def is_faster_copied(self) -> bool:
@@ -148,7 +149,9 @@ class FollowingStep:
         assert known.table is not None
         arena = evictor.engine.open_arena(plan.schedule.host_bytes)
         evictor.stats.device_clock = arena.clock
-        actions = StepActions(known.table, arena, evictor.device, evictor.stats, evictor.warn_once)
+        actions = StepActions(
+            known.table, arena, evictor.device, evictor.stats, evictor.warn_once, evictor.verification, evictor.engine
+        )
         step = PlannedStep(actions, "follow", OnlineStep(evictor))
         self._step: PlannedStep | None = step
         self._stats = evictor.stats

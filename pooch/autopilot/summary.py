@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ..executor.statistics import RunStats
+from ..executor.verification import NOTHING_VERIFIED, Verified
 from ..units import format_bytes
 
 Decision = Literal["in-core", "plan", "online", "record"]
@@ -54,6 +55,7 @@ class Counters:
         lost_ms: Time lost against plain training, as far as the recorded op times tell.
         swapped_bytes: Bytes copied to the tier.
         recomputed_ops: Number of ops replayed.
+        ungoverned: Number of saved tensors and of calls that were left alone, since they cannot be watched.
     """
 
     steps_in_core: int = 0
@@ -67,6 +69,7 @@ class Counters:
     lost_ms: float = 0.0
     swapped_bytes: int = 0
     recomputed_ops: int = 0
+    ungoverned: int = 0
 
     @property
     def steps(self) -> int:
@@ -88,6 +91,7 @@ class Counters:
         tier_bytes: int = 0,
         tier_limit_bytes: int | None = None,
         local_ranks: int = 1,
+        verified: Verified = NOTHING_VERIFIED,
     ) -> AutoSummary:
         """Return them with what else is told; see `AutoSummary`."""
         counted = {each.name: getattr(self, each.name) for each in fields(Counters)}
@@ -99,6 +103,7 @@ class Counters:
             tier_bytes=tier_bytes,
             tier_limit_bytes=tier_limit_bytes,
             local_ranks=local_ranks,
+            verified=verified,
         )
 
 
@@ -126,6 +131,7 @@ def counted(
         lost_ms=max(0.0, lost_ms),
         swapped_bytes=stats.swapped_out_bytes,
         recomputed_ops=stats.recomputed_ops,
+        ungoverned=stats.ungoverned,
     )
 
 
@@ -140,6 +146,7 @@ class AutoSummary(Counters):
         tier_bytes: The most bytes that this process has taken of the swap tier.
         tier_limit_bytes: The most that it may take: its share of the machine's host budget. None: no limit.
         local_ranks: Number of ranks that share the machine.
+        verified: Which replays gave the same bytes as what they replaced.
     """
 
     budget_bytes: int | None = None
@@ -148,25 +155,36 @@ class AutoSummary(Counters):
     tier_bytes: int = 0
     tier_limit_bytes: int | None = None
     local_ranks: int = 1
+    verified: Verified = NOTHING_VERIFIED
 
-    def __str__(self) -> str:
+    @property
+    def totals(self) -> tuple[str, ...]:
+        """What happened in all steps together, one line each."""
         if not self.steps:
-            return "pooch: no step was run under the budget"
+            return ("no step was run under the budget",)
         budget = "unknown" if self.budget_bytes is None else format_bytes(self.budget_bytes)
         held = f"{self.steps_over_budget} steps over it" if self.steps_over_budget else "never passed"
         lines = [
-            f"pooch: {self.steps} steps: {self.steps_on_plan} on plan, {self.steps_online} online "
+            f"{self.steps} steps: {self.steps_on_plan} on plan, {self.steps_online} online "
             f"({self.steps_recorded} recorded, {self.steps_left_plan} left a plan), {self.steps_in_core} in-core",
-            f"pooch: highest peak {format_bytes(self.peak_bytes)}, budget {budget} ({held}); between the passes, as in "
+            f"highest peak {format_bytes(self.peak_bytes)}, budget {budget} ({held}); between the passes, as in "
             f"the optimizer's step, {format_bytes(self.between_peak_bytes)}",
-            f"pooch: {format_bytes(self.swapped_bytes)} swapped, {self.recomputed_ops} ops replayed, about "
+            f"{format_bytes(self.swapped_bytes)} swapped, {self.recomputed_ops} ops replayed, about "
             f"{self.lost_ms / 1000:.1f} s lost",
         ]
+        if self.verified != NOTHING_VERIFIED:
+            lines.append(f"replays compared with what they replace: {self.verified}")
+        if self.ungoverned:
+            lines.append(f"{self.ungoverned} saved tensors and calls were not governed, as they cannot be watched")
         if self.tier_limit_bytes is not None:
             limit = format_bytes(self.tier_limit_bytes)
             whole = f"{limit} for each of {self.local_ranks} ranks" if self.local_ranks > 1 else limit
-            lines.append(f"pooch: swap tier: {format_bytes(self.tier_bytes)} taken, of {whole}")
-        for shape in self.shapes[:MOST_SHAPES]:
+            lines.append(f"swap tier: {format_bytes(self.tier_bytes)} taken, of {whole}")
+        return tuple(lines)
+
+    def __str__(self) -> str:
+        lines = list(self.totals)
+        for shape in self.shapes[:MOST_SHAPES] if self.steps else ():
             planned = ""
             if shape.predicted_peak_bytes is not None and shape.predicted_slowdown is not None:
                 planned = (
@@ -175,8 +193,8 @@ class AutoSummary(Counters):
                 )
             plain = "" if shape.in_core_peak_bytes is None else f", plainly {format_bytes(shape.in_core_peak_bytes)}"
             why = f" ({shape.reason})" if shape.reason else ""
-            lines.append(f"pooch: {shape.shapes}: {shape.steps} steps, {shape.decision}{plain}{planned}{why}")
-        if len(self.shapes) > MOST_SHAPES:
+            lines.append(f"{shape.shapes}: {shape.steps} steps, {shape.decision}{plain}{planned}{why}")
+        if self.steps and len(self.shapes) > MOST_SHAPES:
             rest = self.shapes[MOST_SHAPES:]
-            lines.append(f"pooch: {len(rest)} other shapes: {sum(shape.steps for shape in rest)} steps")
-        return "\n".join(lines)
+            lines.append(f"{len(rest)} other shapes: {sum(shape.steps for shape in rest)} steps")
+        return "\n".join(f"pooch: {line}" for line in lines)

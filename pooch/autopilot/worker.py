@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import queue
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..api.children import child_environment
+from ..api.children import child_command
 from ..errors import PoochError
 from .costs import CostSource
 from .jobs import Anchor, Answer, Job, answer_loaded, saved
@@ -34,6 +34,7 @@ class PlanningWorker:
         self._count = 0
         self.costs = costs
         self._thread: threading.Thread | None = None
+        self._process = _PlanningProcess()
 
     def warm_up(self) -> None:
         """Start the process, which takes a while, since a job will come soon."""
@@ -47,13 +48,20 @@ class PlanningWorker:
         self._count += 1
         self._jobs.put((urgency, self._count, job, done))
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._jobs, weakref.ref(self)), daemon=True)
-            self._thread.name = "pooch-planning"
+            self._thread = threading.Thread(
+                target=_serve, args=(self._jobs, self._process, weakref.ref(self)), name="pooch-planning", daemon=True
+            )
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and the process after the job that is being done."""
+        """End the process, and have the thread end. A job that is being done is not answered."""
         self._jobs.put((_STOP, 0, None, _ignored))
+        self._process.kill(for_good=True)
+
+    def join(self) -> None:
+        """Wait for the thread, after `stop`. Its last answer may need locks, so the caller must hold none."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def completed(self, job: Job) -> Job:
         """Return the job with the costs of copies and hooks in its profiles, as far as they are known by now."""
@@ -66,65 +74,109 @@ class PlanningWorker:
 
 def _serve(
     jobs: queue.PriorityQueue[tuple[int, int, Job | None, Callable[[Answer], None]]],
+    process: _PlanningProcess,
     worker: weakref.ref[PlanningWorker],
 ) -> None:
     """Do jobs until the worker stops or is gone."""
-    process: subprocess.Popen[str] | None = None
     try:
         while True:
             try:
                 urgency, _, job, done = jobs.get(timeout=IDLE_S)
             except queue.Empty:
-                _end(process)
-                process = None
+                process.let_go()
                 if worker() is None:
                     return
                 continue
             owner = worker()
             if urgency == _STOP or owner is None:
                 return
-            process = process or _started()
-            if job is None:
-                continue
-            with TemporaryDirectory(prefix="pooch-") as name:
-                try:
-                    job = owner.completed(job)
-                    answer = _asked(process, job, Path(name))
-                except (PoochError, OSError, ValueError) as error:
-                    _end(process)
-                    process = None
-                    answer = Answer(None, refusal=str(error))
+            answer = _answer(owner, process, job)
             del owner
-            done(answer)
+            if answer is not None:
+                done(answer)
     finally:
-        _end(process)
+        process.let_go()
         owner = worker()
         if owner is not None:
             owner.costs.close()
+
+
+def _answer(owner: PlanningWorker, process: _PlanningProcess, job: Job | None) -> Answer | None:
+    """Return the answer to a job; None if there is no job, only a process to be started, or if planning has ended."""
+    try:
+        process.start()
+        if job is None:
+            return None
+        with TemporaryDirectory(prefix="pooch-") as name:
+            return process.asked(owner.completed(job), Path(name))
+    except (PoochError, OSError, ValueError) as error:
+        process.let_go()
+        return None if process.is_ended else Answer(None, refusal=str(error))
 
 
 def _ignored(_: Answer) -> None:
     """Do nothing with an answer."""
 
 
-def _started() -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", f"{__package__}.planning_process"]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=child_environment())
+class _PlanningProcess:
+    """The child process, which is started for the first job, and again after it has ended. One thread speaks to it."""
 
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._changing = threading.Lock()
+        self._is_ended = False
 
-def _asked(process: subprocess.Popen[str], job: Job, folder: Path) -> Answer:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps(saved(job, folder)) + "\n")
-    process.stdin.flush()
-    line = process.stdout.readline()
-    if not line:
-        raise PoochError("the planning process ended without a plan")
-    return answer_loaded(folder)
+    @property
+    def is_ended(self) -> bool:
+        """Whether it is not started again."""
+        return self._is_ended
 
+    def start(self) -> subprocess.Popen[str]:
+        """Return the process, started if it is not running.
 
-def _end(process: subprocess.Popen[str] | None) -> None:
-    if process is not None:
-        with process:  # closes its pipes, at which it ends, and waits for that
-            pass
+        Raises:
+            PoochError: If it was ended for good.
+        """
+        with self._changing:
+            if self._is_ended:
+                raise PoochError("planning has ended")
+            if self._process is None:
+                pipe, command = subprocess.PIPE, child_command(f"{__package__}.planning_process")
+                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+            return self._process
+
+    def asked(self, job: Job, folder: Path) -> Answer:
+        """Return its answer to a job.
+
+        Raises:
+            PoochError: If it ends without one, or fails.
+            OSError: If it has ended.
+        """
+        process = self.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(saved(job, folder)) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise PoochError("the planning process ended without a plan")
+        failed = json.loads(line).get("failed")
+        if failed is not None:
+            raise PoochError(f"planning failed: {failed}")
+        return answer_loaded(folder)
+
+    def kill(self, *, for_good: bool = False) -> None:
+        """End the process, from any thread. Who waits for its answer meets the end of its output."""
+        with self._changing:
+            self._is_ended = self._is_ended or for_good
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+
+    def let_go(self) -> None:
+        """End the process and close its pipes, in the thread that speaks to it."""
+        self.kill()
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(OSError), process:  # closing writes what is left
+                pass

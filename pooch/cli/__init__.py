@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 
 from ..errors import PoochError, first_line
+from .output import say
 
 SUCCESS, FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -44,10 +45,10 @@ def _reported(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SUCCESS
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        click.echo(error.format_message(), err=True)
+        say(error.format_message(), err=True)
         return WRONG_USAGE
     text, code = _text_and_code(error)
-    click.echo(f"pooch: {' '.join(text.split())}", err=True)
+    say(f"pooch: {' '.join(text.split())}", err=True)
     return code
 
 

@@ -8,7 +8,7 @@ import click
 
 from ..errors import UsageError
 from .options import PATH, json_option
-from .output import print_json, print_tables, progress_shown
+from .output import print_json, print_tables, progress_shown, say
 
 
 @click.command("devices")
@@ -79,4 +79,4 @@ def _measure(device: str | None, name: str, output: Path | None, as_json: bool) 
         print_json(device_model_record(model) | {"output": str(path)})
         return
     print_tables(*catalogue_tables([model]))
-    click.echo(f"wrote {model.name} to {path}; model steps for it with --device-model {path if output else model.name}")
+    say(f"wrote {model.name} to {path}; model steps for it with --device-model {path if output else model.name}")

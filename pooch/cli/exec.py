@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import PoochError, UsageError, first_line
-from .options import force_option, output_option
+from ..visible import visible
+from .options import force_option, output_option, verify_option
 
 if TYPE_CHECKING:
     from ..autopilot.finding import ModelFinder
+    from ..executor.verification import Verify
 
 
 class ProgramCommand(click.Command):
@@ -61,6 +63,7 @@ class ProgramCommand(click.Command):
     metavar="DIRECTORY",
     help="Where plans are kept for the next run (default: nowhere).",
 )
+@verify_option
 @output_option("--report", help="Write what happened, and the plans, as one HTML page.")
 @click.option("--quiet", is_flag=True, help="Print neither plans nor the summary on standard error.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
@@ -70,6 +73,7 @@ def command(
     budget: str,
     host_budget: str | None,
     cache: Path | None,
+    verify: Verify,
     report: Path | None,
     quiet: bool,
     module: str | None,
@@ -93,7 +97,8 @@ def command(
 
     from ..autopilot.finding import ModelFinder
 
-    finder = ModelFinder(budget, host_budget=host_budget, cache=cache, tell=_nothing if quiet else _tell)
+    tell = _nothing if quiet else _tell
+    finder = ModelFinder(budget, host_budget=host_budget, cache=cache, tell=tell, verify=verify)
 
     def governed() -> None:
         # Called by Python before it ends, after the script's threads and whatever way the script ends.
@@ -167,7 +172,7 @@ def _world_size() -> int:
 
 def _tell(text: str) -> None:
     who = f"pooch (rank {_rank()})" if _world_size() > 1 else "pooch"
-    sys.stderr.write(f"{who}: {text}\n")
+    sys.stderr.write(f"{who}: {visible(text)}\n")
     sys.stderr.flush()
 
 

@@ -125,6 +125,14 @@ def shared_planning_options(region: str) -> Decorator:
     )
 
 
+verify_option = click.option(
+    "--verify",
+    type=click.Choice(["always", "first", "off"]),
+    default="first",
+    show_default=True,
+    help="Compare what is recomputed with what it replaces: in every step, in full in the first steps and by samples "
+    "afterwards, or not at all.",
+)
 training_options = _together(
     click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Number of training steps."),
     click.option("--check", is_flag=True, help="Compare bitwise with plain training; exit code 1 if it differs."),
@@ -134,6 +142,7 @@ training_options = _together(
         help="Also train in processes that the operating system or the allocator limits to the budget.",
     ),
     click.option("--arena", is_flag=True, help="Also train with the memory of the steps from one arena."),
+    verify_option,
 )
 budget_option = click.option(
     "--budget",

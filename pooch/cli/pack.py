@@ -15,7 +15,7 @@ from ..packing.files import load_blocks, save_offsets
 from ..plugins import provided
 from ..units import format_bytes
 from .options import PATH, force_option, json_option, output_option, plot_option
-from .output import print_json, print_written, progress_shown
+from .output import print_json, print_written, progress_shown, say
 
 if TYPE_CHECKING:
     from ..ir import Plan, Profile
@@ -104,7 +104,7 @@ def command(
     if as_json:
         print_json(_record(blocks, layout) | {"seconds": seconds, "verified": True})
         return
-    click.echo(f"{_told(blocks, layout)}, {seconds:.2f} CPU s, verified")
+    say(f"{_told(blocks, layout)}, {seconds:.2f} CPU s, verified")
     print_written(output, plot)
 
 
@@ -137,14 +137,14 @@ def _pack_step(
         record = layout_record(packed) | {"seconds": seconds, "verified": True}
         print_json(record | {"budget_bytes": budget_bytes, "fits": fits})
         return
-    click.echo(f"{_told(blocks, packed.layout)}, {seconds:.2f} CPU s, verified")
+    say(f"{_told(blocks, packed.layout)}, {seconds:.2f} CPU s, verified")
     outside = f"with {format_bytes(packed.outside_bytes)} outside of it, {format_bytes(packed.total_bytes)}"
     if plan is not None and fits is not None:
         within = "within" if fits else "over"
         outside += f": {within} the budget of {format_bytes(plan.budget_bytes)}"
-    click.echo(f"  {outside}")
+    say(f"  {outside}")
     if fits is False:
-        click.echo("  `pooch plan --bound arena` makes a plan whose arena fits")
+        say("  `pooch plan --bound arena` makes a plan whose arena fits")
     print_written(output, plot)
 
 
@@ -199,7 +199,7 @@ def _save_offsets(output: Path | None, blocks: Sequence[Block], layout: Layout) 
 
 def _tell_python_search(layout: Layout) -> None:
     if layout.policy == "ours" and not layout.is_native:
-        click.echo("  no C++ compiler: the search ran in Python and got less far; install g++", err=True)
+        say("  no C++ compiler: the search ran in Python and got less far; install g++", err=True)
 
 
 def _record(blocks: Sequence[Block], layout: Layout) -> dict[str, object]:

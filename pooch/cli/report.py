@@ -16,7 +16,7 @@ from .options import (
     ranks_option,
     time_limit_option,
 )
-from .output import print_json, progress_shown
+from .output import print_json, progress_shown, say
 
 
 @click.command("report")
@@ -81,5 +81,5 @@ def command(
         print_json({"output": str(output), "size_bytes": size_bytes, "plans": plans, "notes": list(written.notes)})
         return
     for note in written.notes:
-        click.echo(note)
-    click.echo(f"wrote {output} ({format_bytes(size_bytes)}, {len(written.plans)} budgets): open it in a browser")
+        say(note)
+    say(f"wrote {output} ({format_bytes(size_bytes)}, {len(written.plans)} budgets): open it in a browser")

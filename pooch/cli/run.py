@@ -10,7 +10,7 @@ import click
 from ..errors import PoochError
 from .exporting import Export
 from .options import PATH, export_option, force_option, json_option, training_options, workload_options
-from .output import print_json, print_tables, progress_shown
+from .output import print_json, print_tables, progress_shown, say
 
 if TYPE_CHECKING:
     from ..measure.training_report import TrainingReport
@@ -49,7 +49,7 @@ def print_training(report: TrainingReport, export: Export) -> None:
 
     print_tables(*training_tables(report))
     if export.report is not None:
-        click.echo(export.report.line())
+        say(export.report.line())
 
 
 def refuse_broken_promise(report: TrainingReport, export: Export) -> None:

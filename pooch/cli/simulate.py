@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .options import PATH, force_option, json_option, output_option, ranks_option
-from .output import print_json, print_tables
+from .output import print_json, print_tables, say
 
 
 @click.command("simulate")
@@ -35,4 +35,4 @@ def command(profile_path: Path, plan_path: Path, trace: Path | None, ranks: int,
         return
     print_tables(timeline_table(timeline))
     if trace is not None:
-        click.echo(f"wrote {trace}: open it in https://ui.perfetto.dev or chrome://tracing")
+        say(f"wrote {trace}: open it in https://ui.perfetto.dev or chrome://tracing")

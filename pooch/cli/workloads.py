@@ -8,7 +8,7 @@ import click
 
 from ..errors import UsageError
 from .options import json_option
-from .output import print_json, print_tables
+from .output import print_json, print_tables, say
 
 if TYPE_CHECKING:
     from ..workloads import BuiltIn
@@ -38,9 +38,9 @@ def command(name: str | None, as_json: bool) -> None:
         return
     facts = {entry.name: entry.summary + (f" (needs {entry.package})" if entry.package else "") for entry in entries}
     print_tables(facts_table("built-in workloads", facts))
-    click.echo("\nNamed sizes: pooch workloads NAME, then NAME@SIZE, such as resnet50@small.")
-    click.echo("Your own: file.py:function, a function of batch_size and device that returns a pooch.Workload.")
-    click.echo("ONNX models: model.onnx (needs the onnx package).")
+    say("\nNamed sizes: pooch workloads NAME, then NAME@SIZE, such as resnet50@small.")
+    say("Your own: file.py:function, a function of batch_size and device that returns a pooch.Workload.")
+    say("ONNX models: model.onnx (needs the onnx package).")
 
 
 def _record(entry: BuiltIn) -> dict[str, Any]:

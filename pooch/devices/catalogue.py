@@ -15,6 +15,7 @@ import tomli_w
 
 from ..errors import FileFormatError, UsageError
 from ..ir.files import first_fault, replace_file
+from ..reading import file_bytes
 from .model import DeviceModel
 
 _GIB = 2**30
@@ -82,7 +83,7 @@ def read_catalogue(path: str | Path) -> dict[str, DeviceModel]:
         FileFormatError: the file is missing, unreadable or not TOML, or a figure is invalid.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = file_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise FileFormatError(f"cannot read {path}: {reason.lower()}: give a catalogue of devices") from error

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import assert_never
 
 import torch
 
-from ..errors import PlanMismatch, TierError
+from ..errors import PlanMismatch, ReplayDiffers, TierError
 from ..ir import Action
-from ..torchtools.tensors import copied_storage, new_storage
+from ..torchtools.tensors import copied_storage, new_storage, storage_of
 from .emptied import EmptiedStorages
-from .engines.protocol import Arena
+from .engines.protocol import Arena, CopyEngine, Ticket
+from .leaving import Leaving, StepCopies
 from .lock import StepLock
 from .records import PackedRecord, Record
 from .replay import RecordedCall, find_made, is_emptied, replay_call
+from .silence import Silence
 from .statistics import RunStats, WarnOnce
 from .table import ActionTable
+from .verification import Verification
 
 
 class StepActions:
@@ -30,12 +34,15 @@ class StepActions:
         device: Where values are needed.
         stats: Counters of the step, updated in place.
         warn_once: Reports copies that fail and steps that leave the path.
+        verification: What is known of the plan's recipes.
+        engine: Opens room for copies of values whose recipes are not proven.
 
     Attributes:
         records: Maps each swapped or recomputed value to its state.
         held: Maps values that replays will read to their storages.
         calls: Maps the slots of ops that may be replayed to their recorded calls.
         emptied: Values whose bytes are away while the program still holds them.
+        leaving: What replays are compared with.
         lock: Guards all of the above, except for entries that only the forward pass adds.
     """
 
@@ -46,19 +53,29 @@ class StepActions:
         device: torch.device,
         stats: RunStats,
         warn_once: WarnOnce,
+        verification: Verification,
+        engine: CopyEngine,
     ) -> None:
         self.table, self.arena, self.device, self.stats = table, arena, device, stats
         self.warn_once = warn_once
+        self.silence = Silence(lambda text: warn_once(text, text))
         self.lock = StepLock(self._handle_ended)
         self.records = {value: Record(value) for value in table.swapped | table.recomputed}
         self.held: dict[int, torch.UntypedStorage] = {}
         self.calls: dict[int, RecordedCall] = {}
         self._to_drop = set(table.dropped)
+        self._held_back: dict[int, Record] = {}  # copied, while the program may still change them
         self._acted: set[int] = set()
         self._done: set[int] = set()
         self._replays_ahead = set(table.replay_slots)
         make_again = weakref.WeakMethod(self._make_again)  # a reference cycle would wait for the collector
-        self.emptied = EmptiedStorages(arena, table.offsets, stats, make_again)
+        self.emptied = EmptiedStorages(partial(_copy_in, arena, table.offsets), stats, make_again)
+        copies = StepCopies(engine, table.copies)
+        calls, producer_of = self.calls, table.producer_of  # not this object, which would hold itself
+        self.leaving = Leaving(
+            verification, copies, table.copies, stats, lambda value: calls.get(producer_of.get(value, -1))
+        )
+        weakref.finalize(self, copies.close).atexit = False
         weakref.finalize(self, arena.close).atexit = False
 
     def is_due(self, slot: int) -> bool:
@@ -87,10 +104,12 @@ class StepActions:
         calls = (self.calls.get(action.target) for action in actions if action.kind == "replay")
         return not any(is_emptied(call) for call in calls if call is not None)
 
-    def protect(self, value: int | None) -> None:
+    def protect(self, value: int | None, storage: torch.UntypedStorage) -> None:
         """Prepare for an op that writes over a value: finish its copy, and remember that it changed.
 
-        Later replays must not read the new contents, so the value is no longer held for them.
+        Later replays must not read the new contents, so the value is no longer held for them. What autograd has saved
+        of it stays from now on: its version counters tell whether it may still be read, and then the new contents are
+        what plain training reads, as after a write through `tensor.data`.
         """
         if value is None:
             return
@@ -102,9 +121,21 @@ class StepActions:
             record.changed = record.handles > 0
             if record.ticket is not None:
                 self.stats.host_stall_ms += record.ticket.wait()
-            if not record.handles:
+            if record.handles:
+                self._pin(record, storage)
+            else:
                 self._end_copy_out(record)
                 self._let_go(record)
+
+    def _pin(self, record: Record, storage: torch.UntypedStorage) -> None:
+        """Keep a value's storage, whose contents may change, until autograd has released it."""
+        if record.is_pinned:
+            return
+        self._end_copy_out(record)
+        self.leaving.end(record)
+        self._held_back.pop(record.value, None)
+        record.witness, record.is_pinned, record.copied_out = None, True, False
+        record.storage, record.handed_out = storage, True
 
     def made(self, value: int, storage: torch.UntypedStorage) -> None:
         """Register a value that an op of the forward pass has produced, as far as the plan needs it."""
@@ -126,10 +157,13 @@ class StepActions:
         """
         with self.lock:
             if record.value in self.table.from_gathered and not is_planned:
-                record.storage = tensor.untyped_storage()
+                record.storage = storage_of(tensor)
             here = not record.copied_out or record.value in self.table.emptied
             if record.storage is None and record.value in self.table.swapped and here:
-                record.storage = tensor.untyped_storage()
+                record.storage = storage_of(tensor)
+            record.in_program = weakref.ref(storage_of(tensor))
+            if record.storage is None and record.witness is None and record.value in self.table.recomputed:
+                self.leaving.saved(record, storage_of(tensor))
             return PackedRecord(step, record, tensor, self.lock.end)
 
     def keep_what_is_held(self) -> None:
@@ -142,6 +176,28 @@ class StepActions:
                 record = self.records[value]
                 if record.storage is None and record.handles:
                     record.storage = record.home()
+
+    def distrust(self, values: set[int]) -> None:
+        """Have values leave by copy in this step, and those that are made from them, as far as they are still there.
+
+        Args:
+            values: Those that the program has the address of, so that they may change and nothing tells.
+        """
+        with self.lock:
+            self.leaving.tainted |= values
+            for slot, call in sorted(self.calls.items()):
+                self.taint(slot, call)
+            for value in self.leaving.tainted & self.records.keys():
+                record = self.records[value]
+                there = record.in_program()
+                if there is not None:
+                    self.leaving.distrust(record, there)
+
+    def taint(self, slot: int, call: RecordedCall) -> None:
+        """Distrust what an op makes, if it reads what is distrusted."""
+        tainted = self.leaving.tainted
+        if tainted and any(read.value in tainted for read in find_made(call)):
+            tainted.update(self.table.expected[slot - self.table.first_slot].writes)
 
     def is_at_its_end(self, value: int) -> bool:
         """Whether the handle that is being read is the last one on a value, and no replay will read it."""
@@ -162,15 +218,22 @@ class StepActions:
         if self.emptied.away and self.emptied.is_away(record):
             self.emptied.bring_back(record)
             record.storage = record.home()
-        if record.storage is not None:
+        held = self._held_by_program(record)
+        if record.storage is not None or held is not None:
             self._wait(record)
+            record.storage = record.storage if held is None else held
+            assert record.storage is not None
             return record.storage
         self.stats.late_swaps += 1
         if record.copied_out:
             self._start_copy_in(record)
             self._wait(record)
         else:
-            record.storage = self._make_again(record.value)
+            try:
+                record.storage = self._make_again(record.value)
+            except (ReplayDiffers, PlanMismatch) as error:
+                if not self._recover([record], is_different=isinstance(error, ReplayDiffers)):
+                    raise
         assert record.storage is not None
         return record.storage
 
@@ -206,18 +269,63 @@ class StepActions:
                 f"value {record.value} has {record.size_bytes} bytes, but the plan has room for "
                 f"{self.table.room_bytes[record.value]} of them in the tier: profile and plan this step again"
             )
+        self.leaving.copied(record, record.storage)
         record.ticket = self.arena.copy_out(record.storage, self.table.offsets[record.value])
         self.stats.swapped_out_bytes += record.size_bytes
 
     def _free(self, record: Record) -> None:
         self._end_copy_out(record)
-        if record.copied_out and record.ticket is None:
+        if not record.copied_out or record.ticket is not None or record.is_pinned:
+            return
+        if record.witness is None or record.storage is None:
             record.storage = None
+        else:
+            self._held_back[record.value] = record
+            self._settle_copied(everything=False)
+
+    def _copy_again_if_changed(self, record: Record, storage: torch.UntypedStorage) -> None:
+        """Look once more at a swapped value before its bytes are freed, if it may have changed since it was copied."""
+        self._held_back.pop(record.value, None)
+        if record.witness is not None and record.place is None and self.leaving.has_changed(record, storage):
+            record.copied_out = False
+            record.ticket = self.arena.copy_out(storage, self.table.offsets[record.value])
+            self._end_copy_out(record)
+
+    @property
+    def waits_for_program(self) -> bool:
+        """Whether values are to leave as soon as the program has released them."""
+        return bool(self.leaving.pending or self._held_back)
+
+    def settle(self) -> None:
+        """Let go of what only this step holds by now. The caller holds the lock."""
+        self.leaving.settle()
+        self._settle_copied(everything=False)
+
+    def settle_all(self) -> None:
+        """Let go of all that is to leave: what happens to it from here on is not seen. The caller holds the lock."""
+        self.leaving.settle_all()
+        self._settle_copied(everything=True)
+
+    def _settle_copied(self, *, everything: bool) -> None:
+        """Free what was copied, once it cannot change any more; copy it again if it has changed since."""
+        for record in list(self._held_back.values()):
+            storage = record.storage
+            if storage is None or (not everything and self._is_in_use(storage)):
+                continue
+            self._copy_again_if_changed(record, storage)
+            if record.copied_out and not record.is_pinned:
+                record.storage = None
 
     def _empty(self, record: Record) -> None:
         self._end_copy_out(record)
         if record.copied_out or record.value in self.table.recomputed:
             self._wait(record)
+            home = record.home()
+            if record.witness is None and home is not None and record.value in self.table.recomputed:
+                self.leaving.saved(record, home)
+            self.leaving.leave(record)
+            if home is not None and record.copied_out:
+                self._copy_again_if_changed(record, home)
             self.emptied.empty(record)
 
     def _end_copy_out(self, record: Record) -> None:
@@ -242,7 +350,7 @@ class StepActions:
 
     def _start_copy_in(self, record: Record) -> None:
         record.storage = new_storage(record.size_bytes, self.device)
-        record.ticket = self.arena.copy_in(record.storage, self.table.offsets[record.value])
+        record.ticket = _copy_in(self.arena, self.table.offsets, record, record.storage)
         self.stats.swapped_in_bytes += record.size_bytes
 
     def _is_wanted(self, record: Record) -> bool:
@@ -276,6 +384,8 @@ class StepActions:
     def _let_go(self, record: Record) -> None:
         """Release the storage once no copy reads or fills it."""
         self._end_copy_out(record)  # so that the tier has it if the program has it saved again
+        self.leaving.end(record)
+        self._held_back.pop(record.value, None)
         if record.ticket is not None:
             record.ticket.wait()
             record.ticket = None
@@ -285,7 +395,20 @@ class StepActions:
         call = self.calls.get(action.target)
         if call is None:
             return  # the forward pass left the path before this op ran
-        storages = replay_call(call, lambda value, written: self._resolve(value, written, action.in_place))
+        records = [self.records.get(value) for value in action.outputs]
+        if records and all(record is not None and self.leaving.is_banned(record) for record in records):
+            for record in records:
+                assert record is not None
+                self._copy_in(record)
+            return
+        try:
+            storages = replay_call(call, lambda value, written: self._resolve(value, written, action.in_place))
+        except (ReplayDiffers, PlanMismatch) as error:
+            if not self._recover(records, is_different=isinstance(error, ReplayDiffers)):
+                if isinstance(error, ReplayDiffers):
+                    self.leaving.ban(record for record in records if record is not None)
+                raise
+            return
         self.stats.recomputed_ops += 1
         expected = self.table.expected[action.target - self.table.first_slot]
         for value, storage in zip(expected.writes, storages, strict=True):
@@ -296,8 +419,34 @@ class StepActions:
         record = self.records.get(value)
         if record is None:
             self.held[value] = storage
-        elif self._is_wanted(record):
-            record.storage = storage
+        elif self._is_wanted(record) and record.storage is None and not self.leaving.is_banned(record):
+            held = self._held_by_program(record)
+            if held is None:
+                self.leaving.check(record, storage)
+            record.storage = storage if held is None else held
+
+    def _held_by_program(self, record: Record) -> torch.UntypedStorage | None:
+        """The storage that autograd has saved, if the program still holds it: plain training reads what is there."""
+        found = record.in_program()
+        return found if found is not None and found.nbytes() > 0 else None
+
+    def _recover(self, records: list[Record | None], *, is_different: bool) -> bool:
+        """Take the copies of values that cannot be replayed, and return whether the step can go on.
+
+        It cannot if there is no copy of one that is wanted. What else the op has made is read by further replays alone,
+        which will fail too, and each take its copy.
+
+        Args:
+            records: The values.
+            is_different: Whether their replays would give something else, rather than nothing at this time.
+        """
+        wanted = [record for record in records if record is not None and self._is_wanted(record)]
+        if not all(map(self.leaving.has_copy, wanted)) or not (wanted or self.leaving.has_copies):
+            return False
+        for record in wanted:
+            record.storage = new_storage(record.size_bytes, self.device)
+            self.leaving.recover(record, record.storage, is_different=is_different)
+        return True
 
     def _resolve(self, value: int, written: bool, in_place: tuple[int, ...]) -> torch.UntypedStorage:
         """Return the storage of a value for a replay.
@@ -319,11 +468,12 @@ class StepActions:
     def let_go(self, missing_bytes: int) -> int:
         """Free planned values ahead of the schedule, oldest first, and return how many bytes that frees.
 
-        Only values that can come back go: those that the tier holds or has room for.
+        Only values that can come back go: those that the tier holds or has room for. None go while another thread works
+        on the step, which may itself be waiting for the room that is made here.
         """
         freed_bytes = 0
-        with self.lock:
-            for record in self.records.values():
+        with self.lock.if_free() as is_free:
+            for record in self.records.values() if is_free else ():
                 if freed_bytes >= missing_bytes:
                     break
                 storage = record.storage
@@ -378,7 +528,18 @@ class StepActions:
 
         storages = replay_call(self.calls[slot], resolve)
         self.stats.recomputed_ops += 1
-        made.update(zip(self.table.expected[slot - self.table.first_slot].writes, storages, strict=True))
+        for each, storage in zip(self.table.expected[slot - self.table.first_slot].writes, storages, strict=True):
+            record = self.records.get(each)
+            if record is not None and record.value in self.table.recomputed:
+                self.leaving.check(record, storage)
+            made[each] = storage
+
+
+def _copy_in(arena: Arena, offsets: dict[int, int], record: Record, storage: torch.UntypedStorage) -> Ticket:
+    """Start filling a storage from where the tier has the value."""
+    if record.place is not None:
+        return record.place.copy_in(storage)
+    return arena.copy_in(storage, offsets[record.value])
 
 
 def _lost(value: int) -> PlanMismatch:

@@ -19,6 +19,7 @@ from ..torchtools.training_state import model_device
 from .causes import Overrun
 from .engines import make_engine
 from .run import OnMismatch, Run, StepMemory
+from .verification import Verify
 from .watch import MEASURE_EVERY
 
 
@@ -32,6 +33,7 @@ def apply_plan(
     measure_every: int | None = MEASURE_EVERY,
     on_overrun: Callable[[Overrun], bool] | None = None,
     memory: StepMemory | None = None,
+    verify: Verify = "first",
 ) -> Run:
     """Apply a plan to a model.
 
@@ -48,6 +50,7 @@ def apply_plan(
         on_overrun: Called with each measured peak over the budget; returns whether it was handled. Otherwise, and with
             None, a warning is given.
         memory: Where the memory of the steps comes from; the run closes it. None leaves it to PyTorch.
+        verify: How closely replays are compared with what they replace, see `verification.py`.
 
     Returns:
         The run, whose `remove()` takes the plan off the model.
@@ -82,7 +85,7 @@ def apply_plan(
     refuse_unrepeatable(plan, device)
     engine = make_engine(device, spill_directory, check_copies=check_copies)
     try:
-        return Run(plan, model, engine, on_mismatch, measure_every or 0, on_overrun, memory)
+        return Run(plan, model, engine, on_mismatch, measure_every or 0, on_overrun, memory, verify)
     except PoochError:
         engine.close()
         raise

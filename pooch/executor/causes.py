@@ -60,6 +60,12 @@ ROUNDING = Cause(
     "the tensors themselves stay within it, and the rest comes from blocks whose sizes PyTorch's allocator rounds up",
     "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower the budget by that much",
 )
+CHECKSUMS = Cause(
+    "checksums",
+    "the tensors themselves stay within it, and the rest is for checksums of what is computed again, which the device "
+    "takes in order to compare",
+    "lower the budget by that much, or give verify='off'",
+)
 UNKNOWN = Cause("unknown", "the cause is not known", f"{AGAIN}, or train with pooch.guard, which makes a tighter plan")
 
 
@@ -103,9 +109,9 @@ class Overrun:
     cause: Cause
 
     @property
-    def is_rounding(self) -> bool:
-        """Whether the tensors themselves stay within the budget."""
-        return self.cause.kind == ROUNDING.kind
+    def is_of_tensors(self) -> bool:
+        """Whether the tensors themselves exceed the budget, so that another plan helps."""
+        return self.cause.kind not in (ROUNDING.kind, CHECKSUMS.kind)
 
     @property
     def excess_bytes(self) -> int:

@@ -15,10 +15,11 @@ import torch
 from ..errors import TierError
 from ..torchtools.effects import StorageMap
 from ..torchtools.tensors import bytes_of, storage_key, tensors_with_memory
-from .engines.protocol import Arena
+from .engines.protocol import Ticket
 from .records import Record
 from .statistics import RunStats
 
+CopyIn = Callable[[Record, torch.UntypedStorage], Ticket]
 MakeAgain = Callable[[], Callable[[int], torch.UntypedStorage] | None]
 
 
@@ -26,8 +27,7 @@ class EmptiedStorages:
     """Empties and refills the storages of one step.
 
     Args:
-        arena: Holds the bytes of swapped values.
-        offsets: Maps each swapped value to its offset in the arena.
+        copy_in: Starts to fill a storage with a value that the tier has.
         stats: Counters of the step, updated in place.
         make_again: Returns the function that recomputes a value, or None once the step is gone.
 
@@ -36,8 +36,8 @@ class EmptiedStorages:
             the program has released may remain.
     """
 
-    def __init__(self, arena: Arena, offsets: dict[int, int], stats: RunStats, make_again: MakeAgain) -> None:
-        self._arena, self._offsets, self._stats, self._make_again = arena, offsets, stats, make_again
+    def __init__(self, copy_in: CopyIn, stats: RunStats, make_again: MakeAgain) -> None:
+        self._copy_in, self._stats, self._make_again = copy_in, stats, make_again
         self.away: dict[int, Record] = {}
 
     def empty(self, record: Record) -> None:
@@ -131,7 +131,7 @@ class EmptiedStorages:
         """Start to fill a storage, whose memory is allocated in the order of compute."""
         storage.resize_(record.size_bytes)
         if record.copied_out:
-            record.ticket = self._arena.copy_in(storage, self._offsets[record.value])
+            record.ticket = self._copy_in(record, storage)
             self._stats.swapped_in_bytes += record.size_bytes
         else:
             make_again = self._make_again()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic
 
 from .records import Kind
@@ -42,6 +43,18 @@ class StepLock(Generic[Kind]):
             self._depth -= 1
             self._lock.release()
         self._settle()  # handles queued between the last check and the release
+
+    @contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Context manager that holds the lock, unless another thread does. Tells whether it does."""
+        if not self._lock.acquire(blocking=False):
+            yield False
+            return
+        try:
+            with self:
+                yield True
+        finally:
+            self._lock.release()
 
     def end(self, record: Kind) -> None:
         """Report that a handle on a record was destroyed."""

@@ -7,17 +7,20 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..torchtools import function_modes
 from ..torchtools.effects import argument_keys, new_tensors, written_tensors
+from ..torchtools.mode_stacks import Together
 from ..torchtools.operators import operator_facts
 from ..torchtools.raw_looks import RawLooks
+from ..torchtools.settings import called_as_unwatched
+from ..torchtools.standing_aside import SilentMode, StepHooks
 from ..torchtools.tensors import result_tensors
 from .online import OnlineStep
 from .step import OWN_WORK, PlannedStep
 
 
-class StepMode(TorchDispatchMode):
+class StepMode(SilentMode):
     """Passes every op of the region to the step, below autograd."""
 
     @classmethod
@@ -26,25 +29,35 @@ class StepMode(TorchDispatchMode):
         return False
 
     def __init__(self, step: PlannedStep | OnlineStep) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._step = step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Every op of every step passes here. `python -m benchmarks.hook_cost` measures the cost.
-        kwargs = kwargs or {}
+        if not function_modes.are_on():
+            return self._dispatch(func, func, args, kwargs or {})
+        runs_program = types or operator_facts(func).is_foreign
+        call = function_modes.as_now(func) if runs_program else func
+        with torch._C.DisableTorchFunction():
+            return self._dispatch(func, call, args, kwargs or {})
+
+    def _dispatch(self, func: Any, call: Any, args: Any, kwargs: Any) -> Any:
         facts = operator_facts(func)
         if facts.is_view:
-            return func(*args, **kwargs)
+            return call(*args, **kwargs)
         step = self._step
+        if self.is_silent:
+            step.unseen(facts, args, kwargs)
+            return call(*args, **kwargs)
         is_alone = step.begin_op()
         try:
             if step.arena.is_beside():
                 step.beside(facts, args, kwargs)
-                return func(*args, **kwargs)
+                return call(*args, **kwargs)
             keys = argument_keys(args, kwargs)
             written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
             step.before_op(func, facts, args, kwargs, written)
-            result = func(*args, **kwargs)
+            result = called_as_unwatched(func, args, kwargs, call) if facts.is_foreign else call(*args, **kwargs)
             outputs = result_tensors(result)
             made = new_tensors(written, outputs, keys)
             if made:
@@ -60,43 +73,47 @@ class WatchfulMode(StepMode):
 
     _step: PlannedStep
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def _dispatch(self, func: Any, call: Any, args: Any, kwargs: Any) -> Any:
         step = self._step
         with OWN_WORK:
             facts = operator_facts(func)
             if step.emptied.away and facts.is_view and not facts.reads_nothing:
                 step.bring_back((args, kwargs))
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return super()._dispatch(func, call, args, kwargs)
 
 
-@contextmanager
-def recognising(step: PlannedStep | OnlineStep) -> Iterator[None]:
-    """Pass to the step every op, and every tensor that autograd saves and reads."""
-    with saving(step), StepMode(step):
-        yield
+def recognising(step: PlannedStep | OnlineStep) -> AbstractContextManager[None]:
+    """Pass to the step every op, every tensor that autograd saves and reads, and whose address is handed out."""
+    return Together(saving(step), RawLooks(step.look, step.data_assigned), StepMode(step))
+
+
+def copying(step: OnlineStep) -> AbstractContextManager[None]:
+    """Pass to the step every tensor that autograd saves and reads, and those that are given other data."""
+    return Together(saving(step), RawLooks(_nothing, step.data_assigned))
+
+
+def _nothing(arguments: Any, handed_out: bool) -> None:
+    """What is only ever copied stays as long as the program holds it."""
 
 
 def saving(step: PlannedStep | OnlineStep) -> AbstractContextManager[None]:
     """Pass to the step every tensor that autograd saves and reads."""
-    return torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack)
+    return StepHooks(step.pack, step.unpack, step.fell_silent)
 
 
-@contextmanager
-def following(step: PlannedStep) -> Iterator[None]:
-    """Like `recognising`, and treat views as reads too. Reads that are no ops are only seen inside of `looking`."""
-    hooks = torch.autograd.graph.saved_tensors_hooks(step.quietly(step.pack), step.quietly(step.unpack))
-    with hooks, WatchfulMode(step):
-        yield
+def following(step: PlannedStep) -> AbstractContextManager[None]:
+    """Like `recognising`, and treat views as reads too. Everything is restored on the way out of `looking`."""
+    hooks = StepHooks(step.quietly(step.pack), step.quietly(step.unpack), step.fell_silent)
+    return Together(hooks, RawLooks(step.look, step.data_assigned), WatchfulMode(step))
 
 
 @contextmanager
 def looking(step: PlannedStep) -> Iterator[None]:
-    """Pass every read that is no op to the step. Everything is restored on the way out."""
-    with RawLooks(step.look):
-        try:
-            yield
-        finally:
-            step.restore()
+    """Restore everything on the way out, since what holds a value then may read it in any thread."""
+    try:
+        yield
+    finally:
+        step.restore()
 
 
 @contextmanager

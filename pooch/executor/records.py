@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from functools import cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from ..torchtools.tensors import Geometry, version_of
 from .engines.protocol import Ticket
+from .witness import Place, Witness
 
 Kind = TypeVar("Kind", bound="SavedRecord")
 
@@ -39,10 +40,17 @@ class Record(SavedRecord):
         ticket: The pending copy, if any.
         copied_out: Whether the tier holds its bytes.
         home: Returns the storage in which the program holds it, or None once the program has released it.
+        in_program: Returns the storage that autograd saved, as long as the program holds it, or None.
         handed_out: Whether the program obtained its address, so that it has to stay in place.
+        witness: What a replay of it is compared with, or None.
+        is_pinned: Whether its storage stays, since its contents may change without anything that tells.
+        place: Where its bytes are in the tier, if not where the plan has room for them.
     """
 
-    __slots__ = ("copied_out", "handed_out", "home", "size_bytes", "storage", "ticket", "value")
+    __slots__ = (
+        "copied_out", "handed_out", "home", "in_program", "is_pinned", "place", "size_bytes", "storage", "ticket",
+        "value", "witness",
+    )  # fmt: skip
 
     def __init__(self, value: int) -> None:
         super().__init__()
@@ -52,7 +60,10 @@ class Record(SavedRecord):
         self.ticket: Ticket | None = None
         self.copied_out = False
         self.home: Callable[[], torch.UntypedStorage | None] = lambda: None
-        self.handed_out = False
+        self.in_program: Callable[[], torch.UntypedStorage | None] = lambda: None
+        self.handed_out = self.is_pinned = False
+        self.witness: Witness | None = None
+        self.place: Place | None = None
 
 
 class VersionProbe:
@@ -66,9 +77,10 @@ class VersionProbe:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._version = version_of(tensor)
-        self._probe: torch.Tensor | None = None
-        if not (tensor.is_conj() or tensor.is_neg()):  # ordinary data cannot be assigned to these
-            self._probe = tensor.detach()
+        self._probe: torch.Tensor | None = tensor.detach()
+        if tensor.is_conj() or tensor.is_neg():  # ordinary data cannot be assigned to these, but to a view of them
+            self._probe = _plain_view(self._probe)
+        if self._probe is not None:
             self._probe.data = _nothing(tensor.device)
 
     def moved(self) -> bool:
@@ -81,19 +93,43 @@ class VersionProbe:
         return self._probe is not None
 
 
-@cache
+def _plain_view(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a view that is neither conjugated nor negated, with the same version counter, or None if there is none."""
+    with torch.no_grad():
+        plain = torch._conj(tensor) if tensor.is_conj() else tensor
+        plain = torch._neg_view(plain) if plain.is_neg() else plain
+        plain = plain.detach()  # a view would hold the memory
+    return plain if plain._version == tensor._version and not (plain.is_conj() or plain.is_neg()) else None
+
+
+class _Nothing(threading.local):
+    """A tensor without memory for each device, of each thread.
+
+    PyTorch's reference counts of a storage's Python object are not safe where several threads share the storage.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[torch.device, torch.Tensor] = {}
+
+
+_NOTHING = _Nothing()
+
+
 def _nothing(device: torch.device) -> torch.Tensor:
-    return torch.empty(0, device=device)
+    found = _NOTHING.tensors.get(device)
+    if found is None:
+        found = _NOTHING.tensors[device] = torch.empty(0, device=device)
+    return found
 
 
 class PackedRecord(Generic[Kind]):
     """What autograd holds in place of a swapped or recomputed value. Its destruction, in any thread, releases it."""
 
-    __slots__ = ("_ended", "geometry", "probe", "record", "step")
+    __slots__ = ("_ended", "geometry", "identity", "probe", "record", "step")
 
     def __init__(self, step: object, record: Kind, tensor: torch.Tensor, ended: Callable[[Kind], None]) -> None:
         self.step, self.record, self.geometry = step, record, Geometry.of(tensor)
-        self.probe = VersionProbe(tensor)
+        self.probe, self.identity = VersionProbe(tensor), saved_identity(tensor)
         self._ended = ended
         record.handles += 1
 
@@ -106,25 +142,80 @@ class PackedRecord(Generic[Kind]):
         Raises:
             RuntimeError: PyTorch's own error, if it was.
         """
-        if self.record.changed or self.probe.moved():
+        if self.probe.moved() or (self.record.changed and not self.probe.can_tell):
             raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
 
 
-def pack_kept(tensor: torch.Tensor, value: int | None) -> tuple[torch.Tensor, int, int | None]:
-    """Return what autograd holds for a kept value: the tensor, its version and the value's id.
+class Reassigned:
+    """Tensors of a step that the program has given other data: `tensor.data = other`.
+
+    Plain autograd holds the tensor that it has saved, and reads what its data is then.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._tensors)
+
+    def note(self, tensor: torch.Tensor, value: int | None) -> None:
+        """Note that a tensor is about to lose its data.
+
+        Args:
+            tensor: The tensor.
+            value: What its storage holds.
+        """
+        if value is not None and tensor.grad_fn is not None:
+            self._tensors[id(tensor), value] = tensor  # held, so that no other tensor gets its identity
+
+    def instead_of(self, packed: Any) -> torch.Tensor | None:
+        """Return what to read in place of a tensor that autograd has saved, if it was given other data since."""
+        if type(packed) is tuple:
+            _, _, value, identity = packed
+        elif isinstance(packed, torch.Tensor):
+            return None
+        else:
+            value = packed.record.value if isinstance(packed, PackedRecord) else packed.value
+            identity = packed.identity
+        tensor = self._tensors.get((identity, value))
+        return None if tensor is None else tensor.detach()
+
+
+def saved_identity(tensor: torch.Tensor) -> int:
+    """Return what tells a tensor that autograd is saving from others, or 0 if it saves the result of the newest node.
+
+    Of its own result a node saves the memory alone, so that data assigned to the tensor later is not read.
+    """
+    node = tensor.grad_fn
+    if node is None or node._sequence_nr() == torch.autograd._get_sequence_nr() - 1:  # type: ignore[attr-defined]
+        return 0
+    return id(tensor)
+
+
+def pack_kept(tensor: torch.Tensor, value: int | None) -> tuple[torch.Tensor, int, int | None, int]:
+    """Return what autograd holds for a kept value: the tensor, its version, the value's id and the tensor's identity.
 
     The version is needed since hooks disable PyTorch's own check. It is a plain tuple since there is one for each saved
     tensor, and an object would double the cost of the hook. A tensor with a history is detached: an op that saves its
     own result would otherwise hold itself, and a forward pass without a backward pass would stay in memory until the
     garbage collector runs.
     """
+    identity = saved_identity(tensor)
     if tensor.grad_fn is not None:
         if torch._C._len_torch_dispatch_stack():
             with torch._C._DisableTorchDispatch():
                 tensor = tensor.detach()
         else:
             tensor = tensor.detach()
-    return tensor, tensor._version, value
+    return tensor, tensor._version, value, identity
+
+
+def pack_whole(tensor: torch.Tensor) -> tuple[torch.Tensor, int, None, int]:
+    """Return the same for a tensor without ordinary memory, whose type may have a way of its own to be detached."""
+    identity = saved_identity(tensor)
+    if tensor.grad_fn is not None:
+        tensor = tensor.detach()
+    return tensor, tensor._version, None, identity
 
 
 def changed_in_place(what: str) -> RuntimeError:

@@ -1,26 +1,35 @@
-"""Recording calls of ops, and replaying them."""
+"""Recording calls of ops, and replaying them.
+
+A recipe carries all that the result of an op depends on: its arguments, the state of each generator that it draws from,
+and the settings of PyTorch. Whether that was enough is not believed but checked, see `verification.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import PlanMismatch
+from ..errors import PlanMismatch, ReplayDiffers
 from ..torchtools.accelerators import drawing_from, random_snapshot
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
-from ..torchtools.operators import OperatorFacts, operator_facts, reads_statistics
+from ..torchtools.operators import OperatorFacts, is_foreign, operator_facts, reads_statistics
+from ..torchtools.settings import Settings, settings_now, under_settings
 from ..torchtools.tensors import (
     Geometry,
+    copied_storage,
     describe,
+    find_tensors,
     has_plain_storage,
     map_tensors,
     result_tensors,
     storage_key,
+    storage_of,
     version_of,
 )
 
@@ -37,12 +46,61 @@ class MadeArgument:
     written: bool
 
 
-@dataclass(frozen=True, slots=True)
+_MOST_PRESERVED_BYTES = 16 * 2**20  # of a storage from outside that is copied because an op is about to change it
+
+
+@dataclass(slots=True)
 class OuterArgument:
-    """A tensor argument from before the step, or one that FSDP gathers, which must not change until the replay."""
+    """A tensor argument from before the step, or one that FSDP gathers, which must not change until the replay.
+
+    Attributes:
+        tensor: The program's tensor. It may be given other data (`tensor.data = ...`) until then.
+        alias: A tensor on the storage that it had, which is what the op read; after `preserve`, on a copy of it.
+        version: Of the tensor when the op read it.
+        is_preserved: Whether the alias is a copy, so that the tensor may change.
+    """
 
     tensor: torch.Tensor
+    alias: torch.Tensor
     version: int
+    is_preserved: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> OuterArgument:
+        """Return what a recipe holds of a tensor.
+
+        Of one without contents, which may be made in the step itself, the history would hold the step's hooks.
+        """
+        alias = tensor.detach() if has_plain_storage(tensor) or type(tensor) is FakeTensor else tensor
+        if type(tensor) is FakeTensor or tensor.is_meta:
+            return cls(alias, alias, version_of(alias))
+        return cls(tensor, alias, version_of(tensor))
+
+    def has_moved(self) -> bool:
+        """Whether the op would read other contents now, as far as PyTorch knows."""
+        if self.is_preserved or version_of(self.tensor) == self.version:
+            return False
+        return not has_plain_storage(self.tensor) or storage_key(self.tensor) == storage_key(self.alias)
+
+
+def preserve(arguments: list[OuterArgument]) -> None:
+    """Copy the storage of some arguments on one storage, which an op is about to change without the recipes' knowledge.
+
+    Running statistics and other buffers are small. What is large stays, and its replay is refused if it changes.
+    """
+    ahead = [each for each in arguments if not each.is_preserved]
+    if not ahead or storage_of(ahead[0].alias).nbytes() > _MOST_PRESERVED_BYTES:
+        return
+    copied = copied_storage(storage_of(ahead[0].alias))
+    for each in ahead:
+        each.alias, each.is_preserved = Geometry.of(each.alias).on(copied), True
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGenerator:
+    """A generator argument: a copy of its state before the op drew from it."""
+
+    snapshot: torch.Generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +114,23 @@ class ScratchArgument:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call of an op: its arguments with tensors replaced, and the state that it depends on."""
+    """A call of an op: its arguments with tensors and generators replaced, and the state that it depends on.
+
+    Attributes:
+        func: The operator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        grad_enabled: Whether gradients were enabled.
+        settings: PyTorch's settings.
+        draws: The default generators that it may draw from, by device, with their states before it ran.
+    """
 
     func: Any
     args: Any
     kwargs: Any
     grad_enabled: bool
-    random_state: bytes | torch.Generator | None
-    device: torch.device | None
+    settings: Settings
+    draws: tuple[tuple[torch.device, bytes | torch.Generator], ...] = ()
 
 
 def record_call(
@@ -83,7 +150,7 @@ def record_call(
         args: Positional arguments.
         kwargs: Keyword arguments.
         values: Maps storages to the values that the step produced in them.
-        device: The device whose random state is recorded.
+        device: The device of the model, whose default generator an op draws from that names no other.
         gathered: Values in storages that FSDP fills and empties, which a replay reads there.
     """
     written = written_tensors(facts, args, kwargs)
@@ -94,13 +161,33 @@ def record_call(
             return ScratchArgument(tensor.shape, tensor.dtype, tensor.device)
         value = values.get(storage_key(tensor)) if has_plain_storage(tensor) else None
         if value is None or value < 0 or value in gathered:
-            return OuterArgument(tensor, version_of(tensor))
+            return OuterArgument.of(tensor)
         return MadeArgument(value, Geometry.of(tensor), storage_key(tensor) in written)
 
     recorded = tuple(map_tensors(partial(replaced, is_scratch=i in scratch), a) for i, a in enumerate(args))
     named = map_tensors(partial(replaced, is_scratch=False), kwargs)
-    state = random_snapshot(device) if facts.random else None
-    return RecordedCall(func, recorded, named, torch.is_grad_enabled(), state, device)
+    draws: tuple[tuple[torch.device, bytes | torch.Generator], ...] = ()
+    if facts.random or is_foreign(func):
+        own = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Generator)]
+        recorded = tuple(map(_without_generator, recorded))
+        named = {name: _without_generator(each) for name, each in named.items()}
+        if not own:
+            draws = tuple((each, random_snapshot(each)) for each in _drawn_from(func, args, kwargs, device))
+    return RecordedCall(func, recorded, named, torch.is_grad_enabled(), settings_now(), draws)
+
+
+def _without_generator(argument: Any) -> Any:
+    return OwnGenerator(argument.clone_state()) if isinstance(argument, torch.Generator) else argument
+
+
+def _drawn_from(func: Any, args: Any, kwargs: Any, device: torch.device) -> list[torch.device]:
+    """Return the devices whose default generators an op may draw from."""
+    asked = kwargs.get("device")
+    named = [] if asked is None else [torch.device(asked)]
+    here = named or [tensor.device for tensor in find_tensors((args, kwargs))][:1] or [device]
+    if is_foreign(func):
+        here += [torch.device("cpu"), device]
+    return list(dict.fromkeys(here))
 
 
 def find_made(call: RecordedCall) -> list[MadeArgument]:
@@ -110,8 +197,12 @@ def find_made(call: RecordedCall) -> list[MadeArgument]:
 
 def is_emptied(call: RecordedCall) -> bool:
     """Whether the program has emptied the storage of an argument, as FSDP does with gathered parameters."""
-    outer = (argument.tensor for argument in tensor_arguments(call) if isinstance(argument, OuterArgument))
-    return any(_has_no_memory(tensor) for tensor in outer)
+    return any(_has_no_memory(argument.alias) for argument in outer_arguments(call))
+
+
+def outer_arguments(call: RecordedCall) -> list[OuterArgument]:
+    """Return the arguments of a call from outside of the step."""
+    return [argument for argument in tensor_arguments(call) if isinstance(argument, OuterArgument)]
 
 
 def tensor_arguments(call: RecordedCall) -> list[MadeArgument | OuterArgument]:
@@ -140,7 +231,7 @@ def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStora
         The storages of its new values, in the order in which the profile lists what the op writes.
 
     Raises:
-        RuntimeError: If an argument from outside of the step was changed in place since the forward pass.
+        ReplayDiffers: If an argument from outside of the step was changed in place since the forward pass.
         PlanMismatch: If the program has emptied the storage of one.
     """
     storages: dict[int, torch.UntypedStorage] = {}
@@ -156,19 +247,20 @@ def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStora
     facts = operator_facts(call.func)
     written, keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
     result = _call_below_autograd(call, args, kwargs)
-    return [tensor.untyped_storage() for tensor in new_tensors(written, result_tensors(result), keys)]
+    return [storage_of(tensor) for tensor in new_tensors(written, result_tensors(result), keys)]
 
 
 def _call_below_autograd(call: RecordedCall, args: Any, kwargs: Any) -> Any:
-    drawing: Any = nullcontext()
-    if call.random_state is not None and call.device is not None:
-        drawing = drawing_from(call.device, call.random_state)
-    # If the backward pass runs inside of a mode (rarely), that mode must not see the replays.
-    modes = torch._C._len_torch_dispatch_stack() > 0
-    aside: Any = torch.utils._python_dispatch._disable_current_modes() if modes else nullcontext()
-    # Recorded arguments are cast already, and autocast, which runs before autograd, would cast them again.
-    uncast = torch._C._DisableAutocast()
-    with torch._C._AutoDispatchBelowAutograd(), uncast, torch.set_grad_enabled(call.grad_enabled), aside, drawing:
+    with ExitStack() as stack:
+        stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+        if torch._C._len_torch_dispatch_stack() > 0:
+            # If the backward pass runs inside of a mode (rarely), that mode must not see the replays.
+            stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        # They say whether autocast casts here. It has run for an op that it has cast, and is off then.
+        stack.enter_context(under_settings(call.settings))
+        stack.enter_context(torch.set_grad_enabled(call.grad_enabled))
+        for device, snapshot in call.draws:
+            stack.enter_context(drawing_from(device, snapshot))
         return call.func(*args, **kwargs)
 
 
@@ -179,6 +271,8 @@ def _rebuild(arguments: Any, resolve: Resolve) -> Any:
         return _outer_tensor(arguments)
     if isinstance(arguments, ScratchArgument):
         return torch.zeros(arguments.size, dtype=arguments.dtype, device=arguments.device)
+    if isinstance(arguments, OwnGenerator):
+        return arguments.snapshot.clone_state()
     if isinstance(arguments, (list, tuple)):
         rebuilt = [_rebuild(item, resolve) for item in arguments]
         return rebuilt if isinstance(arguments, list) else tuple(rebuilt)
@@ -188,21 +282,21 @@ def _rebuild(arguments: Any, resolve: Resolve) -> Any:
 
 
 def _outer_tensor(argument: OuterArgument) -> torch.Tensor:
-    if version_of(argument.tensor) != argument.version:
-        raise RuntimeError(
+    if argument.has_moved():
+        raise ReplayDiffers(
             "one of the variables needed for recomputing an activation has been modified by an inplace operation: "
             f"[{argument.tensor.type()} {list(argument.tensor.shape)}] is at version {argument.tensor._version}; "
             f"expected version {argument.version} instead"
         )
-    if _has_no_memory(argument.tensor):
+    if _has_no_memory(argument.alias):
         raise PlanMismatch(
-            f"a replay needs a tensor {describe(argument.tensor)} whose storage is empty, such as a parameter that "
+            f"a replay needs a tensor {describe(argument.alias)} whose storage is empty, such as a parameter that "
             "FSDP has not gathered: the backward pass runs in another order than when it was profiled, so profile and "
             "plan this step again"
         )
-    return argument.tensor
+    return argument.alias
 
 
 def _has_no_memory(tensor: torch.Tensor) -> bool:
     """Whether the tensor has elements and its storage has none."""
-    return has_plain_storage(tensor) and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+    return has_plain_storage(tensor) and tensor.numel() > 0 and storage_of(tensor).nbytes() == 0

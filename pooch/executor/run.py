@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from ..torchtools import accelerators, cuda_only
 from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 from ..torchtools.memory_meter import MemoryMeter
 from ..torchtools.split import SplitCalls, watching_losses
+from ..torchtools.standing_aside import StepHooks
 from ..torchtools.training_state import model_device
 from .actions import StepActions
 from .attachment import Attachment
@@ -26,6 +28,7 @@ from .snapshot import StepSnapshot
 from .statistics import RunStats, RunTotals, WarnOnce
 from .step import PlannedStep
 from .table import ActionTable
+from .verification import Verification, Verified, Verify
 from .watch import MEASURE_EVERY, RunWatch
 
 OnMismatch = Literal["warn", "error"]
@@ -68,6 +71,7 @@ class Run:
         measure_every: On a CPU, measure the peak of every step whose number is a multiple of this. 0 measures none.
         on_overrun: Called with each measured peak over the budget; returns whether it was handled.
         memory: Where the memory of the steps comes from, closed by `remove()`. None leaves it to PyTorch.
+        verify: How closely replays are compared with what they replace, see `verification.py`.
 
     Raises:
         TierError: If the swap tier cannot be set up.
@@ -83,8 +87,9 @@ class Run:
         measure_every: int = MEASURE_EVERY,
         on_overrun: Callable[[Overrun], bool] | None = None,
         memory: StepMemory | None = None,
+        verify: Verify = "first",
     ) -> None:
-        self.plan = plan
+        self._plan = plan
         self._model = weakref.ref(model)
         self._engine, self._on_mismatch = engine, on_mismatch
         self._device = model_device(model)
@@ -92,7 +97,10 @@ class Run:
         self._stats = RunStats()
         self._inside = threading.local()
         self._warn_once = WarnOnce()
-        self._watch = RunWatch(plan, model, self._device, self._warn_once, measure_every, on_overrun)
+        self._verification = Verification(verify, self._warn_once)
+        self._verification.ban(map(self._table.copies.key, plan.banned))
+        compares = verify != "off"
+        self._watch = RunWatch(plan, model, self._device, self._warn_once, measure_every, on_overrun, compares)
         self._removed = self._paused = self._begun = False
         self._memory: StepMemory | None = None  # not closed by a run that could not be made
         # Fail now rather than in the middle of a step.
@@ -102,6 +110,23 @@ class Run:
         outside = None if self._table.does_nothing else self._warn_outside
         self._attachment = Attachment(model, self._region if plan.region == "model" else self._unmarked, outside)
         self._memory = memory
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, with the recipes that were banned so far: saved, and applied again, it does not use them."""
+        key = self._table.copies.key
+        banned = sorted(value for value in self._table.recomputed if self._verification.is_banned(key(value)))
+        return self._plan if len(banned) == len(self._plan.banned) else replace(self._plan, banned=tuple(banned))
+
+    @property
+    def does_replay(self) -> bool:
+        """Whether the plan recomputes anything."""
+        return bool(self._table.recomputed)
+
+    @property
+    def verified(self) -> Verified:
+        """Which recipes gave the same bytes so far, and which did not."""
+        return self._verification.verified
 
     @property
     def model(self) -> torch.nn.Module:
@@ -212,6 +237,7 @@ class Run:
             return
         _refuse_capture()
         self._attachment.refuse_compiled()
+        self._verification.begin_step([self.model])
         _STEP.active = True
         try:
             with self._planned_step():
@@ -235,7 +261,9 @@ class Run:
     def _new_step(self) -> PlannedStep:
         arena = self._engine.open_arena(self.plan.schedule.host_bytes)
         self._stats.device_clock = arena.clock
-        actions = StepActions(self._table, arena, self._device, self._stats, self._warn_once)
+        actions = StepActions(
+            self._table, arena, self._device, self._stats, self._warn_once, self._verification, self._engine
+        )
         return PlannedStep(actions, self._on_mismatch)
 
     @contextmanager
@@ -268,7 +296,7 @@ class Run:
         """Measure a step of a plan that does nothing: hooks keep everything, and only notice the backward pass."""
         step = self._new_step()
         step.on_path = False
-        with self._watch.following(step), torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack):
+        with self._watch.following(step), StepHooks(step.pack, step.unpack):
             yield
 
     @contextmanager

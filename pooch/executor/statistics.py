@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ..torchtools.cpu_allocator.arena_stats import ArenaStats
+from ..visible import visible
 from .engines.step_clock import StepClock
 
 
@@ -21,6 +22,7 @@ class RunStats:
         swapped_in_bytes: Bytes copied back from the tier.
         emptied_bytes: Bytes that left the device in the forward pass while the program still held them.
         recomputed_ops: Number of ops replayed.
+        verified_bytes: Bytes of recomputed values that were also copied to the tier, to be compared with their replays.
         peak_bytes: Highest live device bytes. On a GPU of this step, on a CPU of the last step that was measured (at
             intervals, and inside of `run.measured()`). None before the first measurement.
         reserved_bytes: Highest bytes that the caching allocator reserved on the GPU. None on a CPU.
@@ -28,6 +30,8 @@ class RunStats:
         late_swaps: Number of values that were brought back at a read, outside of the schedule.
         mismatches: 1 if the step left the profiled path, else 0.
         kept_after_errors: Number of values that stayed on the device because their copy failed.
+        ungoverned: Number of saved tensors and of calls that were left alone, since they cannot be watched: tensors
+            without ordinary memory, `torch.func`, compiled functions.
         device_clock: The step's times as measured by a device with streams. None on a CPU.
     """
 
@@ -37,12 +41,14 @@ class RunStats:
     swapped_in_bytes: int = 0
     emptied_bytes: int = 0
     recomputed_ops: int = 0
+    verified_bytes: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     rounding_bytes: int = 0
     late_swaps: int = 0
     mismatches: int = 0
     kept_after_errors: int = 0
+    ungoverned: int = 0
     device_clock: StepClock | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -95,4 +101,4 @@ class WarnOnce:
         """Warn, unless this topic was reported before."""
         if topic not in self._told:
             self._told.add(topic)
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(visible(text), stacklevel=3)

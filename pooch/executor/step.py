@@ -12,15 +12,25 @@ import torch
 
 from ..errors import PlanMismatch
 from ..ir import ExpectedOp
-from ..torchtools.effects import StorageMap, written_tensors
+from ..torchtools.effects import StorageMap, changed_statistics, written_tensors
 from ..torchtools.operators import call_refusal
 from ..torchtools.recurrent_dropout import InitialisationWatch
-from ..torchtools.tensors import find_tensors, fingerprint, has_plain_storage, storage_key
+from ..torchtools.tensors import (
+    find_tensors,
+    fingerprint,
+    has_plain_storage,
+    may_move,
+    storage_key,
+    storage_of,
+    tensors_with_memory,
+)
 from .actions import StepActions
 from .online import OnlineStep
 from .online.record import KeptTensor, OnlineHandle
-from .records import PackedRecord, Record, changed_in_place, pack_kept
-from .replay import record_call
+from .records import PackedRecord, Reassigned, Record, changed_in_place, pack_kept
+from .replay import OuterArgument, outer_arguments, preserve, record_call
+from .silence import SavedTensors, Silence
+from .statistics import RunStats
 
 
 class _OwnWork(threading.local):
@@ -38,7 +48,7 @@ class _OwnWork(threading.local):
 OWN_WORK = _OwnWork()
 
 
-class PlannedStep:
+class PlannedStep(SavedTensors):
     """The state of one step, from its forward pass to the end of its backward pass.
 
     It lives as long as autograd holds one of its handles, so each of several forward passes before one backward pass
@@ -57,14 +67,17 @@ class PlannedStep:
         self.table, self.arena, self.device, self.stats = actions.table, actions.arena, actions.device, actions.stats
         self.values = StorageMap() if online is None else online.values
         self.records, self.emptied = actions.records, actions.emptied
+        self.silence = actions.silence if online is None else online.evictor.silence
         self.on_path = True
         self.begin = time.perf_counter()
         self._next = 0
         self._initialisation = InitialisationWatch()
         self.op = threading.Lock()  # held from before an op until its results are known
         self._kept: list[weakref.ref[KeptTensor]] = []
+        self._outer_readers: dict[int, list[OuterArgument]] = {}  # by the storage of a tensor from outside of the step
         if online is not None:
             online.evictor.keeps(self)
+        self.reassigned = Reassigned() if online is None else online.reassigned
         self.on_read: Callable[[], None] | None = None  # called once, at the first read of a saved tensor
 
     # The forward pass -------------------------------------------------------------------------------------------
@@ -91,8 +104,13 @@ class PlannedStep:
                 self._remember(slot, func, facts, args, kwargs)
         if self.emptied.away:
             self.bring_back((args, kwargs))
-        for key in written:
-            self.actions.protect(self.values.get(key))
+        if self.actions.waits_for_program:
+            with self.actions.lock:
+                self.actions.settle()
+        if self._outer_readers:
+            self._preserve(func, facts, args, written)
+        for key, tensor in written.items():
+            self.actions.protect(self.values.get(key), storage_of(tensor))
         if self.online is not None:
             if self.on_path:
                 self.online.evictor.look(0)
@@ -107,7 +125,7 @@ class PlannedStep:
         It is not part of the plan, and is left alone unless it works on a planned value.
         """
         tensors = [tensor for tensor in find_tensors((args, kwargs)) if has_plain_storage(tensor)]
-        planned = [tensor.untyped_storage() for tensor in tensors if self._is_planned(tensor)]
+        planned = [storage_of(tensor) for tensor in tensors if self._is_planned(tensor)]
         if planned and self.on_path:
             actual = f"{facts.name} on another stream, which works on a value of the plan"
             self._leave_path("an op on the stream that the region began on", actual)
@@ -116,12 +134,25 @@ class PlannedStep:
         if planned:
             with self.actions.lock:  # last, since only now do emptied storages have memory to tell the allocator of
                 self.arena.join(planned)
+        self._note_written(facts, args, kwargs)
+
+    def _value_in(self, tensor: torch.Tensor) -> int | None:
+        return self.values.get(storage_key(tensor))
+
+    def unseen(self, facts: Any, args: Any, kwargs: Any) -> None:
+        """Handle an op of a compiled function that is about to run. It is no part of the plan, but it may write."""
+        if self.emptied.away:
+            self.bring_back((args, kwargs))
+        self._note_written(facts, args, kwargs)
+
+    def _note_written(self, facts: Any, args: Any, kwargs: Any) -> None:
+        """Note that an op that is no part of the plan is about to write."""
         for key, tensor in written_tensors(facts, args, kwargs).items():
-            self.actions.protect(self.values.get(key))
-            self.values.bind(tensor.untyped_storage(), -1)
+            self.actions.protect(self.values.get(key), storage_of(tensor))
+            self.values.bind(storage_of(tensor), -1)
 
     def _is_planned(self, tensor: torch.Tensor) -> bool:
-        value = self.values.get(storage_key(tensor))
+        value = self._value_in(tensor)
         return value in self.records or value in self.actions.held
 
     def bring_back(self, arguments: Any) -> None:
@@ -132,12 +163,26 @@ class PlannedStep:
     def _remember(self, slot: int, func: Any, facts: Any, args: Any, kwargs: Any) -> None:
         """Record a call for a replay, unless its result may vary under PyTorch's current settings."""
         refusal = call_refusal(func, args) if facts.depends_on_call else None
+        if torch._C._len_torch_dispatch_stack() > 0:
+            return  # a mode of the program's around the step may change what the op gives, and sees no replay
         if refusal is not None:
             self._leave_path(f"{facts.name} as an op that can be replayed", f"{facts.name}, which cannot: {refusal}")
         else:
-            self.actions.calls[slot] = record_call(
-                func, facts, args, kwargs, self.values, self.device, self.table.gathered
-            )
+            call = record_call(func, facts, args, kwargs, self.values, self.device, self.table.gathered)
+            self.actions.calls[slot] = call
+            self.actions.taint(slot, call)
+            for argument in outer_arguments(call):
+                # What FSDP gathers again is the same again, and its storage holds anything until then.
+                if has_plain_storage(argument.alias) and self._value_in(argument.alias) not in self.table.gathered:
+                    self._outer_readers.setdefault(storage_key(argument.alias), []).append(argument)
+
+    def _preserve(self, func: Any, facts: Any, args: Any, written: dict[int, torch.Tensor]) -> None:
+        """Copy what an op is about to change and recorded calls have read, such as running statistics."""
+        changing = [*written, *map(storage_key, changed_statistics(facts, func, args))]
+        for key in changing:
+            readers = self._outer_readers.pop(key, None)
+            if readers is not None:
+                preserve(readers)
 
     def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
         """Match the op that ran against the plan, and register its results."""
@@ -147,11 +192,11 @@ class PlannedStep:
         expected = self._recognise(func, name, outputs, made) if self.on_path else None
         if expected is None:
             for tensor in made:
-                self.values.bind(tensor.untyped_storage(), -1)
+                self.values.bind(storage_of(tensor), -1)
             return
         self._next += 1
         for value, tensor in zip(expected.writes, made, strict=True):
-            storage = tensor.untyped_storage()
+            storage = storage_of(tensor)
             self.values.bind(storage, value)
             self.actions.made(value, storage)
 
@@ -162,11 +207,29 @@ class PlannedStep:
             arguments: What it reads, in any nesting.
             handed_out: Whether the program obtains the address of the memory.
         """
-        if self.on_path and not OWN_WORK.depth:
+        if OWN_WORK.depth:
+            return
+        if handed_out:
+            self._hand_out(arguments)
+        if self.on_path and self.emptied.away:
             with OWN_WORK, torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
                 self.emptied.look(arguments)
-                if handed_out:
-                    self.emptied.hand_out(arguments, self.values, self.records)
+
+    def _hand_out(self, arguments: Any) -> None:
+        """Note that the program obtains the address of tensors, so that they may change and nothing tells."""
+        with OWN_WORK, torch._C._DisableTorchDispatch():
+            self.emptied.hand_out(arguments, self.values, self.records)
+            tensors = [tensor for tensor in tensors_with_memory(arguments)[0] if has_plain_storage(tensor)]
+            values = {value for value in map(self._value_in, tensors) if value is not None and value >= 0}
+            if values:
+                self.actions.distrust(values)
+            if self.online is not None and not self.on_path:
+                self.online.handed_out(arguments)
+
+    def data_assigned(self, tensor: torch.Tensor) -> None:
+        """Note that the program is about to give a tensor other data."""
+        if has_plain_storage(tensor):
+            self.reassigned.note(tensor, self._value_in(tensor))
 
     def quietly(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Wrap a hook so that what it does does not count as a read by the program."""
@@ -196,6 +259,9 @@ class PlannedStep:
         """End the region. Actions that are due next wait for the first read of the backward pass."""
         if self.on_path and self._next < len(self.table.expected):
             self._leave_path(self.table.expected[self._next].fingerprint, "the end of the region")
+        if self.actions.waits_for_program:
+            with self.actions.lock, torch._C._DisableTorchDispatch(), self.arena.at_home():
+                self.actions.settle_all()
 
     def restore(self) -> None:
         """Bring everything back that the program holds, since its reads are no longer intercepted."""
@@ -234,12 +300,15 @@ class PlannedStep:
 
     # Saving and reading -----------------------------------------------------------------------------------------
 
-    def pack(self, tensor: torch.Tensor) -> object:
+    def silenced(self) -> tuple[Silence, RunStats]:
+        """Return what tells what is not governed, and the counters of the step."""
+        return self.silence, self.stats
+
+    def pack_plain(self, tensor: torch.Tensor) -> object:
         """Return what autograd holds in place of a tensor that it saves."""
-        # Every saved tensor passes here and through `unpack`. `python -m benchmarks.hook_cost` measures the cost.
-        if not has_plain_storage(tensor):
-            return tensor
-        value = self.values.get(tensor.untyped_storage()._cdata)
+        if not may_move(tensor):
+            return self.keep_silent(tensor)
+        value = self.values.get(storage_of(tensor)._cdata)
         record = self.records.get(value) if value is not None else None
         if record is None:
             if self.online is None or value is None or value < 0:
@@ -247,20 +316,22 @@ class PlannedStep:
             if not self.on_path:
                 with torch._C._DisableTorchDispatch():
                     return self.online.hold(tensor, value, self)
-            detached, version, _ = pack_kept(tensor, value)
-            kept = KeptTensor(detached, version, value)
+            detached, version, _, identity = pack_kept(tensor, value)
+            kept = KeptTensor(detached, version, value, identity)
             self._kept.append(weakref.ref(kept))
             return kept
         with torch._C._DisableTorchDispatch():  # not ops of the step
             return self.actions.hold(self, record, tensor, is_planned=self.on_path)
 
-    def unpack(self, packed: object) -> torch.Tensor:
+    def unpack_plain(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads, after the actions tied to its first read."""
         self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
         if self.on_read is not None:
             self._tell_read()
+        if self.reassigned and (other := self.reassigned.instead_of(packed)) is not None:
+            return other
         if type(packed) is tuple:
-            tensor, version, value = packed
+            tensor, version, value, _ = packed
             if value in self.table.anchor_of:
                 self._before_read(value)
             if tensor._version != version:
@@ -316,7 +387,7 @@ class PlannedStep:
         with self.arena.at_home():
             tensor = self._read(packed)
         with torch._C._DisableTorchDispatch():
-            self.arena.join([tensor.untyped_storage()])
+            self.arena.join([storage_of(tensor)])
         return tensor
 
     def _tell_read(self) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ..ir import Action, ExpectedOp, Plan
 from ..torchtools.tensors import fingerprint
+from .leaving import CopyTable
 
 
 class OpRecogniser:
@@ -68,6 +69,7 @@ class ActionTable:
         gathered: Parameters in storages that FSDP fills and empties, which replays read while they are there.
         from_gathered: Recomputed values that can only be made again while such parameters are there.
         recogniser: Compares ops with the expected ones.
+        copies: Room for copies of recomputed values.
     """
 
     expected: tuple[ExpectedOp, ...]
@@ -87,6 +89,7 @@ class ActionTable:
     gathered: frozenset[int]
     from_gathered: frozenset[int]
     recogniser: OpRecogniser
+    copies: CopyTable
 
     @property
     def does_nothing(self) -> bool:
@@ -118,4 +121,5 @@ class ActionTable:
             gathered=frozenset(plan.gathered),
             from_gathered=frozenset(plan.from_gathered),
             recogniser=OpRecogniser(plan.expected),
+            copies=CopyTable.of(plan),
         )

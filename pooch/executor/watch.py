@@ -17,11 +17,13 @@ import torch
 
 from ..ir import Plan
 from ..torchtools import accelerators
+from ..torchtools.checksums import CHECKSUM_BYTES
 from ..torchtools.memory_trace import live_bytes
 from ..torchtools.peak_window import PeakWindow
 from ..torchtools.requested_sizes import rounding_bytes
 from ..torchtools.tensors import storage_bytes
 from .causes import (
+    CHECKSUMS,
     OFF_PATH,
     ORDER,
     RETAINED,
@@ -90,6 +92,7 @@ class RunWatch:
             measures none.
         on_overrun: Called with each measured peak over the budget; returns whether it was handled. Otherwise, and with
             None, a warning is given.
+        compares: Whether replays are compared with what they replace, which takes a few bytes of a GPU.
 
     Attributes:
         totals: Counters over all steps.
@@ -103,10 +106,12 @@ class RunWatch:
         warn_once: WarnOnce,
         measure_every: int,
         on_overrun: Callable[[Overrun], bool] | None = None,
+        compares: bool = True,
     ) -> None:
         self.totals = RunTotals()
         self._plan, self._device, self._warn_once = plan, device, warn_once
         self._measure_every, self._on_overrun = measure_every, on_overrun
+        self._checksum_bytes = CHECKSUM_BYTES if compares and accelerators.has_streams(device) else 0
         self._parameters = ParameterWatch(model)
         self._followed: list[_Followed] = []
         self._measurement: _Measurement | None = None
@@ -345,8 +350,10 @@ class RunWatch:
             measurement.is_counted = True
             totals.steps_measured += 1
         totals.peak_bytes = max(peak_bytes, totals.peak_bytes or 0)
-        if 0 < budget_bytes < peak_bytes <= budget_bytes + rounding_bytes(self._device):
-            self._tell(Overrun(measurement.number, peak_bytes, budget_bytes, is_off_path=False, cause=ROUNDING))
+        rounded_bytes = budget_bytes + rounding_bytes(self._device)
+        if 0 < budget_bytes < peak_bytes <= rounded_bytes + self._checksum_bytes:
+            cause = ROUNDING if peak_bytes <= rounded_bytes else CHECKSUMS
+            self._tell(Overrun(measurement.number, peak_bytes, budget_bytes, is_off_path=False, cause=cause))
         elif 0 < budget_bytes < peak_bytes:
             totals.steps_over_budget += not measurement.is_over_budget
             measurement.is_over_budget = True

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from ..errors import FileFormatError
+from ..reading import file_bytes
 
 if TYPE_CHECKING:
     import pydantic
 
 _PART_OF_WORD = re.compile(r"[\\\w.+-]{0,9}")  # of a number, an escape or a literal, with nothing else after the error
+_LONGEST = 2**16  # characters of a text, and texts of a list
 _HEADER = ("format", "version", "checksum")
 
 
@@ -152,7 +154,7 @@ def _compact(value: Any) -> str:
 
 def _read_object(path: str | Path) -> dict[str, Any]:
     try:
-        text = Path(path).read_bytes().decode()
+        text = file_bytes(path).decode()
     except FileNotFoundError as error:
         raise FileFormatError(f"{path} does not exist: check the path") from error
     except OSError as error:
@@ -165,6 +167,8 @@ def _read_object(path: str | Path) -> dict[str, Any]:
         raise FileFormatError(_not_json(path, text, error)) from error
     except _DuplicateKeyError as error:
         raise FileFormatError(f"{path} is damaged (it has the key {error} twice): make it again") from error
+    except _TooLongError as error:
+        raise FileFormatError(f"{path} is damaged ({error} is too long): make it again") from error
     except ValueError as error:  # a number with thousands of digits
         raise FileFormatError(f"{path} is damaged (it has a number that is too large): make it again") from error
     except RecursionError as error:
@@ -178,8 +182,16 @@ class _DuplicateKeyError(Exception):
     """An object of a file has a key twice, so that its meaning is ambiguous."""
 
 
+class _TooLongError(Exception):
+    """A text of a file, or a list of texts, is longer than any that Pooch writes."""
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
+    for key, value in pairs:
+        is_list = isinstance(value, list) and bool(value) and isinstance(value[0], str)
+        if len(key) > _LONGEST or ((isinstance(value, str) or is_list) and len(value) > _LONGEST):
+            raise _TooLongError(repr(key[:80]))
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
         raise _DuplicateKeyError(repr(next(key for key in keys if keys.count(key) > 1))[:80])

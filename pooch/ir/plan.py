@@ -100,6 +100,7 @@ class Plan(Document):
             all of them, and each has room of its own in the swap tier.
         accumulates: whether gradients are expected before the step, as in the profile.
         splits: calls that run in slices under the plan. Ids and slots are then those of `Profile.split`.
+        banned: recomputed values, by id, whose replays gave other bits in an earlier run; they are copied instead.
     """
 
     format_name: ClassVar[str] = "pooch-plan"
@@ -132,6 +133,7 @@ class Plan(Document):
     microbatches_in_flight: int = 1
     accumulates: bool = False
     splits: tuple[Split, ...] = ()
+    banned: tuple[int, ...] = ()
 
     @property
     def decisions(self) -> dict[int, Choice]:

@@ -21,7 +21,8 @@ def main() -> None:
             send({"progress": [text]})
 
         try:
-            trained = train(WorkloadFactory(**job["workload"]), plan, job["steps"], progress, on_arena=True)
+            factory, steps, verify = WorkloadFactory(**job["workload"]), job["steps"], job["verify"]
+            trained = train(factory, plan, steps, progress, on_arena=True, verify=verify)
         except (RuntimeError, MemoryError) as error:  # out of memory, for example
             raise PoochError(first_line(error)) from None
         send({"done": trained.record()})

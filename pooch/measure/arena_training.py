@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     from ..allocation import StepArena
     from ..executor import Run
+    from ..executor.verification import Verify
     from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 
-FIRST_STEPS = 4  # a warm one, two that are recorded, and one beside which their blocks are packed
+FIRST_STEPS = 6  # two in which replays are compared, a warm one, two that are recorded, and one beside the packing
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,14 @@ class ArenaTrained:
 
 
 def train_on_arena(
-    factory: WorkloadFactory, plan: Plan | None, steps: int, device: torch.device, progress: Progress, *, check: bool
+    factory: WorkloadFactory,
+    plan: Plan | None,
+    steps: int,
+    device: torch.device,
+    progress: Progress,
+    *,
+    check: bool,
+    verify: Verify,
 ) -> ArenaOutcome:
     """Train on an arena for a few steps after the first ones, which are recorded.
 
@@ -92,23 +100,24 @@ def train_on_arena(
         device: that the workload is on.
         progress: called with what is being done.
         check: train once more without an arena, and compare.
+        verify: as `pooch.apply` takes it.
     """
     from ..torchtools.accelerators import has_streams
 
     progress("training on an arena")
     if has_streams(device):
         try:
-            served = _train_in_child(factory, plan, steps, device, progress)
+            served = _train_in_child(factory, plan, steps, device, progress, verify)
         except PoochError as error:
             return ArenaOutcome(f"none: {error}")
     else:
-        served = train(factory, plan, steps, progress, on_arena=True)
+        served = train(factory, plan, steps, progress, on_arena=True, verify=verify)
     stats = served.stats
     if stats is None:
         return ArenaOutcome("none")
     difference = None
     if check:
-        alone = train(factory, plan, steps, progress, on_arena=False)
+        alone = train(factory, plan, steps, progress, on_arena=False, verify=verify)
         pairs = zip(alone.parts, served.parts, strict=True)
         difference = next((found for pair in pairs if (found := first_difference(*pair)) is not None), None)
     placed = stats.share_placed if stats.counters.placed else None
@@ -116,7 +125,12 @@ def train_on_arena(
 
 
 def _train_in_child(
-    factory: WorkloadFactory, plan: Plan | None, steps: int, device: torch.device, progress: Progress
+    factory: WorkloadFactory,
+    plan: Plan | None,
+    steps: int,
+    device: torch.device,
+    progress: Progress,
+    verify: Verify,
 ) -> ArenaTrained:
     from ..torchtools.device_memory import give_memory_back
 
@@ -125,15 +139,16 @@ def _train_in_child(
         path = Path(folder) / "plan.json"
         if plan is not None:
             plan.save(path)
-        job = {"workload": asdict(factory), "plan_path": None if plan is None else str(path), "steps": steps}
-        done = run_child(f"{__package__}.arena_child", job, progress)
+        plan_path = None if plan is None else str(path)
+        job = {"workload": asdict(factory), "plan_path": plan_path, "steps": steps, "verify": verify}
+        done = run_child(f"{__package__}.arena_child", job, progress, imports_as_here=True)
     if done is None:
         raise PoochError("the process that trained on an arena ended early")
     return ArenaTrained.of(done["done"])
 
 
 def train(
-    factory: WorkloadFactory, plan: Plan | None, steps: int, progress: Progress, *, on_arena: bool
+    factory: WorkloadFactory, plan: Plan | None, steps: int, progress: Progress, *, on_arena: bool, verify: Verify
 ) -> ArenaTrained:
     """Train the first steps, which are recorded, and some more; arguments as of `train_on_arena`."""
     from ..api.arenas import PlainArena, arena_for
@@ -145,7 +160,7 @@ def train(
         memory: StepArena | PlainArena | None = None
         if plan is not None:
             own = arena_for(workload.model) if on_arena else None
-            run = stack.enter_context(apply_plan(plan, workload.model, measure_every=None, memory=own))
+            run = stack.enter_context(apply_plan(plan, workload.model, measure_every=None, memory=own, verify=verify))
             memory = own
         elif on_arena:
             memory = stack.enter_context(PlainArena(workload.model))

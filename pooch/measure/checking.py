@@ -149,7 +149,7 @@ def check_deterministically(
         plan.save(Path(folder) / "plan.json")
         job = {"workload": asdict(factory), "plan_path": str(Path(folder) / "plan.json"), "steps": steps}
         try:
-            done = run_child(f"{__package__}.checking_child", job, progress)
+            done = run_child(f"{__package__}.checking_child", job, progress, imports_as_here=True)
         except PoochError as error:
             progress(f"the trainings cannot be compared under deterministic algorithms: {error}")
             return None

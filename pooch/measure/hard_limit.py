@@ -14,15 +14,15 @@ code that oneDNN generates, two small copy buffers).
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..api.children import child_environment
+from ..api.children import child_command
 from ..errors import PoochError
 from ..ir import Plan
 from ..progress import Progress
@@ -103,12 +103,12 @@ def train_limited(
             factory, str(plan_path) if plan else None, budget_bytes, steps, in_core_peak_bytes, slack_bytes, on_arena
         )
         child = subprocess.run(
-            [sys.executable, "-m", f"{__package__}.limited_child"],
+            child_command(f"{__package__}.limited_child", imports_as_here=True),
             input=json.dumps(asdict(job)),
             capture_output=True,
             text=True,
             check=False,
-            env=exact_allocator(child_environment()),
+            env=exact_allocator(os.environ),
         )
     return _read_outcome(child)
 

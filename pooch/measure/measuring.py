@@ -25,6 +25,8 @@ from .training_report import TrainingReport, plain_report, report_of
 if TYPE_CHECKING:
     import torch
 
+    from ..executor.verification import Verify
+
 MOST_REPAIRS = 2
 
 
@@ -40,6 +42,7 @@ class TrainingOptions:
         arena: train once more, with the memory of the steps from one arena; with `check`, compare that, too, and with
             `hard_limit`, train on an arena in such a process.
         when_trained: called with the workload after its last step.
+        verify: how closely replays are compared with what they replace, as `pooch.apply` takes it.
         progress: called with what is being done.
     """
 
@@ -48,6 +51,7 @@ class TrainingOptions:
     hard_limit: bool = False
     arena: bool = False
     when_trained: Callable[[Workload], None] | None = None
+    verify: Verify = "first"
     progress: Progress = silent
 
 
@@ -92,12 +96,12 @@ def _measure_plan(
     reference = train_reference(factory, plan, steps, progress) if options.check else None
     workload = factory()
     with blocks_kept():
-        planned = train_steps(workload, plan, steps, progress, replan)
+        planned = train_steps(workload, plan, steps, progress, replan, options.verify)
         if options.when_trained is not None:
             options.when_trained(workload)
         assert planned.plan is not None
         plan = planned.plan
-        timing = time_in_turns(workload, plan, steps, progress)
+        timing = time_in_turns(workload, plan, steps, progress, options.verify)
     device = model_device(workload.model)
     del workload
     outcomes = _train_under_limit(factory, plan, options, device) if options.hard_limit else {}
@@ -117,7 +121,8 @@ def _with_arena(
 ) -> TrainingReport:
     if not options.arena:
         return report
-    outcome = train_on_arena(factory, plan, options.steps, device, options.progress, check=options.check)
+    steps, progress, check, verify = options.steps, options.progress, options.check, options.verify
+    outcome = train_on_arena(factory, plan, steps, device, progress, check=check, verify=verify)
     return replace(report, **asdict(outcome))
 
 

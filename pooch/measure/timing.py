@@ -14,6 +14,7 @@ from .training import applied, forward_and_backward
 
 if TYPE_CHECKING:
     from ..executor import Run
+    from ..executor.verification import Verify
     from ..workloads import Workload
 
 
@@ -40,7 +41,7 @@ class Timing:
         return statistics.median(self.planned_samples_ms)
 
 
-def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress) -> Timing:
+def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress, verify: Verify = "first") -> Timing:
     """Time plain and planned steps in turns on one model, without measuring anything else.
 
     Which of the two runs first alternates, so that a machine that becomes faster or slower, and what a step leaves
@@ -48,7 +49,7 @@ def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress
     """
     from ..torchtools.training_state import model_device
 
-    with applied(plan, workload) as run:
+    with applied(plan, workload, verify) as run:
         assert run is not None
         if fits_in_core(plan, workload):
             device = model_device(workload.model)
@@ -62,25 +63,34 @@ def time_under(workload: Workload, run: Run, steps: int, progress: Progress) -> 
     """`time_in_turns` under a plan that is already applied."""
     plain: list[float] = []
     planned: list[float] = []
-    for number in range(steps + 1):
-        progress(f"timing step {number} of {steps}" if number else "warming up")
+    first = warmup_steps(run)
+    for number in range(first + steps):
+        progress(f"timing step {number - first + 1} of {steps}" if number >= first else "warming up")
         for is_planned in (number % 2 == 1, number % 2 == 0):
             if is_planned:
                 planned.append(timed_step(workload, run))
             else:
                 with run.paused():
                     plain.append(timed_step(workload, None))
-    return Timing(tuple(plain[1:]), tuple(planned[1:]))
+    return Timing(tuple(plain[first:]), tuple(planned[first:]))
 
 
 def time_planned(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
-    """Time planned steps only, after one for warmup."""
-    timed_step(workload, run)
+    """Time planned steps only, after those for warmup."""
+    for _ in range(warmup_steps(run)):
+        timed_step(workload, run)
     samples_ms = []
     for number in range(steps):
         progress(f"timing planned step {number + 1} of {steps}")
         samples_ms.append(timed_step(workload, run))
     return Timing((), tuple(samples_ms))
+
+
+def warmup_steps(run: Run) -> int:
+    """Number of steps under a plan before it runs as it will: in the first ones, replays are compared in full."""
+    from ..executor.verification import PROOFS
+
+    return PROOFS if run.does_replay else 1
 
 
 def timed_step(workload: Workload, run: Run | None) -> float:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..executor import Run, RunStats
+    from ..executor.verification import Verified, Verify
     from ..workloads import Workload
 
 
@@ -50,6 +51,7 @@ class Trained:
         plan: the plan at the end.
         repairs: how often the plan was replaced because memory ran out.
         offloaded: whether all saved tensors were moved off the device.
+        verified: which replays gave the same bytes as what they replaced; None without a plan.
     """
 
     steps: tuple[StepResult, ...]
@@ -58,6 +60,7 @@ class Trained:
     plan: Plan | None = None
     repairs: int = 0
     offloaded: bool = False
+    verified: Verified | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -89,7 +92,12 @@ def _digest(raw: bytes | memoryview) -> str:
 
 
 def train_steps(
-    workload: Workload, plan: Plan | None, steps: int, progress: Progress, replan: Callable[[int], Plan] | None = None
+    workload: Workload,
+    plan: Plan | None,
+    steps: int,
+    progress: Progress,
+    replan: Callable[[int], Plan] | None = None,
+    verify: Verify = "first",
 ) -> Trained:
     """Train for a few steps and measure each.
 
@@ -100,10 +108,11 @@ def train_steps(
         progress: called with what is being done.
         replan: makes a plan for fewer bytes if memory runs out, under which the step is repeated. None: the error
             propagates.
+        verify: as `pooch.apply` takes it.
     """
     if plan is not None and replan is not None:
-        return _train_guarded(workload, plan, steps, progress, replan)
-    with applied(plan, workload) as run:
+        return _train_guarded(workload, plan, steps, progress, replan, verify)
+    with applied(plan, workload, verify) as run:
         return train_under(workload, run, steps, progress)
 
 
@@ -115,7 +124,8 @@ def train_under(workload: Workload, run: Run | None, steps: int, progress: Progr
         progress(f"{'planned' if run else 'plain'} step {number + 1} of {steps}")
         results.append(_measured_step(workload, run))
     stats, plan = (run.stats, run.plan) if run is not None else (None, None)
-    return Trained(tuple(results), _final_digests(workload), stats, plan)
+    verified = None if run is None else run.verified
+    return Trained(tuple(results), _final_digests(workload), stats, plan, verified=verified)
 
 
 def train_offloaded(workload: Workload, steps: int, progress: Progress) -> Trained:
@@ -137,31 +147,33 @@ def _begin() -> None:
 
 
 def _train_guarded(
-    workload: Workload, plan: Plan, steps: int, progress: Progress, replan: Callable[[int], Plan]
+    workload: Workload, plan: Plan, steps: int, progress: Progress, replan: Callable[[int], Plan], verify: Verify
 ) -> Trained:
     from ..api.guarding import Guard
 
     results: list[StepResult] = []
-    with Guard(plan, workload.model, replan, measured_steps=steps, watch_peak=False, tell=progress) as guard:
+    how: dict[str, Any] = {"measured_steps": steps, "watch_peak": False, "tell": progress, "verify": verify}
+    with Guard(plan, workload.model, replan, **how) as guard:
         _begin()
         for number in range(steps):
             progress(f"planned step {number + 1} of {steps}")
             workload.model.zero_grad(set_to_none=True)
             loss = guard.step(workload.forward)
             results.append(_finished_step(workload, loss, guard.run.stats))
-        stats = guard.run.stats
-    return Trained(tuple(results), _final_digests(workload), stats, guard.plan, len(guard.repairs))
+        stats, verified = guard.run.stats, guard.run.verified
+    final = _final_digests(workload)
+    return Trained(tuple(results), final, stats, guard.plan, len(guard.repairs), verified=verified)
 
 
 @contextmanager
-def applied(plan: Plan | None, workload: Workload) -> Iterator[Run | None]:
+def applied(plan: Plan | None, workload: Workload, verify: Verify = "first") -> Iterator[Run | None]:
     """Apply the plan to the workload's model, if there is one."""
     from ..executor import apply_plan
 
     if plan is None:
         yield None
         return
-    with apply_plan(plan, workload.model, measure_every=None) as run:  # the caller measures
+    with apply_plan(plan, workload.model, measure_every=None, verify=verify) as run:  # the caller measures
         yield run
 
 

@@ -65,6 +65,7 @@ class TrainingReport:
         arena_share_placed: share of the requests that were served from their place.
         arena_difference: first difference to the same training without an arena, if they were compared.
         hard_limit_arena: how planned training on an arena ended under the same limit.
+        verified: which replays gave the same bytes as what they replaced, in one line.
     """
 
     workload: str
@@ -110,6 +111,7 @@ class TrainingReport:
     arena_share_placed: float | None = None
     arena_difference: str | None = None
     hard_limit_arena: str | None = None
+    verified: str | None = None
 
     @property
     def excess_bytes(self) -> int:
@@ -179,6 +181,7 @@ def report_of(
         measured_reserved_bytes=planned.reserved_bytes,
         plain_reserved_bytes=plain.reserved_bytes if plain else None,
         steps_off_plan=off_plan,
+        verified=None if planned.verified is None or not stats.recomputed_ops else str(planned.verified),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import FileFormatError
 from ..ir.files import replace_file
 from ..ir.layout import Block, Layout
+from ..reading import file_bytes
 
 COLUMNS = ("id", "lower", "upper", "size")
 _ALIGNMENT = "alignment"
@@ -25,7 +26,7 @@ def load_blocks(path: str | Path) -> list[Block]:
             not an integer; a negative size; lower >= upper; an alignment below 1.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = file_bytes(path).decode("utf-8-sig")
         rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
         columns = [column.strip() for column in rows.fieldnames or []]
         rows.fieldnames = columns

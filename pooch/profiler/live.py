@@ -8,8 +8,6 @@ reference count tells: as soon as nothing but the record holds it, the program h
 from __future__ import annotations
 
 import atexit
-import gc
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,12 +20,15 @@ from ..errors import ProfileError
 from ..ir import Link, Profile
 from ..torchtools.accelerators import has_streams
 from ..torchtools.effects import written_tensors
-from ..torchtools.memory_trace import MemoryTrace, MemoryTracer, marker
+from ..torchtools.memory_trace import COLLECTOR_OFF, MemoryTrace, MemoryTracer, marker
 from ..torchtools.mode_stacks import LooseStack
 from ..torchtools.operators import operator_facts
 from ..torchtools.other_profilers import told_of_profilers
 from ..torchtools.raw_looks import RawLooks
-from ..torchtools.tensors import has_plain_storage
+from ..torchtools.standing_aside import StepHooks
+from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
+from ..torchtools.thread_tracer import ThreadTracer, can_trace_threads, started_tracer
+from ..torchtools.threads import OwnThread
 from .absences import without_absences
 from .assembly import assembled_profile
 from .device_marks import DeviceMarks
@@ -114,7 +115,8 @@ class _ReleasedPass:
 class LiveTrace:
     """One step that is recorded while it trains. Its forward pass lies between `open` and `close_forward`.
 
-    While it is open the collector is off. It does not keep the models alive, and a profiler of the user's ends it.
+    While it is open the collector is off. It does not keep the models alive. Several threads may record a step each.
+    Where torch's profiler has to record (see `needs_profiler`), one may, and a profiler of the user's ends it.
 
     Args:
         models: The models.
@@ -127,35 +129,42 @@ class LiveTrace:
         self._device = step.evictor.device
         self._marks = DeviceMarks(self._device) if has_streams(self._device) else None
         self._recorder = _LiveRecorder(_as_one(models), step, self._marks)
-        self._tracer: MemoryTracer | None = None
+        self._tracer: MemoryTracer | ThreadTracer | None = None
         self._unpacks: list[Unpack] = []
         self._forward = LooseStack()
         self._session = ExitStack()
         self._others: dict[OnlineRecord, int] = {}
-        self._thread = threading.get_ident()
+        self._thread = OwnThread()
+        self._is_whole = True
 
     def open(self) -> None:
         """Begin to record, with hooks and modes in place until `close_forward`."""
         session = self._session
-        if gc.isenabled():
-            gc.disable()  # it would free tensors at varying times
-            session.callback(gc.enable)
+        session.enter_context(COLLECTOR_OFF)  # it would free tensors at varying times
         self._step.evictor.on_move = self._moved
         session.callback(setattr, self._step.evictor, "on_move", None)
-        atexit.register(self.stop)  # an interpreter that ends with a session open crashes
-        session.callback(atexit.unregister, self.stop)
-        self._tracer = MemoryTracer(self._device)
-        self._tracer.start()
-        session.enter_context(told_of_profilers(self._give_way))
+        self._tracer = started_tracer(self._device)
+        if isinstance(self._tracer, MemoryTracer):
+            atexit.register(self.stop)  # an interpreter that ends with a session open crashes
+            session.callback(atexit.unregister, self.stop)
+            session.enter_context(told_of_profilers(self._give_way))
         recorder, stack = self._recorder, self._forward
         recorder._enter_model()
         stack.callback(recorder._leave_model)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+        stack.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent))
+        stack.enter_context(RawLooks(_nothing, self._data_assigned))
         stack.enter_context(recorder.path.named())
         stack.enter_context(recorder)
 
     def _moved(self, kind: str, record: OnlineRecord, pointer: int) -> None:
-        """Mark what the evictor does. Values of other steps that are alive get numbers that no value has."""
+        """Mark what the evictor does. Values of other steps that are alive get numbers that no value has.
+
+        What another thread has it do is not on record, unless torch's profiler follows it there, as into the thread
+        in which autograd runs the backward pass of a device.
+        """
+        if not self._thread.is_here and not (isinstance(self._tracer, MemoryTracer) and is_profiling()):
+            self._is_whole = False
+            return
         value = (
             record.value if record.owner() is self._step else -self._others.setdefault(record, 1 + len(self._others))
         )
@@ -163,7 +172,7 @@ class LiveTrace:
             pass  # no call of the step, though an allocation between two calls may have asked for room
 
     def _give_way(self) -> None:
-        if threading.get_ident() == self._thread:
+        if self._thread.is_here:
             self._end_session()
 
     def _end_session(self) -> MemoryTrace | None:
@@ -178,8 +187,8 @@ class LiveTrace:
     def around_call(self) -> Iterator[None]:
         """Also see reads that are no ops, during one call of the model.
 
-        What does so is a function mode, and those cannot be taken away within `loss.backward()`, which passes through
-        them. So nothing is seen between the call and the backward pass: what the program holds then counts as in use.
+        Between the call and the backward pass what the program holds counts as in use: whatever has it may read it in
+        any thread, such as one that logs, and steps that follow the plan put all of it back at the end of the call.
         """
         with RawLooks(self._recorder.looked):
             yield
@@ -193,13 +202,20 @@ class LiveTrace:
         if self._marks is not None:
             self._marks.turn()
 
+    def _data_assigned(self, tensor: torch.Tensor) -> None:
+        """Note that the program is about to give a tensor other data."""
+        if has_plain_storage(tensor):
+            self._step.reassigned.note(tensor, self._recorder._value_of.get(storage_key(tensor)))
+
     def _living_models(self) -> list[torch.nn.Module]:
         return [model for model in (reference() for reference in self._models) if model is not None]
 
     def _pack(self, tensor: torch.Tensor) -> tuple[int | None, object]:
         recorder = self._recorder
         value = recorder.note_saved(tensor)
-        if value is None or recorder.values[value].role != "made":
+        if value is None:
+            return None, self._step.keep_silent(tensor)
+        if recorder.values[value].role != "made":
             return value, tensor
         with torch._C._DisableTorchDispatch(), recorder.unwatched():
             handle = self._step.hold(tensor, value, self)
@@ -215,14 +231,14 @@ class LiveTrace:
             tensor = self._step.unpack(kept)
         if self._marks is not None and begin is not None:
             self._marks.read(begin)
-        pointer = tensor.untyped_storage().data_ptr() if has_plain_storage(tensor) else 0
+        pointer = storage_of(tensor).data_ptr() if has_plain_storage(tensor) else 0
         self._unpacks.append(Unpack(-1 if value is None else value, pointer, self._recorder.units_there()))
         return tensor
 
     def stop(self) -> None:
-        """Give up. In another thread than that of the step nothing can be taken away."""
-        if threading.get_ident() == self._thread:
-            self._forward.close()
+        """Give up. In another thread than the step's, hooks and modes stay, as does a session of torch's profiler."""
+        self._forward.close()
+        if self._thread.is_here or not isinstance(self._tracer, MemoryTracer):
             self._end_session()
 
     def profile(self, link: Link, workload: str) -> Profile:
@@ -239,7 +255,7 @@ class LiveTrace:
         self._forward.close()
         trace = self._end_session()
         models = self._living_models()
-        if trace is None or len(models) < len(self._models):
+        if trace is None or not self._is_whole or len(models) < len(self._models):
             raise ProfileError("the step was not recorded to its end")
         try:
             return self._profile(self._record(trace), _as_one(models), link, workload)
@@ -284,10 +300,19 @@ class LiveTrace:
         return replace(profile, ops=tuple(replace(op, host_ms=ms) for op, ms in zip(profile.ops, host_ms, strict=True)))
 
 
+def _nothing(arguments: Any, handed_out: bool) -> None:
+    """Reads between the calls count as reads of all that the program holds."""
+
+
 def _as_one(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
     return models[0] if len(models) == 1 else torch.nn.ModuleList(models)
 
 
+def needs_profiler(device: torch.device) -> bool:
+    """Whether steps on a device are recorded by torch's profiler, which has one session at a time."""
+    return not can_trace_threads(device)
+
+
 def is_profiling() -> bool:
-    """Whether a profiler of the user's is running, so that no step can be recorded."""
+    """Whether a profiler of the user's is running."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]

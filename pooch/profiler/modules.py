@@ -11,6 +11,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..torchtools.calls import called_within
+from ..torchtools.threads import OwnThread
 
 
 class ModulePath:
@@ -48,11 +49,18 @@ class ModulePath:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Context manager that tracks every module call."""
-        handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
+        """Context manager that tracks every module call of the thread. PyTorch calls such hooks in all threads."""
+        here = OwnThread()
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            if here.is_here:
+                self._enter(module)
+
+        def leave(module: torch.nn.Module, args: Any, result: Any) -> None:
+            if here.is_here:
+                self._leave()
+
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
         try:
             yield
         finally:
@@ -68,9 +76,9 @@ class ModulePath:
         finally:
             self._on_leave()
 
-    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+    def _enter(self, module: torch.nn.Module) -> None:
         self._stack.append(self._names.get(id(module), self.current))
 
-    def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+    def _leave(self) -> None:
         if self._stack:
             self._stack.pop()

@@ -18,6 +18,7 @@ import torch
 
 from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import marker
+from ..torchtools.standing_aside import StepHooks
 from ..torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, new_storage, storage_key
 
 COPY_BACK = "copy back"  # marks, in a profiler, a copy that brings a value back and is no op of the step
@@ -112,5 +113,5 @@ def saved_tensors_offloaded(model: torch.nn.Module) -> Iterator[None]:
         with marker(COPY_BACK), torch._C._DisableTorchDispatch():
             return store.get(handle)
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with StepHooks(pack, unpack):
         yield

@@ -11,22 +11,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ProfileError
 from ..torchtools import accelerators
-from ..torchtools.effects import argument_keys, new_tensors, written_tensors
+from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.memory_trace import marker
-from ..torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
+from ..torchtools.operators import OperatorFacts, call_refusal, is_foreign, operator_facts, reads_statistics
 from ..torchtools.recurrent_dropout import INITIALISER, SEED_FINGERPRINTS
+from ..torchtools.settings import called_as_unwatched
 from ..torchtools.sharding import GATHERING, ShardedUnit, sharded_units
+from ..torchtools.standing_aside import SilentMode
 from ..torchtools.tensors import (
     call_when_freed,
     dtype_name,
     find_tensors,
     fingerprint,
     has_plain_storage,
+    may_move,
     storage_key,
+    storage_of,
     tensors_with_memory,
 )
 from ..torchtools.training_state import model_device
@@ -80,7 +83,7 @@ class ValueRecord:
     touches: set[int] | None = field(default_factory=set)
 
 
-class ForwardRecorder(TorchDispatchMode):
+class ForwardRecorder(SilentMode):
     """A dispatch mode that records every op below autograd.
 
     Values are keyed by storage. The finalizer of a storage tells when it is gone, so an address that is reused later is
@@ -97,7 +100,7 @@ class ForwardRecorder(TorchDispatchMode):
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.ops: list[OpRecord] = []
         self.values: list[ValueRecord] = []
         self.model_begin = self.model_end = -1
@@ -108,6 +111,7 @@ class ForwardRecorder(TorchDispatchMode):
         self._calls = 0
         self._views = 0
         self._value_of: dict[int, int] = {}
+        self._exotic = StorageMap()  # storages of results without ordinary memory
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._depth = 0
         self._parameters = {storage_key(p) for p in model.parameters() if has_plain_storage(p)}
@@ -157,6 +161,8 @@ class ForwardRecorder(TorchDispatchMode):
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         facts = operator_facts(func)
+        if self.is_silent:
+            return self._run_unseen(func, facts, args, kwargs)
         if facts.is_view:
             self._views += 1
             if not facts.reads_nothing:
@@ -170,6 +176,8 @@ class ForwardRecorder(TorchDispatchMode):
         self._calls += 1
         result, elapsed_ms = self._run(func, args, kwargs, call)
         outputs = list(find_tensors(result))
+        for tensor in tensors_with_memory([each for each in outputs if not has_plain_storage(each)])[0]:
+            self._exotic.bind(tensor.untyped_storage(), 1)
         made = new_tensors(written, outputs, read_keys)
         if facts.name == INITIALISER:
             self._forget_seed()
@@ -177,6 +185,9 @@ class ForwardRecorder(TorchDispatchMode):
             refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
             if refusal is None and not all(map(has_plain_storage, outputs)):
                 refusal = "its result is not an ordinary strided tensor"
+            exotic = [tensor for tensor in find_tensors((args, kwargs)) if not has_plain_storage(tensor)]
+            if refusal is None and any(map(self._is_made_here, exotic)):
+                refusal = "it reads a tensor of the step that is not an ordinary strided one"
             self._record(facts, refusal, call, elapsed_ms, reads, made, fingerprint(facts.name, outputs))
         else:
             self._views += 1
@@ -201,11 +212,27 @@ class ForwardRecorder(TorchDispatchMode):
                 value.role, value.beside = "transient", True
         return result
 
+    def _run_unseen(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> Any:
+        """Runs an op of a compiled function, which may run other kernels the next time. A plan cannot move what it
+        writes.
+        """
+        self._look((args, kwargs), max(0, len(self.ops) - 1), handed_out=True)
+        for key in written_tensors(facts, args, kwargs):
+            if key in self._value_of:
+                self.values[self._value_of[key]].role = "transient"
+        return func(*args, **kwargs)
+
+    def _is_made_here(self, tensor: torch.Tensor) -> bool:
+        """Returns whether the step may have made a tensor without ordinary memory, which a replay could not hold."""
+        inner, hidden = tensors_with_memory(tensor)
+        keys = [storage_key(each) for each in inner]
+        return hidden or not keys or any(key in self._value_of or self._exotic.get(key) is not None for key in keys)
+
     def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
         """Runs an op under its marker; returns its result and its time in ms."""
         with marker(f"op {call}"):
             start = time.perf_counter()
-            result = func(*args, **kwargs)
+            result = called_as_unwatched(func, args, kwargs) if is_foreign(func) else func(*args, **kwargs)
             return result, (time.perf_counter() - start) * 1000
 
     def _address(self, storage: torch.UntypedStorage) -> int:
@@ -312,7 +339,7 @@ class ForwardRecorder(TorchDispatchMode):
     def _add(
         self, tensor: torch.Tensor, key: int, producer: int, role: str, label: str, overwrites: int
     ) -> ValueRecord:
-        storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
         value = ValueRecord(
             id=len(self.values),
             size_bytes=storage.nbytes(),
@@ -375,8 +402,8 @@ class ForwardRecorder(TorchDispatchMode):
 
     def note_saved(self, tensor: torch.Tensor) -> int | None:
         """Notes that autograd saves the tensor; returns its value's id, or None if its memory is not ordinary."""
-        with self.unwatched():
-            if not has_plain_storage(tensor):
+        with self.unwatched(), torch._C.DisableTorchFunctionSubclass():  # attributes may be the program's functions
+            if not may_move(tensor):
                 return None
             value = self.values[self.value_id(tensor)]
         value.saved = True

@@ -12,6 +12,7 @@ import torch
 from ..errors import ProfileError
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.sharding import reshard
+from ..torchtools.standing_aside import StepHooks
 from .recorder import ForwardRecorder
 from .step import Forward
 
@@ -26,7 +27,7 @@ def record_releases(
         None if it still held the value when `forward` returned, as it does with the loss.
     """
     recorder = recorder or ForwardRecorder(model)
-    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, _no_unpack)
+    hooks = StepHooks(recorder.note_saved, _no_unpack)
     try:
         with recorder.path.watched(), hooks, RawLooks(recorder.looked), recorder:
             loss = forward()

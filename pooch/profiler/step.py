@@ -16,6 +16,7 @@ import torch
 from ..errors import ProfileError
 from ..torchtools.memory_trace import MemoryTrace, MemoryTracer, marker, quiet_collector
 from ..torchtools.raw_looks import RawLooks
+from ..torchtools.standing_aside import StepHooks
 from ..torchtools.tensors import has_plain_storage
 from .offload import OffloadStore
 from .recorder import ForwardRecorder
@@ -88,7 +89,7 @@ def record_step(
     with quiet_collector():
         tracer.start()
         try:
-            hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+            hooks = StepHooks(pack, unpack)
             with hooks, recorder.path.watched(), RawLooks(recorder.looked), recorder:
                 loss = check_loss(forward())
             recorder.end_forward([model])

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..cli.options import PATH, json_option
-from ..cli.output import print_json, print_tables, progress_shown
+from ..cli.output import print_json, print_tables, progress_shown, say
 
 
 @click.command("reproduce")
@@ -48,5 +48,5 @@ def command(name: str, folder: Path | None, only_recorded: bool, as_json: bool, 
     if as_json:
         print_json(reproduction_record(result))
         return
-    click.echo(f"{experiment.title}\n\n{experiment.about}\n")
+    say(f"{experiment.title}\n\n{experiment.about}\n")
     print_tables(*(table.rich() for table in reproduction_tables(result)))

@@ -12,6 +12,7 @@ import pydantic
 
 from ..errors import FileFormatError
 from ..ir.files import replace_file
+from ..reading import file_bytes
 from .rows import Answer, Row
 
 FORMAT = "pooch-reproduction"
@@ -112,7 +113,7 @@ def _without_nothing(record: dict[str, object]) -> dict[str, object]:
 def _read(path: Path, experiment: str) -> Record:
     remedy = f"delete it, and run `pooch reproduce {experiment}` again"
     try:
-        record = pydantic.TypeAdapter(Record).validate_json(path.read_bytes())
+        record = pydantic.TypeAdapter(Record).validate_json(file_bytes(path))
     except OSError as error:
         raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
     except pydantic.ValidationError as error:

@@ -88,6 +88,7 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "predicted slowdown": f"{report.predicted_slowdown:.3f}x" if report.predicted_slowdown is not None else None,
         "swapped": _swapped(report),
         "recomputed": f"{report.recomputed_ops} ops per step" if report.recomputed_ops is not None else None,
+        "replays compared": report.verified,
         "stalled": _ms(report.stall_ms) if report.stall_ms is not None else None,
         "reserved by the allocator": _reserved(report),
         "late swaps": None if report.late_swaps is None else str(report.late_swaps),

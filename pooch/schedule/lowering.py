@@ -60,7 +60,16 @@ class Lowering:
                 raise UsageError(f"decision {choice!r} for value {value}, which is not an activation of this profile")
             if choice == "recompute" and value not in self._replay_tables.recipes:
                 refusal = self.dataflow.refusal(value)
-                raise UsageError(f"value {value} cannot be recomputed: {refusal}; keep or swap it")
+                raise UsageError(f"value {value} cannot be recomputed: {refusal}; keep or swap it{self._maker(value)}")
+
+    def _maker(self, value: int) -> str:
+        """Returns the operator that makes a value and the module that calls it, for people."""
+        producer = self.dataflow.profile.values[value].producer
+        if producer < 0:
+            return ""
+        op = self.dataflow.profile.ops[producer]
+        place = f"module {op.module!r}" if op.module else "the model's own forward"
+        return f" (it is made by {op.name} in {place})"
 
     def _place_absences(
         self, decided: dict[int, Choice], replays: Replays, budget_bytes: int | numpy.ndarray

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from .operators import OperatorFacts
-from .tensors import find_tensors, has_plain_storage, storage_key
+from .operators import OperatorFacts, reads_statistics
+from .tensors import find_tensors, has_plain_storage, may_move, storage_key, storage_of, tensors_with_memory
 
 
 class StorageMap:
@@ -38,10 +39,32 @@ def written_tensors(facts: OperatorFacts, args: Any, kwargs: Any) -> dict[int, t
     found: dict[int, torch.Tensor] = {}
     for position in facts.written:
         if position < len(args):
-            found.update((storage_key(t), t) for t in find_tensors(args[position]) if has_plain_storage(t))
+            found.update((storage_key(t), t) for t in _with_storage(args[position]))
     for name in facts.written_names:
-        found.update((storage_key(t), t) for t in find_tensors(kwargs.get(name)) if has_plain_storage(t))
+        found.update((storage_key(t), t) for t in _with_storage(kwargs.get(name)))
     return found
+
+
+def changed_statistics(facts: OperatorFacts, func: Any, args: Any) -> list[torch.Tensor]:
+    """Returns the running statistics that an op updates. Neither its schema nor their version tells."""
+    if not facts.statistics or reads_statistics(facts, func, args):
+        return []
+    found = (args[position] for position in facts.statistics if position < len(args))
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor) and has_plain_storage(tensor)]
+
+
+def _with_storage(arguments: Any) -> Iterator[torch.Tensor]:
+    """Yields the ordinary tensors among some arguments, and those that others are made of."""
+    for tensor in find_tensors(arguments):
+        if has_plain_storage(tensor):
+            yield tensor
+        else:
+            yield from _ordinary_inside(tensor)
+
+
+def _ordinary_inside(tensor: torch.Tensor) -> list[torch.Tensor]:
+    with torch._C._DisableTorchDispatch():  # what is asked of a sparse tensor is no op of the step
+        return [inner for inner in tensors_with_memory(tensor)[0] if has_plain_storage(inner)]
 
 
 def argument_keys(args: Any, kwargs: Any) -> set[int]:
@@ -65,7 +88,9 @@ def _collect_keys(items: Any, keys: set[int]) -> None:
     for item in items:
         if isinstance(item, torch.Tensor):
             if has_plain_storage(item):
-                keys.add(item.untyped_storage()._cdata)
+                keys.add(storage_of(item)._cdata)
+            else:
+                keys.update(map(storage_key, _ordinary_inside(item)))
         elif isinstance(item, (list, tuple)):
             _collect_keys(item, keys)
         elif isinstance(item, dict):
@@ -85,10 +110,10 @@ def new_tensors(
     """
     if len(outputs) == 1 and not written:  # most ops
         only = outputs[0]
-        return (only,) if has_plain_storage(only) and storage_key(only) not in read_keys else ()
+        return (only,) if may_move(only) and storage_key(only) not in read_keys else ()
     remaining, seen, tensors = dict(written), set[int](), []
     for tensor in outputs:
-        if not has_plain_storage(tensor):
+        if not may_move(tensor):
             continue
         key = storage_key(tensor)
         if key in seen or (key not in written and key in read_keys):

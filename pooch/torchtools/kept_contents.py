@@ -59,8 +59,9 @@ class KeptContents:
 
     def _keep(self, tensor: torch.Tensor, seen: set[tuple[int, int, int]]) -> None:
         parts, is_hidden = tensors_with_memory(tensor)
-        if is_hidden:
+        if is_hidden or tensor.layout is not torch.strided:  # an op in place may give a sparse tensor other parts
             self._opaque.append((tensor, tensor.detach().clone()))
+            return
         for part in parts:
             begin, end = _extent(part)
             key = storage_key(part), begin, end

@@ -8,10 +8,11 @@ oneDNN's, which it allocates through the same allocator).
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -21,10 +22,12 @@ from torch.profiler import ProfilerActivity
 
 from ..errors import ProfileError
 from . import accelerators
+from .cpu_allocator.tracing import ThreadTraces, traces_here
 from .profiler_log import quiet_allocator, quiet_start
 from .reported_memory import MemoryEvent, reported_memory
 from .requested_sizes import RequestedSizes, as_requested
 from .tensors import storage_bytes
+from .threads import is_alone
 
 MARKER = "pooch:"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # torch's name for the event around each node
@@ -77,13 +80,29 @@ class MemoryTrace:
         return peak
 
 
-def marker(name: str) -> Any:
-    """Context manager that records a named period in the trace."""
-    return record_function(MARKER + name)
+def marker(name: str) -> AbstractContextManager[object]:
+    """Context manager that records a named period in the traces of the thread."""
+    traces = traces_here()
+    if traces is None:
+        return record_function(MARKER + name)
+    return _marked_twice(traces, name) if MemoryTracer.running else traces.marked(name)
+
+
+@contextmanager
+def _marked_twice(traces: ThreadTraces, name: str) -> Iterator[None]:
+    """Also for a session of torch's profiler, which may be that of another thread."""
+    with record_function(MARKER + name), traces.marked(name):
+        yield
 
 
 class MemoryTracer:
-    """Records a `MemoryTrace` of a device between `start` and `stop`."""
+    """Records a `MemoryTrace` of a device between `start` and `stop`, with torch's profiler.
+
+    Attributes:
+        running: number of those that record.
+    """
+
+    running: ClassVar[int] = 0
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._quiet, self._sizes = device, quiet_allocator(), RequestedSizes(device)
@@ -105,10 +124,12 @@ class MemoryTracer:
         self._sizes.begin()
         with quiet_start():
             self._profiler.__enter__()
+        MemoryTracer.running += 1
 
     def stop(self) -> MemoryTrace:
         """Stops recording and returns the trace."""
         accelerators.synchronize(self._device)
+        MemoryTracer.running -= 1
         try:
             self._profiler.__exit__(None, None, None)
         finally:
@@ -129,6 +150,30 @@ def quiet_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+class _CollectorOff:
+    """Context manager without cyclic garbage collection, which several threads may be in."""
+
+    def __init__(self) -> None:
+        self._users, self._was_enabled = 0, False
+        self._lock = threading.RLock()  # a finalizer may leave it while it is entered
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._was_enabled:
+                gc.enable()
+
+
+COLLECTOR_OFF = _CollectorOff()
 
 
 @contextmanager
@@ -212,6 +257,7 @@ def live_bytes(device: torch.device) -> int:
 def live_tensors() -> list[torch.Tensor]:
     """Returns all tensors in CPU memory that the interpreter tracks."""
     found: list[torch.Tensor] = []
+    reads_gradients = is_alone()
     kinds: dict[type, bool] = {}  # asking it of each of some hundred thousand objects would take most of the time
     for candidate in gc.get_objects():
         kind = type(candidate)
@@ -220,7 +266,8 @@ def live_tensors() -> list[torch.Tensor]:
             is_tensor = kinds[kind] = _has_memory(kind)
         if is_tensor and candidate.device.type == "cpu":
             found.append(candidate)
-            if candidate.is_leaf and candidate.grad is not None:
+            # Another thread may be training with it, and PyTorch ends the process if its gradient is read then.
+            if reads_gradients and candidate.is_leaf and candidate.grad is not None:
                 found.append(candidate.grad)
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UsageError
 from . import accelerators
 from .cuda_only import chooses_algorithms_by_timing
 from .determinism import may_vary, varies_now
@@ -36,15 +37,29 @@ _REFUSALS = {
     "aten::_fft_c2r": "inverse transforms are not bitwise repeatable",
     "aten::_fft_c2c": "complex transforms are not bitwise repeatable",
     "aten::linalg_lstsq": "its results are not bitwise repeatable",
+    "aten::from_file": "it reads a file, which may change",
     "aten::set_": "it swaps the storage of a tensor",
     "aten::resize_": "it changes the storage of a tensor",
 }
 _CUDNN_RNN = "aten::_cudnn_rnn"
+# Results in which kernels leave bytes as they found them, by position. Only the backward pass of the same kernel reads
+# them, and it does not read those bytes.
+_WORKSPACES = {
+    "aten.mkldnn_rnn_layer.default": (3,),
+    "aten._cudnn_rnn.default": (3, 4),
+    "aten.cudnn_batch_norm.default": (3,),
+    "aten._scaled_dot_product_flash_attention.default": (1, 6, 7),
+    "aten._scaled_dot_product_efficient_attention.default": (1, 2, 3),
+    "aten._scaled_dot_product_cudnn_attention.default": (1, 6, 7),
+}
 _CONVOLUTIONS = {"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"}
 # Other views check their extent against the storage, which is empty while its bytes are off the device.
 _READ_NOTHING = {"aten::detach", "aten::alias"}
 # It tells the allocator who uses the memory. The schema declares a write, but it accesses no contents.
 _RECORD_STREAM = "aten::record_stream"
+# Operators of these are PyTorch's own, or Pooch's: what they depend on is in their schema, or in the tables above.
+OWN_NAMESPACES = {"aten", "prims", "prim", "quantized", "_quantized", "mkldnn", "inductor", "higher_order"}
+OWN_NAMESPACES |= {"pooch_split"}
 _REFUSED_NAMESPACES = {
     "c10d": "collectives must run once on every rank",
     "_c10d_functional": "collectives must run once on every rank",
@@ -69,6 +84,7 @@ class OperatorFacts:
             collectives do.
         reads_nothing: whether it is a view that is valid whatever its memory holds, even if it is empty.
         depends_on_call: whether its replay depends on its arguments or on settings, see `call_refusal`.
+        is_foreign: whether it is not PyTorch's own.
     """
 
     name: str
@@ -81,11 +97,54 @@ class OperatorFacts:
     may_surprise: bool = False
     reads_nothing: bool = False
     depends_on_call: bool = False
+    is_foreign: bool = False
+
+
+_REPLAYABLE: set[str] = set()  # operators that the user vouches for
+
+
+def allow_replay(*names: str) -> None:
+    """Allows operators from outside of PyTorch to be computed again: `pooch.allow_replay("mylib::scan")`.
+
+    By default they are not, since a replay would run them twice, and an operator may count, draw random numbers of its
+    own or write to memory that its schema does not name. One that does none of that may be allowed; what it gives is
+    then checked like any other replay. It is for plans and profiles that are made afterwards.
+
+    Args:
+        names: "namespace::operator", for all of its overloads.
+
+    Raises:
+        UsageError: if a name is not of this form.
+    """
+    wrong = [name for name in names if not isinstance(name, str) or name.count("::") != 1]
+    if wrong:
+        raise UsageError(f"{wrong[0]!r} is no operator: give its namespace and name, such as 'mylib::scan'")
+    _REPLAYABLE.update(names)
+    operator_facts.cache_clear()
+
+
+def is_foreign_name(name: str) -> bool:
+    """Returns whether an operator is not PyTorch's own, given its name or its namespace alone."""
+    return name.partition(".")[0] not in OWN_NAMESPACES
+
+
+def is_foreign(func: Any) -> bool:
+    """Returns whether an operator is not PyTorch's own."""
+    return is_foreign_name(func.namespace)
+
+
+def _foreign_refusal(func: Any) -> str | None:
+    name = func._schema.name
+    if not is_foreign(func) or name in _REPLAYABLE:
+        return None
+    return f"it is not PyTorch's own, and may not give the same result twice (pooch.allow_replay({name!r}) allows it)"
 
 
 @cache
 def operator_facts(func: Any) -> OperatorFacts:
-    """Returns the facts about an `OpOverload`, which are computed only once."""
+    """Returns the facts about an operator, which are computed only once."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return OperatorFacts(func.name(), False, (), (), (), False, "it runs functions of the program")
     schema = func._schema
     arguments = schema.arguments
     written = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
@@ -101,11 +160,22 @@ def operator_facts(func: Any) -> OperatorFacts:
         written_names=tuple(arguments[i].name for i in written),
         statistics=tuple(statistics),
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        refusal=_REFUSALS.get(schema.name) or _REFUSED_NAMESPACES.get(func.namespace),
+        refusal=_REFUSALS.get(schema.name) or _REFUSED_NAMESPACES.get(func.namespace) or _foreign_refusal(func),
         may_surprise=schema.name in _REFUSALS or func.namespace in _REFUSED_NAMESPACES,
         reads_nothing=schema.name in _READ_NOTHING,
         depends_on_call=schema.name == _CUDNN_RNN or schema.name in _CONVOLUTIONS or may_vary(schema.name),
+        is_foreign=is_foreign(func),
     )
+
+
+def has_undefined_bytes(name: str, position: int) -> bool:
+    """Returns whether a result of an op may hold bytes that nobody has written, so that they differ each time.
+
+    Args:
+        name: of the overload, such as "aten.relu_.default".
+        position: of the result.
+    """
+    return position in _WORKSPACES.get(name, ())
 
 
 def reads_statistics(facts: OperatorFacts, func: Any, args: tuple[Any, ...]) -> bool:

@@ -1,46 +1,209 @@
-"""Detects accesses to a tensor's memory that no dispatched op shows, such as `print(x)` or `x.numpy()`."""
+"""Detects accesses to a tensor's memory that no dispatched op shows, such as `print(x)`, `x.numpy()` or `x.data = y`.
+
+A function mode would see them, but PyTorch's own code asks whether one is active (`torch.overrides.has_torch_function`)
+and then takes other ways, such as around the fast path of attention, which give other bits. So what is watched are the
+methods of `torch.Tensor` themselves: while anybody watches, stand-ins take their place in the class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable
+from types import MethodType, TracebackType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-Tensor: Any = torch.Tensor
+from .stand_ins import Place, StandIns
 
-_READING = frozenset({Tensor.__repr__, Tensor.__format__, Tensor.tolist, Tensor.__deepcopy__})
+_READING = ("__repr__", "__format__", "tolist", "__deepcopy__")
 # With the address, the program may read or write at any time from then on.
-_HANDING_OUT = frozenset(
-    {
-        Tensor.numpy,
-        Tensor.__array__,
-        Tensor.data_ptr,
-        Tensor.untyped_storage,
-        Tensor.storage,
-        Tensor._typed_storage,
-        Tensor.__dlpack__,
-        Tensor.__reduce_ex__,
-        Tensor.share_memory_,
-        Tensor.apply_,
-        Tensor.map_,
-        Tensor.map2_,
-        Tensor.__cuda_array_interface__.__get__,
-    }
+_HANDING_OUT = (
+    "numpy",
+    "__array__",
+    "data_ptr",
+    "untyped_storage",
+    "storage",
+    "_typed_storage",
+    "__dlpack__",
+    "__reduce_ex__",
+    "share_memory_",
+    "apply_",
+    "map_",
+    "map2_",
 )
 
 
-class RawLooks(TorchFunctionMode):
-    """Function mode that reports every such access before it happens, and whether it hands out the address."""
+class _Here(threading.local):
+    """What the calling thread watches.
 
-    def __init__(self, looked: Callable[[Any, bool], None]) -> None:
-        super().__init__()
-        self._looked = looked
+    Attributes:
+        watchers: from the outermost to the innermost.
+        tensors: those whose access was reported and is under way. What PyTorch does to them meanwhile is part of it.
+        is_reporting: whether a watcher is at work, whose own accesses are nobody's concern.
+    """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _HANDING_OUT:
-            self._looked((args, kwargs), True)
-        elif func in _READING:
-            self._looked((args, kwargs), False)
-        return func(*args, **(kwargs or {}))
+    def __init__(self) -> None:
+        self.watchers: list[RawLooks] = []
+        self.tensors: list[Any] = []
+        self.is_reporting = False
+
+
+_HERE = _Here()
+
+
+def _report(looked: Any, hands_out: bool) -> None:
+    _HERE.is_reporting = True
+    try:
+        for watcher in reversed(_HERE.watchers):
+            watcher.looked(looked, hands_out)
+    finally:
+        _HERE.is_reporting = False
+
+
+class _Method:
+    """Stands in for a method of `torch.Tensor`, or a function of a module, and reports its calls.
+
+    The dispatch of `__torch_function__` finds a method by its name in the class, so modes and subclasses of the program
+    receive the stand-in, as does who writes `torch.Tensor.numpy`. It equals the method and has its hash, so that it is
+    found in the sets and dictionaries in which the program looks for it.
+    """
+
+    def __init__(self, original: Any, hands_out: bool) -> None:
+        self.__wrapped__, self._hands_out = original, hands_out
+        self.__doc__ = original.__doc__
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        here = _HERE
+        if not here.watchers or here.is_reporting or any(args[0] is each for each in here.tensors if args):
+            return self.__wrapped__(*args, **kwargs)
+        _report((args, kwargs), self._hands_out)
+        if not args or torch.overrides.has_torch_function(args):  # the program's code comes first, and is watched
+            return self.__wrapped__(*args, **kwargs)
+        here.tensors.append(args[0])
+        try:
+            return self.__wrapped__(*args, **kwargs)
+        finally:
+            here.tensors.pop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["__wrapped__"], name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool((other.__wrapped__ if isinstance(other, _Method) else other) == self.__wrapped__)
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
+
+class _Property:
+    """Stands in for a property of `torch.Tensor` and reports its reads or assignments. The class shows the original."""
+
+    def __init__(self, original: Any) -> None:
+        self.__wrapped__ = original
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self.__wrapped__
+        self._read(instance)
+        return self.__wrapped__.__get__(instance, owner)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        self._assigned(instance)
+        self.__wrapped__.__set__(instance, value)
+
+    def __delete__(self, instance: Any) -> None:
+        self.__wrapped__.__delete__(instance)
+
+    def _read(self, instance: Any) -> None:
+        """Reports a read."""
+
+    def _assigned(self, instance: Any) -> None:
+        """Reports an assignment."""
+
+
+class _Address(_Property):
+    """A property that hands the address out."""
+
+    def _read(self, instance: Any) -> None:
+        if _HERE.watchers and not _HERE.is_reporting:
+            _report(((instance,), {}), True)
+
+
+class _Data(_Property):
+    """`Tensor.data`, which the program may put other memory in place of."""
+
+    def _assigned(self, instance: Any) -> None:
+        here = _HERE
+        if here.watchers and not here.is_reporting:
+            here.is_reporting = True
+            try:
+                for watcher in reversed(here.watchers):
+                    if watcher.data_assigned is not None:
+                        watcher.data_assigned(instance)
+            finally:
+                here.is_reporting = False
+
+
+def _reads(original: Hashable) -> _Method:
+    return _Method(original, hands_out=False)
+
+
+def _hands_out(original: Hashable) -> _Method:
+    return _Method(original, hands_out=True)
+
+
+_LOOKS = StandIns(
+    *(Place(torch.Tensor, name, _reads) for name in _READING),
+    *(Place(torch.Tensor, name, _hands_out) for name in _HANDING_OUT),
+    Place(torch.Tensor, "__cuda_array_interface__", _Address),
+    Place(torch, "to_dlpack", _hands_out),
+    Place(torch.utils.dlpack, "to_dlpack", _hands_out),
+)
+_ASSIGNMENTS = StandIns(Place(torch.Tensor, "data", _Data))
+
+
+class RawLooks:
+    """Context manager that reports every such access of the thread before it happens.
+
+    It may be nested, and left in another thread.
+
+    Args:
+        looked: Called with the arguments of the access, and whether it hands out the address.
+        data_assigned: Called with a tensor before `tensor.data = other`. None: assignments are not watched.
+    """
+
+    def __init__(
+        self, looked: Callable[[Any, bool], None], data_assigned: Callable[[torch.Tensor], None] | None = None
+    ) -> None:
+        self.looked, self.data_assigned = looked, data_assigned
+        self._here: list[RawLooks] | None = None
+
+    def __enter__(self) -> RawLooks:
+        _LOOKS.use()
+        if self.data_assigned is not None:
+            _ASSIGNMENTS.use()
+        self._here = _HERE.watchers
+        self._here.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        here, self._here = self._here, None
+        if here is None:
+            return
+        here.remove(self)
+        if self.data_assigned is not None:
+            _ASSIGNMENTS.leave()
+        _LOOKS.leave()
+
+    def abandon(self) -> None:
+        """Leave, as the thread that is watched has ended."""
+        self.__exit__(None, None, None)

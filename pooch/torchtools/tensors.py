@@ -15,31 +15,66 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..units import round_up
 
+# The storage of a tensor. Pooch's own reads of it are no looks of the program's, which `RawLooks` reports.
+storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Returns the identity of the tensor's storage, which is unique while the storage lives."""
-    key: int = tensor.untyped_storage()._cdata
+    key: int = storage_of(tensor)._cdata
     return key
 
 
 def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Returns a new storage of the device's current allocator. `UntypedStorage(...)` ignores one that was installed."""
-    return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+    return storage_of(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
 
 def copied_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Returns a copy of a storage, from the device's current allocator."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).clone().untyped_storage()
+    return storage_of(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).clone())
 
 
 def has_plain_storage(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor has strided memory that can be copied byte by byte.
 
-    Sparse tensors, opaque oneDNN tensors and wrapper subclasses do not.
+    Sparse, nested and quantized tensors, opaque oneDNN tensors and subclasses that see every op do not: their bytes
+    alone do not make the tensor again, or there are none.
     """
-    if tensor.layout is not torch.strided:
+    # This runs several times for every op of every step.
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        return _is_plain_subclass(tensor)
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def _is_plain_subclass(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor of a subclass has memory like any other, as those have that only see functions."""
+    kind = type(tensor)
+    if not _sees_no_ops(kind) and not (kind is FakeTensor and len(_WORLDS)):
         return False
-    return type(tensor) is torch.Tensor or not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
+    with torch._C.DisableTorchFunctionSubclass():  # even its attributes may be functions of the program
+        return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def _sees_no_ops(kind: type[torch.Tensor]) -> bool:
+    return kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+
+
+_WORLDS: weakref.WeakSet[object] = weakref.WeakSet()  # in which fake tensors stand for real ones
+
+
+def fakes_are_plain_with(world: object) -> None:
+    """Lets fake tensors count as having memory as long as `world` lives. Otherwise they are tensors without any."""
+    _WORLDS.add(world)
+
+
+def may_move(tensor: torch.Tensor) -> bool:
+    """Returns whether the bytes of a tensor can leave the device: they are ordinary, and there are some.
+
+    On the meta device there are none.
+    """
+    return has_plain_storage(tensor) and not tensor.is_meta
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -77,34 +112,70 @@ def map_tensors(function: Callable[[torch.Tensor], Any], arguments: Any) -> Any:
 
 
 def tensors_with_memory(arguments: Any) -> tuple[list[torch.Tensor], bool]:
-    """Returns the ordinary tensors in some arguments, including those inside wrapper subclasses.
+    """Returns the ordinary tensors in some arguments, including those that others are made of.
 
-    It also returns whether there is other memory that cannot be determined (sparse, opaque, functorch wrappers).
+    It also returns whether there is other memory that cannot be determined.
     """
     found: list[torch.Tensor] = []
     hidden = False
     stack = list(find_tensors(arguments))
     while stack:
         tensor = stack.pop()
-        if _is_wrapper(tensor):
-            names: list[str] = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
-            stack += [inner for inner in (getattr(tensor, name) for name in names) if isinstance(inner, torch.Tensor)]
-        elif _hides_memory(tensor):
+        if _has_own_memory(tensor):
+            found.append(tensor)
+            continue
+        inner = inner_tensors(tensor)
+        if inner is None:
             hidden = True
         else:
-            found.append(tensor)
+            stack += inner
     return found, hidden
 
 
-def _is_wrapper(tensor: torch.Tensor) -> bool:
-    return type(tensor) is not torch.Tensor and bool(torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor))
-
-
-def _hides_memory(tensor: torch.Tensor) -> bool:
-    if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+def _has_own_memory(tensor: torch.Tensor) -> bool:
+    if type(tensor) is FakeTensor:
         return True
-    is_plain = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
-    return not is_plain and not isinstance(tensor, FakeTensor)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    return has_plain_storage(tensor) or (_sees_no_ops(type(tensor)) and tensor.layout is torch.strided)
+
+
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """Returns the tensors that a tensor without ordinary memory is made of, or None if that cannot be determined."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return [torch._C._functorch.get_unwrapped(tensor)]
+    if not _sees_no_ops(type(tensor)):
+        return _inside_wrapper(tensor)
+    if tensor.layout is torch.sparse_coo:
+        return [torch.ops.aten._indices(tensor), torch.ops.aten._values(tensor)]
+    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+        return []  # its memory is its own
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return None
+
+
+def _inside_wrapper(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """Returns the tensors in a wrapper: those that it names, or else those among its attributes."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        names = flatten()[0]
+        inner = [each for each in (getattr(tensor, name) for name in names) if isinstance(each, torch.Tensor)]
+    else:
+        inner = [*find_tensors(getattr(tensor, "__dict__", {})), *_own_memory(tensor)]
+    return inner or None
+
+
+def _own_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns an ordinary tensor on the memory of a subclass that sees every op, unless it is a wrapper without any."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():
+        try:
+            has_memory = tensor.untyped_storage().data_ptr() != 0
+        except RuntimeError:  # PyTorch refuses to look into a wrapper's storage
+            return []
+        return [tensor.detach().as_subclass(torch.Tensor)] if has_memory else []
 
 
 @dataclass(frozen=True, slots=True)

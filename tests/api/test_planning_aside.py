@@ -111,7 +111,7 @@ def test_ctrl_c_is_passed_on_once_and_the_best_plan_so_far_is_the_answer() -> No
         pressed.append(process)
         raise KeyboardInterrupt
 
-    assert run_child(WAITING, {"answers": True}, press) == {"done": True}
+    assert run_child(WAITING, {"answers": True}, press, imports_as_here=True) == {"done": True}
     assert len(pressed) == 1
 
 
@@ -123,7 +123,7 @@ def test_ctrl_c_before_there_is_a_plan_ends_both() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_child(WAITING, {"answers": False}, press)
+        run_child(WAITING, {"answers": False}, press, imports_as_here=True)
     assert not is_running(pressed[0])
 
 
@@ -135,7 +135,7 @@ def test_an_error_of_the_callers_progress_ends_the_process_at_once() -> None:
         raise RuntimeError("not now")
 
     with pytest.raises(RuntimeError, match="not now"):
-        run_child(WAITING, {"answers": True}, fails)
+        run_child(WAITING, {"answers": True}, fails, imports_as_here=True)
     assert not is_running(told[0])
 
 

@@ -248,9 +248,10 @@ def ways_of_online_steps(monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> 
     could_replay: list[bool] = []
     new_step = UnplannedStep.__init__
 
-    def noted(self: UnplannedStep, evictor: Evictor, *, replays: bool = True) -> None:
-        could_replay.append(replays)
-        new_step(self, evictor, replays=replays)
+    def noted(self: UnplannedStep, evictor: Evictor, *, replays: bool = True, copies_ahead: bool = True) -> None:
+        if copies_ahead:  # else it fits, and is only watched
+            could_replay.append(replays)
+        new_step(self, evictor, replays=replays, copies_ahead=copies_ahead)
 
     monkeypatch.setattr(UnplannedStep, "__init__", noted)
     model = a_model()

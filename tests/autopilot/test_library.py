@@ -49,3 +49,29 @@ def test_a_plan_may_fill_the_budget_where_no_other_is_feasible(jobs: list[Job]) 
     assert known.plan is not None
     assert known.plan.predicted_peak_bytes == budget_bytes
     assert told[0].startswith("planned for steps"), told
+
+
+def test_a_plan_whose_replay_gave_other_bits_is_made_again_without_it(jobs: list[Job]) -> None:
+    profile = blocks(6)
+    start_bytes, budget_bytes = profile.persistent_bytes, int(0.9 * profile.peak_bytes)
+    library = Library(PlanOptions(host_budget=1), lambda text: None, HostCosts(lambda: NOT_MEASURED))
+    for _ in range(2):
+        _, known = library.choose(KEY, start_bytes, budget_bytes)
+    library.recorded(KEY, known, profile, 1)
+    decisions = [library.choose(KEY, start_bytes, budget_bytes)[0] for _ in range(2)]
+    assert decisions[-1] == "plan"
+    table, plan = known.table, known.plan
+    assert table is not None
+    assert table.recomputed, "something is recomputed"
+    value = min(table.recomputed)
+
+    library.banned(known, [table.copies.key(value), ("the recipe of a step without a plan", 0)])
+    asked = len(jobs)
+    assert library.choose(KEY, start_bytes, budget_bytes)[0] == "plan"  # the old one, which copies the value
+    assert len(jobs) == asked + 1
+    refused = jobs[-1].anchors[0].profile
+    assert refused.ops[refused.values[value].producer].refusal is not None
+    assert library.choose(KEY, start_bytes, budget_bytes)[0] == "plan"
+    assert known.plan is not plan
+    assert known.table is not None
+    assert value not in known.table.recomputed

@@ -329,13 +329,23 @@ torch.distributed.destroy_process_group()
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+def torchrun(folder: Folder, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Two ranks. A plain rank of gloo aborts now and then when it ends, after all of its work: then once more."""
+    for _ in range(3):
+        done = folder.python(*TORCHRUN, *arguments)
+        if done.returncode == 0 or "terminate called without an active exception" not in done.stderr:
+            break
+    return done
+
+
 @pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
 def test_each_process_of_torchrun_holds_the_budget(folder: Folder, kind: str) -> None:
     script = folder.write("parallel.py", SMALL + PARALLEL.replace("KIND", repr(kind)))
-    plain = folder.python(*TORCHRUN, script)
+    plain = torchrun(folder, script)
     options = ("--budget", "60%", "--host-budget", "16MiB")
-    budgeted = folder.python(*TORCHRUN, "-m", "pooch", "exec", *options, script)
-    assert budgeted.returncode == plain.returncode == 0, budgeted.stderr
+    budgeted = torchrun(folder, "-m", "pooch", "exec", *options, script)
+    assert plain.returncode == 0, plain.stderr
+    assert budgeted.returncode == 0, budgeted.stderr
     assert sorted(budgeted.stdout.splitlines()) == sorted(plain.stdout.splitlines())
     for rank in range(2):
         assert f"pooch (rank {rank}): 6 steps: " in budgeted.stderr

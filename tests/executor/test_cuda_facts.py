@@ -20,6 +20,7 @@ from pooch.profiler.device_times import _kernels_ms
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.torchtools import determinism, operators
 from pooch.torchtools.operators import call_refusal, operator_facts
+from pooch.torchtools.tensors import has_plain_storage
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, is_same, profile_job, quick_profile, tight_plan
 
@@ -170,6 +171,14 @@ def test_kernel_times_leave_annotations_out() -> None:
     assert _kernels_ms(marker) == 1.0
 
 
+@pytest.fixture
+def meta_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets "meta" stand for a second device. Otherwise its tensors are no values, as nothing of them can be moved."""
+    for user in ("torchtools.effects", "profiler.recorder"):
+        monkeypatch.setattr(f"pooch.{user}.may_move", has_plain_storage)
+
+
+@pytest.mark.usefixtures("meta_has_memory")
 def test_ops_on_another_device_are_not_replayed() -> None:
     """In a backward pass on one device nobody orders the other's streams; here "meta" is the other device."""
     recorder = ForwardRecorder(nn.Linear(4, 4))
@@ -193,6 +202,7 @@ def test_random_numbers_of_another_device_are_not_drawn_again() -> None:
     assert recorder.ops[1].refusal is None
 
 
+@pytest.mark.usefixtures("meta_has_memory")
 def test_values_on_another_device_are_no_activations() -> None:
     """A value on the CPU in a model on a GPU must not come back onto the GPU; here "meta" is the other device."""
     model = torch.nn.Linear(64, 64)

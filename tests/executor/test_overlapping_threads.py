@@ -48,12 +48,12 @@ def test_a_read_of_a_kept_value_waits_for_the_actions_of_its_slot(monkeypatch: p
 
         def second() -> None:
             assert begun.wait(PATIENCE_S)
-            step.unpack((kept, kept._version, value))
+            step.unpack((kept, kept._version, value, id(kept)))
             order.append("second read")
             read.set()
 
         monkeypatch.setattr(StepActions, "_do", slowly)
-        in_threads(lambda: step.unpack((kept, kept._version, value)), second)
+        in_threads(lambda: step.unpack((kept, kept._version, value, id(kept))), second)
         assert "action" in order
         assert order[-1] == "second read"
         del losses
@@ -85,7 +85,7 @@ def test_the_first_read_is_told_once_though_two_threads_read_first() -> None:
 
         step.__class__ = Slow
         step.on_read = lambda: told.append(threading.get_ident())
-        in_threads(*[lambda: step.unpack((kept, kept._version, None))] * 2)  # type: ignore[list-item]
+        in_threads(*[lambda: step.unpack((kept, kept._version, None, id(kept)))] * 2)  # type: ignore[list-item]
         assert len(told) == 1
         del losses
 

@@ -14,9 +14,11 @@ from hypothesis import given, settings
 
 import pooch
 from pooch.api.planning import plan_from_decisions
+from pooch.devices.catalogue import read_catalogue
 from pooch.errors import FileFormatError
 from pooch.ir import Plan, Profile
 from pooch.ir.files import FORMATS, load_document, replace_file
+from pooch.packing.files import load_blocks
 from tests.toys import blocks, chain, profiles
 
 
@@ -352,3 +354,35 @@ def test_files_are_small_and_read_line_by_line(tmp_path: Path) -> None:
 def test_the_public_names_are_these_classes() -> None:
     assert pooch.Profile is Profile
     assert pooch.Plan is Plan
+
+
+READERS = {"profile": Profile.load, "blocks": load_blocks, "devices": read_catalogue}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_what_never_ends_is_not_read(kind: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(FileFormatError, match="it is not a regular file"):
+            READERS[kind](path)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_what_is_larger_than_any_such_file_is_not_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(FileFormatError, match="it is larger than any such file"):
+        READERS[kind](path)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, ["a note"] * 10**6])
+def test_endless_texts_are_refused(value: object, profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    profile.save(path)
+    content = json.loads(path.read_text())
+    content["notes" if isinstance(value, list) else "workload"] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(FileFormatError, match="is too long"):
+        Profile.load(path)

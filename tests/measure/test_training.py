@@ -16,6 +16,7 @@ from pooch.api.profiling import profile_workload
 from pooch.errors import PoochError
 from pooch.ir import Region
 from pooch.measure import measuring
+from pooch.measure.arena_training import FIRST_STEPS
 from pooch.measure.hard_limit import train_limited
 from pooch.measure.measuring import measure_training, optimize
 from pooch.measure.timing import Timing, time_in_turns
@@ -130,11 +131,11 @@ def test_plain_and_planned_steps_take_turns_and_the_plan_is_off_in_between(
     monkeypatch.setattr("pooch.measure.timing.time", SimpleNamespace(perf_counter=lambda: now_s[0]))
     timing = time_in_turns(workload, chosen, 2, quiet)
     # THEN who goes first changes with every turn, and the plan is at work in the planned steps alone
-    assert watched == [False, True, True, False, False, True]
-    # AND the first turn was for warming up
-    assert timing.plain_samples_ms == (4000.0, 5000.0)
-    assert timing.planned_samples_ms == (3000.0, 6000.0)
-    assert (timing.plain_ms, timing.planned_ms) == (4500.0, 4500.0)
+    assert watched == [False, True, True, False, False, True, True, False]
+    # AND the first two turns were for warming up, in which replays are compared in full
+    assert timing.plain_samples_ms == (5000.0, 8000.0)
+    assert timing.planned_samples_ms == (6000.0, 7000.0)
+    assert (timing.plain_ms, timing.planned_ms) == (6500.0, 6500.0)
 
 
 def test_a_peak_over_the_prediction_is_told_as_it_was_measured(wide: str) -> None:
@@ -173,7 +174,7 @@ def test_under_a_hard_limit_plain_training_dies_and_planned_training_goes_throug
     assert on_arena.survived, on_arena.message
     assert on_arena.arena is not None
     assert on_arena.arena.startswith("serving")
-    assert len(on_arena.losses) == 4  # two were recorded, and one was packed beside
+    assert len(on_arena.losses) == FIRST_STEPS  # all but one, and the step that was asked for
     tight = train_limited(factory, chosen, chosen.budget_bytes // 2, 1, quiet, on_arena=True)
     assert (tight.survived, tight.arena) == (False, None)
     assert tight.message.startswith("memory ran out")

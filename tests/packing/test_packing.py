@@ -249,7 +249,8 @@ def test_a_build_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
     if not kernels().is_native:
         pytest.skip("there is no C++ compiler")
-    library = tmp_path / built_library("packing", SOURCE).name
+    library = tmp_path / "native" / built_library("packing", SOURCE).name
+    library.parent.mkdir(mode=0o700)
     library.write_bytes(b"not a library")
     code = "from pooch.packing import Block, pack; print(pack([Block(0, 2, 5)]).is_native)"
     environment = {**os.environ, "POOCH_CACHE_DIRECTORY": str(tmp_path)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -25,6 +26,7 @@ def test_the_page_of_a_run_holds_every_plan(tmp_path: Path) -> None:
         budget_bytes=99,
         shapes=shapes,
         events=("planned",),
+        verified=pooch.Verified(recipes=3, proven=3, compared=6),
     )
     path = tmp_path / "run.html"
     write_run_report(summary, [("1x2", profile, plans[0]), ("3x4", profile, plans[1])], path, title="train.py")
@@ -36,5 +38,8 @@ def test_the_page_of_a_run_holds_every_plan(tmp_path: Path) -> None:
     assert [each["plans"][0]["budget_bytes"] for each in pages] == [plan.budget_bytes for plan in plans]
     assert '<select id="pages">' in page
     assert "<td>1x2</td><td>7</td>" in page
+    for line in summary.totals:
+        assert f"<p>{html.escape(line)}</p>" in page
+    assert "3 recipes, all proven" in page
     assert "&lt;why&gt;" in page
     assert "<why>" not in page

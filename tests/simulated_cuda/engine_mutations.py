@@ -495,9 +495,9 @@ ACTIONS = (
     Mutation(
         "a storage is emptied before its copy out is waited for",
         "actions.py",
-        "        self._end_copy_out(record)\n        if record.copied_out or record.value in self.table.recomputed:\n"
-        "            self._wait(record)\n            self.emptied.empty(record)\n",
-        "        self.emptied.empty(record)\n        self._end_copy_out(record)\n",
+        "    def _empty(self, record: Record) -> None:\n        self._end_copy_out(record)\n",
+        "    def _empty(self, record: Record) -> None:\n        self.emptied.empty(record)\n"
+        "        self._end_copy_out(record)\n",
         "memory goes back under the copy",
         SAVED_AGAIN,
     ),
@@ -505,8 +505,8 @@ ACTIONS = (
         "an op writes over a value while it is copied out",
         "actions.py",
         "            if record.ticket is not None:\n                self.stats.host_stall_ms += record.ticket.wait()\n"
-        "            if not record.handles:\n",
-        "            if not record.handles:\n",
+        "            if record.handles:\n",
+        "            record.ticket = None\n            if record.handles:\n",
         "what is copied is neither the old value nor the new one",
         IN_PLACE,
     ),
@@ -525,7 +525,7 @@ ACTIONS = (
         "            record.changed = record.handles > 0\n",
         "",
         "gradients of other values than those that were saved",
-        ("tests/executor/test_path.py::test_a_swapped_value_that_was_written_over_is_not_read_as_it_was",),
+        IN_PLACE,
     ),
     Mutation(
         "a value that comes back is not waited for",
@@ -546,8 +546,8 @@ ACTIONS = (
     Mutation(
         "a value that is read ahead of the schedule's wait is not waited for",
         "actions.py",
-        "        if record.storage is not None:\n            self._wait(record)\n            return record.storage\n",
-        "        if record.storage is not None:\n            return record.storage\n",
+        "        if record.storage is not None or held is not None:\n            self._wait(record)\n",
+        "        if record.storage is not None or held is not None:\n",
         "the backward pass reads what is not there yet",
         (f"{ORDERING[0]}::test_a_read_ahead_of_the_schedules_wait_waits_for_the_copy",),
     ),
@@ -562,8 +562,8 @@ ACTIONS = (
     Mutation(
         "values come back from the first room",
         "actions.py",
-        "        record.ticket = self.arena.copy_in(record.storage, self.table.offsets[record.value])",
-        "        record.ticket = self.arena.copy_in(record.storage, min(self.table.offsets.values()))",
+        "    return arena.copy_in(storage, offsets[record.value])",
+        "    return arena.copy_in(storage, min(offsets.values()))",
         "values come back with the bytes of others",
         CONV,
     ),
@@ -629,7 +629,7 @@ STEPS = (
     Mutation(
         "who reads on another stream does not join",
         "step.py",
-        "            self.arena.join([tensor.untyped_storage()])\n",
+        "            self.arena.join([storage_of(tensor)])\n",
         "            pass\n",
         "memory goes to others while that stream still reads it",
         (_forked("read_while_others_take_memory"),),
@@ -646,7 +646,8 @@ STEPS = (
     Mutation(
         "an op that writes over a value is not told of",
         "step.py",
-        "        for key in written:\n            self.actions.protect(self.values.get(key))\n",
+        "        for key, tensor in written.items():\n"
+        "            self.actions.protect(self.values.get(key), storage_of(tensor))\n",
         "",
         "gradients of other values than those that were saved",
         IN_PLACE,
@@ -671,9 +672,9 @@ STEPS = (
         "a copy back begins before there is memory for it",
         "emptied.py",
         "        storage.resize_(record.size_bytes)\n        if record.copied_out:\n"
-        "            record.ticket = self._arena.copy_in(storage, self._offsets[record.value])\n",
+        "            record.ticket = self._copy_in(record, storage)\n",
         "        if record.copied_out:\n"
-        "            record.ticket = self._arena.copy_in(storage, self._offsets[record.value])\n"
+        "            record.ticket = self._copy_in(record, storage)\n"
         "            storage.resize_(record.size_bytes)\n",
         "nothing is copied",
         LOOKS,
@@ -684,8 +685,8 @@ REPLAYS = (
     Mutation(
         "a replay draws numbers of its own",
         "replay.py",
-        "    state = random_snapshot(device) if facts.random else None\n",
-        "    state = None\n",
+        "        for device, snapshot in call.draws:\n            stack.enter_context(drawing_from(device, snapshot))\n",
+        "",
         "dropout drops others, and what is drawn later changes",
         CONV,
     ),
@@ -716,7 +717,7 @@ REPLAYS = (
     Mutation(
         "a replay reads a parameter that was changed since",
         "replay.py",
-        "    if version_of(argument.tensor) != argument.version:",
+        "    if argument.has_moved():",
         "    if False:",
         "activations of other parameters than those of the step",
         IN_PLACE,

@@ -293,7 +293,7 @@ def test_without_a_build_there_is_one_warning_and_bytes_are_counted_otherwise(wa
     printed = run(TRAIN, POOCH_CACHE_DIRECTORY=str(cache), **compilers[way])
     assert printed.startswith("WalkedBytes True 1 no counting allocator (")
     assert "\n" not in printed
-    assert list(cache.iterdir()) == []  # nothing half done stays
+    assert list((cache / "native").iterdir()) == []  # nothing half done stays
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
@@ -311,18 +311,19 @@ def test_processes_that_build_it_at_once_do_not_disturb_one_another(tmp_path: Pa
         for _ in range(2)
     ]
     assert [child.communicate()[0].strip() for child in both] == ["CountedBytes True 0"] * 2
-    (library,) = tmp_path.iterdir()
+    (library,) = (tmp_path / "native").glob("*.so")
     built = library.stat().st_mtime_ns
-    tmp_path.chmod(0o500)  # what is there serves, even if nothing can be written
+    library.parent.chmod(0o500)  # what is there serves, even if nothing can be written
     try:
         assert run(TRAIN, POOCH_CACHE_DIRECTORY=str(tmp_path)) == "CountedBytes True 0"
     finally:
-        tmp_path.chmod(0o700)
+        library.parent.chmod(0o700)
     assert library.stat().st_mtime_ns == built
 
 
 def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
-    library = tmp_path / built_library().name
+    library = tmp_path / "native" / built_library().name
+    library.parent.mkdir(mode=0o700)
     library.write_bytes(b"not a library")
     assert run(TRAIN, POOCH_CACHE_DIRECTORY=str(tmp_path)) == "CountedBytes True 0"
     assert library.stat().st_size > 1000

@@ -206,7 +206,7 @@ class CpuEngine:
     def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> CpuArena:
         """Open an arena of `size_bytes` on a free file or a new one. New files cost little, whatever the purpose.
 
-        Without bytes it needs no file.
+        Without bytes it needs no file. Copies are needed in few steps: their file is no model for those of all steps.
         """
         if not size_bytes:
             return CpuArena(self, None)
@@ -215,16 +215,19 @@ class CpuEngine:
             self._in_use.clear()
             self._free.clear()
         padded = round_up(size_bytes, ALIGNMENT_BYTES) + ALIGNMENT_BYTES
+        file = self._new_file(padded) if purpose == "copies" else self._usual_file(padded)
+        self._in_use.add(file)
+        return CpuArena(self, file)
+
+    def _usual_file(self, padded: int) -> SpillFile:
+        """Return a file of the size that all steps have so far, at least `padded` bytes."""
         if padded > self._size_bytes:
             self._free.clear()
             self._size_bytes = padded
         try:
-            # No check beforehand whether there is a file, since another thread may take it.
-            file = self._free.pop()
+            return self._free.pop()  # no check beforehand whether there is one, since another thread may take it
         except IndexError:
-            file = self._new_file(self._size_bytes if self.room.has(self._size_bytes - ALIGNMENT_BYTES) else padded)
-        self._in_use.add(file)
-        return CpuArena(self, file)
+            return self._new_file(self._size_bytes if self.room.has(self._size_bytes - ALIGNMENT_BYTES) else padded)
 
     def _new_file(self, size_bytes: int) -> SpillFile:
         taken_bytes = size_bytes - ALIGNMENT_BYTES

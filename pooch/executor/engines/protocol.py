@@ -23,7 +23,8 @@ import torch
 from .step_clock import StepClock
 from .tier_room import TierRoom
 
-Purpose = Literal["step", "snapshot"]  # the values of a step, or a snapshot that allows to repeat it
+# The values of a step, a snapshot that allows to repeat it, or copies of what is recomputed until that is proven.
+Purpose = Literal["step", "snapshot", "copies"]
 
 
 class Ticket(Protocol):

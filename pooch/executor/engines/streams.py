@@ -204,7 +204,7 @@ class StreamEngine:
         self.out_stream = accelerators.new_stream(device)
         self.in_stream = accelerators.new_stream(device)
         self._aside = _Aside()
-        self._rooms: dict[Purpose, _Room] = {"step": _Room(), "snapshot": _Room()}
+        self._rooms: dict[Purpose, _Room] = {"step": _Room(), "snapshot": _Room(), "copies": _Room()}
         self._outgrown: list[PinnedBlock] = []  # too small for later steps; unlocked when no step is running
         self._closed = False
 

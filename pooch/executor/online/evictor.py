@@ -8,16 +8,20 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...analysis.eviction import distance, online_score
 from ...errors import TierError
-from ...torchtools.tensors import find_tensors, has_plain_storage, new_storage
+from ...torchtools.tensors import find_tensors, has_plain_storage, new_storage, storage_of
 from ..engines.protocol import CopyEngine
 from ..lock import StepLock
+from ..silence import Silence
 from ..statistics import RunStats, WarnOnce
+from ..verification import Verification
+from ..witness import Level, Witness
 from .live_bytes import LiveBytes
 from .record import OnlineRecord
 from .speed import CopySpeed
@@ -41,9 +45,11 @@ class Evictor:
         live: Counts live bytes. Closed by `close`.
         device: The device.
         host_bytes: The most that a step may take of the tier, or None.
+        verification: What is known of the recipes. None: nothing is compared.
 
     Attributes:
         stats: Counters of the current step.
+        silence: Counts and tells what is not governed.
         missing_bytes: The most by which live bytes had to pass the budget in the current step, as nothing more could
             leave.
         on_move: Called with "left", a record and its address before its bytes are freed, with "returned", a record and
@@ -58,6 +64,7 @@ class Evictor:
         live: LiveBytes,
         device: torch.device,
         host_bytes: int | None = None,
+        verification: Verification | None = None,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.engine, self.live, self.device, self.host_bytes = engine, live, device, host_bytes
@@ -66,6 +73,8 @@ class Evictor:
         self.missing_bytes = 0
         self.stall_ms = 0.0
         self.warn_once = WarnOnce()
+        self.verification = Verification("off", self.warn_once) if verification is None else verification
+        self.silence = Silence(lambda text: self.warn_once(text, text))
         self.speed = CopySpeed()
         self._records: dict[OnlineRecord, None] = {}  # in the order in which they were saved
         self._saves = 0
@@ -97,6 +106,14 @@ class Evictor:
             self._asking.on = True
             self.live.ask(True)
 
+    def rest(self) -> None:
+        """Have the calling thread ask for no room: another thread trains, and lets go of its own tensors meanwhile.
+
+        PyTorch ends the process if one thread takes a storage that another one is just releasing.
+        """
+        self._asking.on = False
+        self.live.ask(False)
+
     def grow_with(self, share: float | None) -> None:
         """Hold a share of the in-core peak, as far as it is known: it grows with the step. None ends that.
 
@@ -110,7 +127,7 @@ class Evictor:
     def _grow(self, missing_bytes: int) -> int:
         """Raise the budget to the share of what would be live in-core now, and return what is still missing."""
         assert self._share is not None
-        away_bytes = sum(record.size_bytes for record in self._records if record.storage is None)
+        away_bytes = sum(record.size_bytes for record in list(self._records) if record.storage is None)
         grown_bytes = int(self._share * (self.budget_bytes + missing_bytes + away_bytes))
         if grown_bytes > self.budget_bytes:
             missing_bytes -= grown_bytes - self.budget_bytes
@@ -190,7 +207,7 @@ class Evictor:
         """
         if not self.live.asks:
             tensors = (tensor for tensor in find_tensors(arguments) if has_plain_storage(tensor))
-            self.look(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
+            self.look(sum(storage_of(tensor).nbytes() for tensor in tensors))
 
     def look(self, needed_bytes: int) -> None:
         """Make room before an op or a read where allocations do not ask for it.
@@ -260,6 +277,8 @@ class Evictor:
         return self._drop(record)
 
     def _drop(self, record: OnlineRecord) -> int:
+        if not record.is_copied:
+            self._remember(record)
         if self.on_move is not None and record.storage is not None:
             self.on_move("left", record, record.storage.data_ptr())
         record.storage = None
@@ -267,6 +286,41 @@ class Evictor:
         if owner is not None:
             owner.forget_costs()
         return record.size_bytes
+
+    def _remember(self, record: OnlineRecord) -> None:
+        """Remember the bytes of a value that leaves to be replayed, and copy them if its recipe is not proven."""
+        owner, storage = record.owner(), record.storage
+        recipe = None if owner is None else owner.recipe(record.value)
+        if owner is None or recipe is None or storage is None:
+            return
+        level = self.verification.level(recipe.key, is_foreign=recipe.is_foreign, device_type=storage.device.type)
+        if level == Level.NONE:
+            record.witness = None
+            return
+        record.witness = witness = Witness(recipe.key, level)
+        witness.take(storage)
+        if level == Level.COPIED:
+            record.copy = owner.tier.take(record.size_bytes)
+            if record.copy is not None:
+                witness.start_copy(record.copy, storage)
+                witness.finish_copy()
+                self.stats.verified_bytes += record.size_bytes
+
+    def check(self, record: OnlineRecord, storage: torch.UntypedStorage) -> None:
+        """Compare what a replay gave with what was there, and put that in its place if it differs.
+
+        Raises:
+            ReplayDiffers: If it differs and there is no copy.
+        """
+        witness, owner = record.witness, record.owner()
+        if witness is not None and owner is not None:
+            self.verification.compare(witness, storage, partial(owner.difference, record.value))
+
+    def _forget_witness(self, record: OnlineRecord) -> None:
+        record.witness = None
+        if record.copy is not None:
+            record.copy.release()
+            record.copy = None
 
     # Copies -----------------------------------------------------------------------------------------------------------
 
@@ -369,6 +423,7 @@ class Evictor:
         owner = record.owner()
         assert owner is not None, "a step lives as long as its handles"
         record.storage = owner.make_again(record.value)
+        self._forget_witness(record)
         owner.forget_costs()
 
     def _start_copy_in(self, record: OnlineRecord) -> None:
@@ -443,6 +498,7 @@ class Evictor:
             record.ticket = None
         record.storage = None
         self._forget_copy(record)
+        self._forget_witness(record)
 
     def _forget_copy(self, record: OnlineRecord) -> None:
         if record.room is not None:

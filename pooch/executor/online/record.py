@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..engines.protocol import Ticket
-from ..records import PackedRecord, SavedRecord, changed_in_place
+from ..records import PackedRecord, SavedRecord
+from ..witness import Witness
 from .tier import Room
 
 if TYPE_CHECKING:
@@ -31,11 +33,13 @@ class OnlineRecord(SavedRecord):
         saved_at: Position of its saving among all saves of the evictor's steps. A backward pass reads the latest first.
         is_shared: Whether autograd holds the storage for its earlier contents too.
         is_busy: Whether it is being read or brought back, so that it must stay.
+        witness: What a replay of it is compared with, or None.
+        copy: Its copy in the tier that is only there until its replay is proven, or None.
     """
 
     __slots__ = (
-        "__weakref__", "is_busy", "is_copied", "is_shared", "owner", "room", "saved_at", "size_bytes", "storage",
-        "ticket", "value",
+        "__weakref__", "copy", "is_busy", "is_copied", "is_shared", "owner", "room", "saved_at", "size_bytes",
+        "storage", "ticket", "value", "witness",
     )  # fmt: skip
 
     def __init__(self, value: int, owner: OnlineStep, storage: torch.UntypedStorage, saved_at: int) -> None:
@@ -49,26 +53,31 @@ class OnlineRecord(SavedRecord):
         self.is_copied = False
         self.is_busy = False
         self.is_shared = False
+        self.witness: Witness | None = None
+        self.copy: Room | None = None
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether the calling thread runs its step, or nobody does.
+
+        Only that thread may let go of the storage: PyTorch ends the process if one thread takes or releases the Python
+        object of a storage while another one releases the storage in C++.
+        """
+        owner = self.owner()
+        return owner is None or owner.thread == threading.get_ident()
 
     @property
     def is_held_elsewhere(self) -> bool:
         """Whether anything but this record holds the storage, so that dropping it would free nothing."""
-        return self.storage is None or self.is_shared or use_count(self.storage._cdata) > 1
+        return (
+            self.storage is None or not self.is_of_this_thread or self.is_shared or use_count(self.storage._cdata) > 1
+        )
 
 
 class OnlineHandle(PackedRecord[OnlineRecord]):
     """What autograd holds in place of a tensor on an `OnlineRecord`."""
 
     __slots__ = ()
-
-    def check(self) -> None:
-        """Check that the tensor was not changed in place since it was saved, whatever happened to its storage.
-
-        Raises:
-            RuntimeError: PyTorch's own error, if it was.
-        """
-        if self.probe.moved() or (self.record.changed and not self.probe.can_tell):
-            raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
 
 
 class KeptTensor:
@@ -80,14 +89,15 @@ class KeptTensor:
         tensor: The tensor, without its history; None once it has a handle.
         version: Of the tensor when it was saved.
         value: Id of the value in its step.
+        identity: Of the tensor that autograd has saved.
         handle: The handle, or None.
     """
 
-    __slots__ = ("__weakref__", "handle", "tensor", "value", "version")
+    __slots__ = ("__weakref__", "handle", "identity", "tensor", "value", "version")
 
-    def __init__(self, tensor: torch.Tensor, version: int, value: int) -> None:
+    def __init__(self, tensor: torch.Tensor, version: int, value: int, identity: int) -> None:
         self.tensor: torch.Tensor | None = tensor
-        self.version, self.value = version, value
+        self.version, self.value, self.identity = version, value, identity
         self.handle: OnlineHandle | None = None
 
 

@@ -6,17 +6,29 @@ import itertools
 import threading
 import time
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...errors import PlanMismatch
-from ...torchtools.effects import StorageMap, find_plain_keys, written_tensors
-from ...torchtools.operators import call_refusal, reads_statistics
-from ...torchtools.tensors import copied_storage, has_plain_storage, storage_key
-from ..records import changed_in_place, pack_kept
+from ...torchtools.effects import StorageMap, changed_statistics, find_plain_keys, written_tensors
+from ...torchtools.operators import call_refusal, has_undefined_bytes, is_foreign
+from ...torchtools.tensors import (
+    copied_storage,
+    has_plain_storage,
+    may_move,
+    storage_key,
+    storage_of,
+    tensors_with_memory,
+)
+from ..leaving import cause_of
+from ..records import Reassigned, changed_in_place, pack_kept
 from ..replay import MadeArgument, OuterArgument, RecordedCall, record_call, replay_call, tensor_arguments
+from ..silence import SavedTensors, Silence
+from ..statistics import RunStats
+from ..verification import Difference
 from .evictor import Evictor
 from .record import OnlineHandle, OnlineRecord
 from .tier import OnlineTier
@@ -35,6 +47,21 @@ class _Call:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     time_ms: float
+    recipe: int = 0
+    is_foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What makes a value: the same in all steps that do the same.
+
+    Attributes:
+        key: Tells it from others: the ops that lead to the value, and how they follow one another.
+        is_foreign: Whether one of them is not PyTorch's own.
+    """
+
+    key: Hashable
+    is_foreign: bool
 
 
 @dataclass(slots=True)
@@ -62,7 +89,7 @@ class _Running:
     is_alone: bool = True
 
 
-class OnlineStep:
+class OnlineStep(SavedTensors):
     """The state of one step under an evictor, from its forward pass to the end of its backward pass.
 
     It lives as long as autograd holds one of its handles.
@@ -72,13 +99,16 @@ class OnlineStep:
         values: Values that storages hold, if something else has begun to number them.
         replays: Whether a dispatch mode passes its ops, so that values can be replayed. Otherwise they are copied, and
             autograd's saves are all that the step sees.
+        copies_ahead: Whether values are copied out ahead of need.
 
     Attributes:
         effort: What replaying has cost and gained so far.
     """
 
-    def __init__(self, evictor: Evictor, values: StorageMap | None = None, *, replays: bool = True) -> None:
-        self.evictor, self.replays = evictor, replays
+    def __init__(
+        self, evictor: Evictor, values: StorageMap | None = None, *, replays: bool = True, copies_ahead: bool = True
+    ) -> None:
+        self.evictor, self.replays, self._copies_ahead = evictor, replays, copies_ahead
         self.effort = Effort()
         self.tier = OnlineTier(evictor.engine, evictor.host_bytes)
         self.arena = self.tier  # what the dispatch mode asks for streams
@@ -88,12 +118,15 @@ class OnlineStep:
         self._calls: dict[int, _Call] = {}
         self._costs: dict[int, float] = {}
         self._numbers = itertools.count(_FIRST_VALUE)
+        self.thread = threading.get_ident()  # that runs the step: the one of its backward pass, once that has begun
         self._begin_number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self._running: _Running | None = None  # of the thread that holds `op`
         self._running_thread = 0
         self._readers: dict[int, list[_Call]] = {}  # by the storage of a tensor from outside of the step
         self._out_of_date: set[int] = set()  # values whose calls read what has changed since
         self._in_parts: set[int] = set()  # storages that autograd holds for earlier contents as well
+        self._unsafe: set[int] = set()  # storages whose address the program has
+        self.reassigned = Reassigned()
         weakref.finalize(self, self.tier.close).atexit = False
 
     # The forward pass -------------------------------------------------------------------------------------------------
@@ -111,7 +144,7 @@ class OnlineStep:
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Record the call, and prepare for what it writes over."""
         begun_s = time.perf_counter()
-        statistics = _changed_statistics(func, facts, args)
+        statistics = changed_statistics(facts, func, args)
         self._outer_changes([*written, *map(storage_key, statistics)])
         inside = True
         for key in written:
@@ -123,6 +156,8 @@ class OnlineStep:
             return
         # An op that changes a tensor from outside cannot run a second time.
         refused = not inside or facts.refusal or (facts.depends_on_call and call_refusal(func, args))
+        # Nor can one that a mode of the program's around the step may change, as that sees no replay.
+        refused = refused or torch._C._len_torch_dispatch_stack() > 0
         call = None if refused else record_call(func, facts, args, kwargs, self.values, self.evictor.device)
         self._running = _Running(call, statistics, begun_s, time.perf_counter(), self.evictor.stall_ms)
 
@@ -159,7 +194,13 @@ class OnlineStep:
             return
         if not all(self._is_from_outside(each.tensor) for each in outer):
             return
-        kept = _Call(call, tuple(reads), writes, time_ms)
+        if not self._unsafe.isdisjoint(storage_key(each.tensor) for each in outer if has_plain_storage(each.tensor)):
+            return
+        sources = [self._calls[value] for value in reads]
+        recipe = hash((call.func, *(each.recipe for each in sources), *(self._position(value) for value in reads)))
+        foreign = is_foreign(call.func) or any(each.is_foreign for each in sources)
+        self.evictor.verification.note_place(recipe)
+        kept = _Call(call, tuple(reads), writes, time_ms, recipe, foreign)
         self._calls.update((value, kept) for value in writes)
         for each in outer:
             self._readers.setdefault(storage_key(each.tensor), []).append(kept)
@@ -176,9 +217,56 @@ class OnlineStep:
             return True
         return base.grad_fn._sequence_nr() < self._begin_number
 
+    def _position(self, value: int) -> int:
+        """Which of the results of its op a value is."""
+        return self._calls[value].writes.index(value)
+
+    def recipe(self, value: int) -> Recipe | None:
+        """Return what makes a value again, or None if nothing does or it cannot be compared."""
+        call = self._calls.get(value)
+        if call is None:
+            return None
+        position = call.writes.index(value)
+        if has_undefined_bytes(str(call.call.func), position):
+            return None
+        return Recipe((call.recipe, position), call.is_foreign)
+
+    def difference(self, value: int, was_survived: bool) -> Difference:
+        """Return what to tell of a replay of a value that gave something else."""
+        call = self._calls[value]
+        module = self.evictor.verification.place_of(call.recipe)
+        return Difference(str(call.call.func), module, cause_of(call.call), was_survived)
+
+    def look(self, arguments: Any, handed_out: bool = False) -> None:
+        """Note that the program reads tensors without an op, and whether it obtains their address."""
+        if handed_out:
+            with torch._C._DisableTorchDispatch():
+                self.handed_out(arguments)
+
+    def data_assigned(self, tensor: torch.Tensor) -> None:
+        """Note that the program is about to give a tensor other data."""
+        if has_plain_storage(tensor):
+            self.reassigned.note(tensor, self.values.get(storage_key(tensor)))
+
+    def handed_out(self, arguments: Any) -> None:
+        """Note that the program obtains the address of tensors, so that they may change and nothing tells.
+
+        What is made from them is not replayed, and they stay until the program has released them.
+        """
+        tensors = [tensor for tensor in tensors_with_memory(arguments)[0] if has_plain_storage(tensor)]
+        keys = list(dict.fromkeys(map(storage_key, tensors)))
+        values = {value for value in map(self.values.get, keys) if value is not None}
+        self._unsafe.update(keys)
+        readers = [call for call in self._calls.values() if not values.isdisjoint(call.reads)]
+        made = [self._calls[value] for value in values if value in self._calls]
+        self._changes([*readers, *made, *(call for key in keys for call in self._readers.pop(key, ()))])
+
     def _outer_changes(self, keys: list[int]) -> None:
         """Prepare for an op that changes tensors from outside: what is replayed from them has to be there before."""
-        calls = [call for key in keys for call in self._readers.pop(key, ())]
+        self._changes([call for key in keys for call in self._readers.pop(key, ())])
+
+    def _changes(self, calls: list[_Call]) -> None:
+        """Prepare for a change after which calls would not give the same any more."""
         if not calls:
             return
         changing = {value for call in calls for value in call.writes}
@@ -206,6 +294,14 @@ class OnlineStep:
             if record is not None and record.storage is not None:
                 self.tier.join([record.storage])
 
+    def unseen(self, facts: Any, args: Any, kwargs: Any) -> None:
+        """Handle an op of a compiled function that is about to run: what it writes cannot be replayed."""
+        written = written_tensors(facts, args, kwargs)
+        self._outer_changes([*written])
+        for key, tensor in written.items():
+            self.overwritten(self.values.get(key))
+            self._bind(tensor)
+
     def overwritten(self, value: int | None) -> None:
         """Note that an op is about to write over a value."""
         record = self.records.pop(value, None) if value is not None else None
@@ -216,23 +312,27 @@ class OnlineStep:
 
     def _bind(self, tensor: torch.Tensor) -> int:
         value = next(self._numbers)
-        self.values.bind(tensor.untyped_storage(), value)
+        self.values.bind(storage_of(tensor), value)
         return value
 
     # Saving and reading -----------------------------------------------------------------------------------------------
 
-    def pack(self, tensor: torch.Tensor) -> object:
+    def silenced(self) -> tuple[Silence, RunStats]:
+        """Return what tells what is not governed, and the counters of the step."""
+        return self.evictor.silence, self.evictor.stats
+
+    def pack_plain(self, tensor: torch.Tensor) -> object:
         """Return what autograd holds in place of a tensor that it saves."""
-        if not has_plain_storage(tensor):
-            return tensor
-        value = self.values.get(tensor.untyped_storage()._cdata)
+        if not may_move(tensor):
+            return self.keep_silent(tensor)
+        value = self.values.get(storage_of(tensor)._cdata)
         if value is None and not self.replays and _may_leave(tensor):
             value = self._bind(tensor)
         if value is None or value < 0:
             return pack_kept(tensor, value)
         with torch._C._DisableTorchDispatch():
             handle = self.hold(tensor, value, self)
-            if not self.replays:
+            if not self.replays and self._copies_ahead:
                 self.evictor.write_ahead()
             return handle
 
@@ -248,20 +348,22 @@ class OnlineStep:
         with evictor.lock:
             record = self.records.get(value)
             if record is None:
-                record = OnlineRecord(value, self, tensor.untyped_storage(), evictor.next_save())
-                record.is_shared = tensor.untyped_storage()._cdata in self._in_parts
+                record = OnlineRecord(value, self, storage_of(tensor), evictor.next_save())
+                record.is_shared = storage_of(tensor)._cdata in self._in_parts
                 self.records[value] = record
                 evictor.saved(record)
             elif record.storage is None:  # it left, and something made the tensor again
-                record.storage = tensor.untyped_storage()
+                record.storage = storage_of(tensor)
             return OnlineHandle(owner, record, tensor, evictor.lock.end)
 
-    def unpack(self, packed: object) -> torch.Tensor:
+    def unpack_plain(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads."""
+        if self.reassigned and (other := self.reassigned.instead_of(packed)) is not None:
+            return other
         if isinstance(packed, OnlineHandle):
             return self.read(packed)
         if type(packed) is tuple:
-            tensor, version, _ = packed
+            tensor, version, _, _ = packed
             if tensor._version != version:
                 raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
             return tensor  # type: ignore[no-any-return]
@@ -272,6 +374,7 @@ class OnlineStep:
         """Return the tensor of a handle, bringing its bytes back if they are away."""
         evictor, record = self.evictor, packed.record
         assert isinstance(record, OnlineRecord)
+        self.thread = threading.get_ident()
         packed.check()
         evictor.hold()
         with evictor.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
@@ -307,10 +410,13 @@ class OnlineStep:
 
     def _chain_ms(self, value: int) -> float:
         total_ms, seen, ahead = 0.0, set[int](), [value]
+        is_banned = self.evictor.verification.is_banned
         while ahead:
             current = ahead.pop()
             call = self._calls.get(current)
             if call is None or current in self._out_of_date:
+                return _NEVER
+            if is_banned((call.recipe, call.writes.index(current))):
                 return _NEVER
             if id(call) in seen:
                 continue
@@ -352,7 +458,10 @@ class OnlineStep:
             for written, storage in zip(call.writes, storages, strict=True):
                 made[written] = storage
                 record = self.records.get(written)
-                if record is not None and record.storage is None and record.ticket is None and not record.is_busy:
+                if record is None or record.storage is not None or record.ticket is not None or record.is_copied:
+                    continue
+                self.evictor.check(record, storage)
+                if not record.is_busy:
                     record.storage = storage
             for read in {*call.reads, *call.writes} & made.keys():
                 if read != value and last_use.get(read, -1) <= position:
@@ -387,12 +496,4 @@ def _may_leave(tensor: torch.Tensor) -> bool:
     nothing tells whether a conjugate view was changed.
     """
     is_parameter = tensor.is_leaf and tensor.requires_grad
-    return not (is_parameter or tensor.is_conj() or tensor.is_neg()) and tensor.untyped_storage().resizable()
-
-
-def _changed_statistics(func: Any, facts: Any, args: Any) -> list[torch.Tensor]:
-    """Return the running statistics that an op updates. Neither its schema nor their version tells."""
-    if not facts.statistics or reads_statistics(facts, func, args):
-        return []
-    found = (args[position] for position in facts.statistics if position < len(args))
-    return [tensor for tensor in found if isinstance(tensor, torch.Tensor) and has_plain_storage(tensor)]
+    return not (is_parameter or tensor.is_conj() or tensor.is_neg()) and storage_of(tensor).resizable()

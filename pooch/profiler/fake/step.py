@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ...torchtools.memory_trace import LINEAR, quiet_collector
 from ...torchtools.raw_looks import RawLooks
+from ...torchtools.stand_ins import Place, StandIns
 from ...torchtools.tensors import has_plain_storage, map_tensors
 from ..recorder import ForwardRecorder
 from ..release import record_releases
@@ -63,20 +66,43 @@ class FakeForwardRecorder(ForwardRecorder):
         return super().note_saved(self._world.as_fake(tensor))
 
 
-class LinearCalls(TorchFunctionMode):
-    """Tells the recorder about calls of `F.linear`, as torch's profiler does for a real step."""
+class _Linear:
+    """Stands in for `F.linear`, and tells the recorder of the thread about calls of it."""
 
-    def __init__(self, recorder: FakeForwardRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
+    def __init__(self, original: Any) -> None:
+        self.__wrapped__ = original
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = self._recorder.within
-        self._recorder.within = LINEAR if func is torch.nn.functional.linear else ""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder: FakeForwardRecorder | None = getattr(_RECORDING, "recorder", None)
+        if recorder is None:
+            return self.__wrapped__(*args, **kwargs)
+        before, recorder.within = recorder.within, LINEAR
         try:
-            return func(*args, **(kwargs or {}))
+            return self.__wrapped__(*args, **kwargs)
         finally:
-            self._recorder.within = before
+            recorder.within = before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["__wrapped__"], name)
+
+
+_RECORDING = threading.local()
+_LINEAR_CALLS = StandIns(Place(torch.nn.functional, "linear", _Linear))
+
+
+@contextmanager
+def linear_calls(recorder: FakeForwardRecorder) -> Iterator[None]:
+    """Context manager that tells the recorder about calls of `F.linear`, as torch's profiler does for a real step.
+
+    A function mode would have modules leave their fast paths, which they take in plain training.
+    """
+    _LINEAR_CALLS.use()
+    _RECORDING.recorder = recorder
+    try:
+        yield
+    finally:
+        _RECORDING.recorder = None
+        _LINEAR_CALLS.leave()
 
 
 def record_fake_releases(forward: Forward, model: torch.nn.Module, world: FakeWorld, costs: OpCosts) -> ForwardRecorder:
@@ -113,7 +139,7 @@ def record_fake_step(
 
     with quiet_collector(), world.entered():
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-        with hooks, recorder.path.watched(), RawLooks(recorder.looked), LinearCalls(recorder), recorder:
+        with hooks, recorder.path.watched(), RawLooks(recorder.looked), linear_calls(recorder), recorder:
             loss = check_loss(forward())
         with backward.following(loss):
             loss.backward()

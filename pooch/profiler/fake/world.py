@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...torchtools.module_attributes import put_back
-from ...torchtools.tensors import map_tensors, storage_bytes
+from ...torchtools.tensors import fakes_are_plain_with, map_tensors, storage_bytes
 from ...torchtools.training_state import random_state_kept
 from .contents import KnownContents
 
@@ -35,6 +35,7 @@ class FakeWorld:
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fakes_are_plain_with(self)
         self._contents = KnownContents()
         self._fakes: Any = WeakTensorKeyDictionary()
 

@@ -10,6 +10,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ...torchtools.operators import allow_replay
+
+allow_replay("pooch_published::local_response_norm", "pooch_published::local_response_norm_backward")
+
 Settings = tuple[int, float, float, float]  # channels of the window, alpha per channel, beta, k
 
 

@@ -53,9 +53,8 @@ def _page(shapes: str, profile: Profile, plan: Plan) -> Record:
 
 def _run(summary: AutoSummary) -> str:
     """What happened, and the table of the kinds of steps."""
-    told = [line.removeprefix("pooch: ") for line in str(summary).splitlines()]
-    lines = told[: len(told) - len(summary.shapes) - len(summary.events)]
-    parts = ["  <section>\n    <h2>What happened</h2>", *(f"    <p>{html.escape(line)}</p>" for line in lines)]
+    lines = (f"    <p>{html.escape(line)}</p>" for line in summary.totals)
+    parts = ["  <section>\n    <h2>What happened</h2>", *lines]
     parts += ["  </section>\n  <section>\n    <h2>Kinds of steps</h2>", _table(_HEADS, map(_row, summary.shapes))]
     if summary.events:
         items = (f"      <li>{html.escape(event)}</li>" for event in summary.events)

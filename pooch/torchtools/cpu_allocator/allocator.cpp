@@ -1,5 +1,5 @@
-// A CPU allocator for PyTorch that counts live bytes, asks for room before an allocation would pass a limit, and serves
-// recorded steps from an arena.
+// A CPU allocator for PyTorch that counts live bytes, asks for room before an allocation would pass a limit, serves
+// recorded steps from an arena, and records what becomes of memory (step_trace.h).
 //
 // PyTorch's own CPU allocator keeps no counters. This one takes its memory from the same functions, reports to the same
 // profiler, and adds a table of sizes. It uses c10 alone and no Python headers, so it is loaded with ctypes.
@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "step_trace.h"
 
 namespace {
 
@@ -34,7 +35,7 @@ constexpr size_t kShards = 64;  // threads rarely wait for one another
 
 struct Shard {
   std::mutex mutex;
-  std::unordered_map<void*, size_t> sizes;
+  std::unordered_map<void*, pooch::Block> blocks;
 };
 
 Shard* all_shards() {
@@ -76,15 +77,19 @@ void release(void* pointer) {
   if (pointer == nullptr) {
     return;
   }
-  size_t size = 0;
+  pooch::Block block;
   {
     Shard& shard = shard_of(pointer);
     const std::lock_guard<std::mutex> guard(shard.mutex);
-    const auto found = shard.sizes.find(pointer);
-    if (found != shard.sizes.end()) {
-      size = found->second;
-      shard.sizes.erase(found);
+    const auto found = shard.blocks.find(pointer);
+    if (found != shard.blocks.end()) {
+      block = found->second;
+      shard.blocks.erase(found);
     }
+  }
+  const size_t size = block.size;
+  if (pooch::sessions().any()) {
+    pooch::sessions().freed(pointer, block);
   }
   live_bytes.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
   c10::profiledCPUMemoryReporter().Delete(pointer);
@@ -144,9 +149,13 @@ class CountingAllocator final : public c10::Allocator {
       throw;
     }
     if (pointer != nullptr) {
+      pooch::Block block{size};
+      if (pooch::sessions().any()) {
+        pooch::sessions().allocated(pointer, block);
+      }
       Shard& shard = shard_of(pointer);
       const std::lock_guard<std::mutex> guard(shard.mutex);
-      shard.sizes[pointer] = size;
+      shard.blocks[pointer] = block;
     }
     count(pointer == nullptr ? 0 : needed);
     c10::profiledCPUMemoryReporter().New(pointer, size);
@@ -165,6 +174,7 @@ class CountingAllocator final : public c10::Allocator {
 // A fork copies locks as they are, and would leave those locked that another thread holds. Nothing in the child makes
 // room for it: the step and its memory are the parent's.
 void lock_all() {
+  pooch::sessions().mutex.lock();
   for (size_t i = 0; i < kShards; ++i) {
     all_shards()[i].mutex.lock();
   }
@@ -176,9 +186,11 @@ void unlock_all() {
   for (size_t i = 0; i < kShards; ++i) {
     all_shards()[i].mutex.unlock();
   }
+  pooch::sessions().mutex.unlock();
 }
 
 void begin_child() {
+  pooch::sessions().begin_child();
   arenas().begin_child();
   unlock_all();
   limit_bytes.store(INT64_MAX);
@@ -232,7 +244,7 @@ void pooch_allocator_reset_peak() {
 int pooch_allocator_knows(void* pointer) {
   Shard& shard = shard_of(pointer);
   const std::lock_guard<std::mutex> guard(shard.mutex);
-  return shard.sizes.count(pointer) != 0;
+  return shard.blocks.count(pointer) != 0;
 }
 
 // Sets the limit in live bytes and what is called, in a thread that asks for room, before an allocation would pass it.
@@ -331,6 +343,75 @@ int64_t pooch_arena_live_blocks() {
 // Whether a pointer lies in an arena.
 int pooch_arena_contains(void* pointer) {
   return arenas().contains(pointer);
+}
+
+// Traces ---------------------------------------------------------------------------------------------------------------
+
+// Begins a session of the calling thread, and returns its number.
+int64_t pooch_trace_begin() {
+  return pooch::sessions().begin();
+}
+
+// Ends a session, in whatever thread.
+void pooch_trace_end(int64_t session) {
+  pooch::sessions().end(session);
+}
+
+// Forgets what an ended session has recorded.
+void pooch_trace_forget(int64_t session) {
+  pooch::sessions().forget(session);
+}
+
+// Notes in all sessions of the calling thread that a function or a marker begins. What it is called with is its own.
+void pooch_trace_enter(const void* key, const char* name, int is_marker) {
+  if (pooch::sessions_here != nullptr) {
+    for (const auto& session : *pooch::sessions_here) {
+      session->enter(key, name, is_marker != 0);
+    }
+  }
+}
+
+// Notes that it ends.
+void pooch_trace_leave(const void* key) {
+  if (pooch::sessions_here != nullptr) {
+    for (const auto& session : *pooch::sessions_here) {
+      session->leave(key);
+    }
+  }
+}
+
+// Whether the calling thread has a session.
+int pooch_trace_is_here() {
+  return pooch::sessions_here != nullptr;
+}
+
+// Writes how many memory events, spans and nodes an ended session has, and the length of all names.
+void pooch_trace_counts(int64_t number, int64_t* counts) {
+  const auto session = pooch::sessions().find(number);
+  if (session == nullptr) {  // of the parent of this process
+    return;
+  }
+  int64_t length = 0;
+  for (const auto& text : session->names.texts) {
+    length += static_cast<int64_t>(text->size()) + 1;
+  }
+  const size_t all[] = {session->memory.size(), session->spans.size(), session->nodes.size()};
+  std::copy(std::begin(all), std::end(all), counts);
+  counts[3] = length;
+}
+
+// Writes them. Each name is followed by a zero.
+void pooch_trace_read(int64_t number, void* memory, void* spans, void* nodes, char* names) {
+  const auto session = pooch::sessions().find(number);
+  if (session == nullptr) {
+    return;
+  }
+  std::copy(session->memory.begin(), session->memory.end(), static_cast<pooch::MemoryRecord*>(memory));
+  std::copy(session->spans.begin(), session->spans.end(), static_cast<pooch::SpanRecord*>(spans));
+  std::copy(session->nodes.begin(), session->nodes.end(), static_cast<pooch::NodeRecord*>(nodes));
+  for (const auto& text : session->names.texts) {
+    names = std::copy(text->c_str(), text->c_str() + text->size() + 1, names);
+  }
 }
 
 }  // extern "C"

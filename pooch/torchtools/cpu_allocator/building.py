@@ -8,8 +8,10 @@ import torch
 
 from ... import native
 
-SOURCE = Path(__file__).with_name("allocator.cpp")
-HEADERS = (Path(__file__).with_name("arena.h"), Path(__file__).parents[1] / "placement.h")
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "allocator.cpp"
+HEADERS = (FOLDER / "arena.h", FOLDER / "step_trace.h", FOLDER.parent / "placement.h")
+OBSERVER = FOLDER / "observer.cpp"
 
 
 def built_library(*, again: bool = False) -> Path:
@@ -21,13 +23,29 @@ def built_library(*, again: bool = False) -> Path:
     Raises:
         BuildError: If there is no compiler, or it fails.
     """
+    return _built("cpu_allocator", SOURCE, HEADERS, ["-lc10"], again)
+
+
+def built_observer(*, again: bool = False) -> Path:
+    """Return the compiled observer of operators in the same way.
+
+    Args:
+        again: Whether to build it even if it is there.
+
+    Raises:
+        BuildError: If there is no compiler, or it fails.
+    """
+    return _built("cpu_observer", OBSERVER, (), ["-ltorch_cpu", "-lc10"], again)
+
+
+def _built(name: str, source: Path, headers: tuple[Path, ...], libraries: list[str], again: bool) -> Path:
     folder = Path(torch.__file__).parent
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     return native.built_library(
-        f"cpu_allocator-{torch.__version__}",
-        SOURCE,
-        headers=HEADERS,
+        f"{name}-{torch.__version__}",
+        source,
+        headers=headers,
         compile_flags=[f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{folder / 'include'}"],
-        link_flags=[f"-L{folder / 'lib'}", "-lc10"],
+        link_flags=[f"-L{folder / 'lib'}", *libraries],
         again=again,
     )

@@ -36,10 +36,12 @@ class CountingAllocator:
     neither while they live nor when they are freed.
 
     Attributes:
+        library: the compiled library.
         arena: recording of steps, and the arena that serves them, while the allocator is installed.
     """
 
     def __init__(self, library: ctypes.PyDLL) -> None:
+        self.library = library
         self._functions = bound_functions(library, "pooch_allocator", _SIGNATURES)
         self.arena = ArenaFunctions(library)
         self._make_room: MakeRoom | None = None

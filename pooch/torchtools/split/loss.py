@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import accelerators
+from ..tensors import storage_of
 
 SLICE_BYTES: Final = 4 << 20  # a slice and what is made of it stay in a processor's cache
 FEWEST_SLICES: Final = 8  # unless there are fewer rows
@@ -143,7 +144,7 @@ def may_be_written_over(logits: Tensor) -> bool:
     """Whether nothing but the backward pass that has just read the logits holds them, and it reads them only once."""
     if torch._C._autograd._get_current_graph_task_keep_graph() or not logits.is_contiguous():
         return False
-    storage = logits.untyped_storage()
+    storage = storage_of(logits)
     return torch._C._storage_Use_Count(storage._cdata) <= _ALONE
 
 
@@ -191,7 +192,7 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)  # no zeros in an ordinary backward pass
-        return logits.new_empty(1).expand(logits.shape)
+        return logits.new_zeros(1).expand(logits.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:

@@ -1,0 +1,1 @@
+"""Random small models out of ordinary and hostile pieces, trained plainly and under Pooch."""

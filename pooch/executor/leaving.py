@@ -1,0 +1,311 @@
+"""Values of a planned step that leave in order to be made again, and what their replays are compared with.
+
+What is compared are the bytes that plain training would read: those that the value has when the program releases it,
+which may be later than autograd has saved it. So a value that is looked at wholly stays until nothing else holds it,
+and leaves before the next op takes memory: the step's peak is the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ..errors import TierError
+from ..ir import Plan
+from ..torchtools.operators import has_undefined_bytes, is_foreign_name, operator_facts
+from ..units import round_up
+from .engines.protocol import Arena, CopyEngine, Ticket
+from .records import Record
+from .replay import RecordedCall, outer_arguments
+from .statistics import RunStats
+from .verification import Difference, Verification, likely_cause
+from .witness import Level, Witness
+
+_ALIGNMENT_BYTES = 4096  # offsets in a tier are multiples of this
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTable:
+    """Where in the tier there is room for a copy of each recomputed value, and what to call it.
+
+    Attributes:
+        offsets: Maps values to offsets in bytes.
+        sizes_bytes: Maps values to the sizes that they were planned with.
+        size_bytes: Room for all of them.
+        modules: Maps values to the path of the module that makes them, and what it calls them.
+        undefined: Values with bytes that nobody has written, so that they cannot be compared.
+        foreign: Values made by operators that are not PyTorch's own.
+        number: Of the plan, among all that were indexed.
+    """
+
+    offsets: dict[int, int]
+    sizes_bytes: dict[int, int]
+    size_bytes: int
+    modules: dict[int, str]
+    undefined: frozenset[int]
+    foreign: frozenset[int]
+    number: int
+
+    def key(self, value: int) -> Hashable:
+        """What the recipe of a value is known by, among those of other plans."""
+        return self.number, value
+
+    @classmethod
+    def of(cls, plan: Plan) -> CopyTable:
+        """Return the table of a plan."""
+        offsets: dict[int, int] = {}
+        end_bytes = 0
+        leaving = [choice for choice in plan.choices if choice.choice == "recompute"]
+        for choice in leaving:
+            offsets[choice.value] = end_bytes
+            end_bytes += round_up(max(choice.size_bytes, 1), _ALIGNMENT_BYTES)
+        sizes_bytes = {choice.value: choice.size_bytes for choice in leaving}
+        modules = {choice.value: choice.label for choice in plan.choices}
+        undefined = frozenset(
+            value
+            for op in plan.expected
+            for position, value in enumerate(op.writes)
+            if has_undefined_bytes(op.name, position)
+        )
+        foreign = frozenset(value for op in plan.expected if is_foreign_name(op.name) for value in op.writes)
+        return cls(offsets, sizes_bytes, end_bytes, modules, undefined, foreign, next(_numbers))
+
+
+class StepCopies:
+    """Room for copies of one step, taken when the first one is made.
+
+    Args:
+        engine: Copies.
+        table: Where each value has room.
+    """
+
+    def __init__(self, engine: CopyEngine, table: CopyTable) -> None:
+        self._engine, self._table = engine, table
+        self._arena: Arena | None = None
+        self._has_no_room = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a copy."""
+        return self._arena is not None
+
+    def place(self, value: int, size_bytes: int) -> CopyPlace | None:
+        """Return room for a value, or None if the tier has no more."""
+        offset_bytes = self._table.offsets.get(value)
+        if offset_bytes is None or self._has_no_room or size_bytes > self._table.sizes_bytes[value]:
+            return None
+        if self._arena is None:
+            try:
+                self._arena = self._engine.open_arena(self._table.size_bytes, "copies")
+            except TierError:
+                self._has_no_room = True
+                return None
+        return CopyPlace(self._arena, offset_bytes)
+
+    def close(self) -> None:
+        """Release the room."""
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            arena.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlace:
+    """Room for the copy of one value."""
+
+    arena: Arena
+    offset_bytes: int
+
+    def copy_out(self, storage: torch.UntypedStorage) -> Ticket:
+        """Start copying a storage here."""
+        return self.arena.copy_out(storage, self.offset_bytes)
+
+    def copy_in(self, storage: torch.UntypedStorage) -> Ticket:
+        """Start filling a storage from here."""
+        return self.arena.copy_in(storage, self.offset_bytes)
+
+
+class Leaving:
+    """The witnesses of one step. Its methods are called with the step's lock held.
+
+    Args:
+        verification: What is known of the recipes.
+        copies: Room for copies.
+        table: What to call values.
+        stats: Counters of the step, updated in place.
+        call_of: Returns the recorded call that makes a value, or None.
+    """
+
+    def __init__(
+        self,
+        verification: Verification,
+        copies: StepCopies,
+        table: CopyTable,
+        stats: RunStats,
+        call_of: Callable[[int], RecordedCall | None],
+    ) -> None:
+        self.verification, self._copies, self._table, self._stats = verification, copies, table, stats
+        self._call_of = call_of
+        self.pending: dict[int, Record] = {}
+        self.tainted: set[int] = set()  # what the program may have changed through an address, and what is made of it
+
+    def saved(self, record: Record, storage: torch.UntypedStorage) -> None:
+        """Begin to watch a recomputed value that autograd has saved.
+
+        It is not replayed in this step if the program has its address, or if the op that made it was not recorded.
+        """
+        key = self._table.key(record.value)
+        level = self.verification.level(
+            key, is_foreign=record.value in self._table.foreign, device_type=storage.device.type
+        )
+        if record.handed_out or record.value in self.tainted or self._call_of(record.value) is None:
+            level = Level.BANNED
+        elif record.value in self._table.undefined:
+            return
+        if level == Level.NONE or storage.nbytes() == 0:
+            return
+        record.witness = witness = Witness(key, level)
+        if level != Level.WHOLE:
+            witness.take(storage)
+        if level == Level.SAMPLE:
+            return
+        witness.storage = storage
+        record.size_bytes = storage.nbytes()
+        self.pending[record.value] = record
+        if level >= Level.COPIED:
+            place = self._copies.place(record.value, record.size_bytes)
+            if place is not None:
+                witness.start_copy(place, storage)
+                self._stats.verified_bytes += record.size_bytes
+
+    def distrust(self, record: Record, storage: torch.UntypedStorage) -> None:
+        """Have a value that autograd has saved leave by copy in this step, as the program has its address from now on.
+
+        Args:
+            record: The value.
+            storage: Its bytes, which the program holds.
+        """
+        witness = record.witness
+        if witness is None or witness.level == Level.BANNED or record.storage is not None:
+            return
+        self.end(record)
+        record.witness = None
+        self.saved(record, storage)
+
+    def copied(self, record: Record, storage: torch.UntypedStorage) -> None:
+        """Begin to watch a swapped value that is about to be copied, if it may change before the program releases it.
+
+        It may if the program has its address, and nobody knows until its plan was followed a few times.
+        """
+        key = self._table.key(record.value)
+        if record.handed_out or self.verification.level(key) >= Level.COPIED:
+            record.witness = Witness(key, Level.WHOLE)
+            record.witness.take(storage)
+
+    def has_changed(self, record: Record, storage: torch.UntypedStorage) -> bool:
+        """Whether a swapped value has changed since `copied`; it is watched in all later steps then."""
+        witness, record.witness = record.witness, None
+        assert witness is not None
+        if witness.agrees(storage):
+            self.verification.copy_matched(witness)
+            return False
+        self.verification.copy_differed(witness)
+        return True
+
+    def settle(self) -> None:
+        """Let go of what only this step holds by now."""
+        for record in list(self.pending.values()):
+            witness = record.witness
+            assert witness is not None
+            storage = witness.storage
+            assert storage is not None
+            if torch._C._storage_Use_Count(storage._cdata) <= 1:
+                del storage
+                self.leave(record)
+
+    def settle_all(self) -> None:
+        """Let go of everything: what happens to it from here on is not seen."""
+        for record in list(self.pending.values()):
+            self.leave(record)
+
+    def leave(self, record: Record) -> None:
+        """Remember a value's bytes as they are now, and let go of them. A banned one goes only if there is a copy."""
+        self.pending.pop(record.value, None)
+        witness = record.witness
+        if witness is None or witness.storage is None:
+            return
+        storage = witness.storage
+        self._stats.host_stall_ms += witness.leave(storage)
+        if witness.level == Level.BANNED:
+            if witness.place is None:
+                record.storage, record.is_pinned = storage, True
+            else:
+                record.place, record.copied_out = witness.place, True
+
+    def end(self, record: Record) -> None:
+        """Forget a value that nothing will read any more."""
+        self.pending.pop(record.value, None)
+        if record.witness is not None and record.witness.storage is not None:
+            self._stats.host_stall_ms += record.witness.finish_copy()
+            record.witness.storage = None
+
+    def is_banned(self, record: Record) -> bool:
+        """Whether a value is not replayed."""
+        return record.witness is not None and record.witness.level == Level.BANNED
+
+    def check(self, record: Record, storage: torch.UntypedStorage) -> None:
+        """Compare what a replay gave with what was there, and put that in its place if it differs.
+
+        Raises:
+            ReplayDiffers: If it differs and there is no copy.
+        """
+        witness = record.witness
+        if witness is None or witness.storage is not None:
+            return
+        self.verification.compare(witness, storage, partial(self._difference, record))
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether there is a copy of any value of the step."""
+        return self._copies.is_open
+
+    def has_copy(self, record: Record) -> bool:
+        """Whether there is a copy of a value that is otherwise replayed."""
+        return record.witness is not None and record.witness.place is not None
+
+    def recover(self, record: Record, storage: torch.UntypedStorage, *, is_different: bool) -> None:
+        """Fill a storage with the copy of a value that cannot be replayed.
+
+        Args:
+            record: The value.
+            storage: The storage.
+            is_different: Whether its replay would give something else, so that it is banned.
+
+        Raises:
+            ReplayDiffers: If the copy is not what was written.
+        """
+        assert record.witness is not None
+        if is_different or not record.witness.restore(storage):
+            self.verification.restore(record.witness, storage, partial(self._difference, record))
+
+    def ban(self, records: Iterable[Record]) -> None:
+        """Have values leave by copy in later steps, as they cannot be replayed in this one and there is no copy."""
+        for record in records:
+            witness = record.witness or Witness(self._table.key(record.value), Level.SAMPLE)
+            self.verification.differed(witness, self._difference(record, False))
+
+    def _difference(self, record: Record, was_survived: bool) -> Difference:
+        call = self._call_of(record.value)
+        cause = "it is not known" if call is None else cause_of(call)
+        operator = "an op" if call is None else operator_facts(call.func).name
+        return Difference(operator, self._table.modules.get(record.value, ""), cause, was_survived)
+
+
+def cause_of(call: RecordedCall) -> str:
+    """Return why a replay of a call most likely gave other bits."""
+    return likely_cause(call.func, operator_facts(call.func).random, bool(outer_arguments(call)))

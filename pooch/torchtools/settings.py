@@ -1,0 +1,160 @@
+"""The settings of PyTorch that decide which kernel an op runs, and in which precision.
+
+A program may change them between the forward and the backward pass, or for one layer alone. What is computed again has
+to be computed under those that were in force the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+Settings = tuple[Any, ...]  # one entry for each of `_KNOBS`
+
+_C: Any = torch._C
+_SMALLEST_NORMAL = 2.0**-1022
+_PRECISIONS = (("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
+_CUDA_PRECISIONS = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
+# Named by what follows `_get_` and `_set_` in PyTorch.
+_FLAGS = ("mkldnn_enabled", "mkldnn_deterministic", "nnpack_enabled", "cpu_allow_fp16_reduced_precision_reduction")
+_CUDA_FLAGS = (
+    "cudnn_enabled",
+    "cudnn_deterministic",
+    "cudnn_benchmark",
+    "cublas_allow_fp16_accumulation",
+)
+
+
+_CAST_KINDS = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Knob:
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+
+def _flushes_denormals() -> bool:
+    """Whether the calling thread computes with denormal numbers as if they were zero; PyTorch has no getter for it."""
+    return _SMALLEST_NORMAL * 0.5 == 0.0
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    _C._set_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _cast_to(device_type: str) -> torch.dtype | None:
+    """The dtype to which ops cast their arguments now, or None. None within an op that autocast has cast already."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
+def _set_cast_to(device_type: str, dtype: torch.dtype | None) -> None:
+    torch.set_autocast_enabled(device_type, dtype is not None)
+    if dtype is not None:
+        torch.set_autocast_dtype(device_type, dtype)
+
+
+def _knobs() -> tuple[_Knob, ...]:
+    has_cuda = torch.backends.cuda.is_built()
+    flags = (*_FLAGS, *(_CUDA_FLAGS if has_cuda else ()))
+    precisions = (*_PRECISIONS, *(_CUDA_PRECISIONS if has_cuda else ()))
+    return (
+        _Knob(torch.get_default_dtype, torch.set_default_dtype),
+        _Knob(torch.get_num_threads, torch.set_num_threads),
+        _Knob(_flushes_denormals, torch.set_flush_denormal),
+        _Knob(_deterministic, _set_deterministic),
+        _Knob(_C._get_deterministic_fill_uninitialized_memory, _C._set_deterministic_fill_uninitialized_memory),
+        *(_Knob(getattr(_C, f"_get_{name}"), getattr(_C, f"_set_{name}")) for name in flags if _has(name)),
+        *(
+            _Knob(partial(_C._get_fp32_precision_getter, *each), partial(_C._set_fp32_precision_setter, *each))
+            for each in precisions
+            if hasattr(_C, "_get_fp32_precision_getter")
+        ),
+        *(_Knob(partial(_cast_to, kind), partial(_set_cast_to, kind)) for kind in _CAST_KINDS),
+    )
+
+
+def _has(name: str) -> bool:
+    return hasattr(_C, f"_get_{name}") and hasattr(_C, f"_set_{name}")
+
+
+_KNOBS = _knobs()
+_GETTERS = tuple(knob.get for knob in _KNOBS)
+_last: Settings = ()
+
+
+def settings_now() -> Settings:
+    """Returns the settings in force in the calling thread. Equal ones are one object, since each recipe holds them."""
+    global _last
+    now = tuple([get() for get in _GETTERS])  # for each op of a step without a plan: a generator would be slower
+    if now != _last:
+        _last = now
+    return _last
+
+
+@contextmanager
+def under_settings(settings: Settings) -> Iterator[None]:
+    """Context manager in which settings are in force that were so before.
+
+    Casts are not cached inside: a cast that stays in PyTorch's cache would outlive the parameter's next change.
+
+    Args:
+        settings: the result of `settings_now`.
+    """
+    now = settings_now()
+    if now is settings or now == settings:
+        yield
+        return
+    changed = [each for each in zip(_KNOBS, settings, now, strict=True) if each[1] != each[2]]
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        for knob, wanted, _ in changed:
+            knob.set(wanted)
+        yield
+    finally:
+        for knob, _, was in changed:
+            knob.set(was)
+        torch.set_autocast_cache_enabled(caches)
+
+
+def called_as_unwatched(func: Any, args: Any, kwargs: Any, call: Any = None) -> Any:
+    """Calls an operator from a dispatch mode with autocast as it is without the mode, which switches it off.
+
+    PyTorch's own operators are cast before they come to a mode. Others may ask, or run operators that are cast.
+
+    Args:
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        call: what is called in its place, which calls it.
+    """
+    call = func if call is None else call
+    with _C._RestorePythonTLSSnapshot():
+        casts = [(kind, _cast_to(kind)) for kind in _CAST_KINDS]
+    wanted = [(kind, dtype) for kind, dtype in casts if dtype is not None and not _is_cast_itself(func, kind)]
+    if not wanted:
+        return call(*args, **kwargs)
+    before = [(kind, _cast_to(kind)) for kind, _ in wanted]
+    try:
+        for kind, dtype in wanted:
+            _set_cast_to(kind, dtype)
+        return call(*args, **kwargs)
+    finally:
+        for kind, was in before:
+            _set_cast_to(kind, was)
+
+
+def _is_cast_itself(func: Any, device_type: str) -> bool:
+    """Whether an operator has a kernel of its own for autocast, within which it is off."""
+    key = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}[device_type]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))

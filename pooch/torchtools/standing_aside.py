@@ -1,0 +1,268 @@
+"""Hooks and modes that stand aside for code which would refuse them, or which they would change.
+
+`torch.func` raises where saved tensor hooks are in place, and `torch.compile` leaves a function uncompiled under a
+dispatch mode. Both happen in the middle of a forward pass. So what Pooch has put on PyTorch's stacks is silent there,
+as if it were not: what such code saves is kept. Hooks of the program's own stay where they are, with all that PyTorch
+does about them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .lifted_stack import LiftedStack
+
+_autograd: Any = torch._C._autograd
+_eval_frame: Any = torch._C._dynamo.eval_frame
+
+
+class StepHooks:
+    """Saved tensor hooks of Pooch's, which are silent inside of `torch.func` and of compiled functions.
+
+    Args:
+        pack: Called with each tensor that autograd saves.
+        unpack: Called with what it returned.
+        told: Called with what they were silent for, such as "torch.func".
+    """
+
+    def __init__(
+        self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], told: Callable[[str], None] | None = None
+    ) -> None:
+        self.pair, self.told = (pack, unpack), told
+        self.is_lifted = False
+
+    def __enter__(self) -> None:
+        _autograd._push_saved_tensors_default_hooks(*self.pair)
+        _HERE.hooks.append(self)
+        _install()
+
+    def __exit__(self, *exception: object) -> None:
+        if self in _HERE.hooks:
+            _HERE.hooks.remove(self)
+        if self.is_lifted:
+            self.is_lifted = False
+        else:
+            _autograd._pop_saved_tensors_default_hooks()
+        if not _HERE.hooks and not _HERE.lifted:
+            _HERE.regions.clear()
+        _uninstall()
+
+    def abandon(self) -> None:
+        """Take back what is in place for the whole process, as the thread whose stack they are on has ended."""
+        _uninstall()
+
+
+class SilentMode(TorchDispatchMode):
+    """A dispatch mode of Pooch's, which is silent inside of compiled functions.
+
+    It cannot be lifted there, since PyTorch has noted by then that some mode is in place.
+
+    Attributes:
+        is_silent: Whether the ops that come are those of a compiled function.
+    """
+
+    supports_higher_order_operators = True  # they come as any other operator
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_silent = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let functions be compiled under this mode, as they are without."""
+        return True
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()  # type: ignore[no-untyped-call]
+        _HERE.modes.append(self)
+        return entered
+
+    def __exit__(self, *exception: Any) -> None:
+        if self in _HERE.modes:
+            _HERE.modes.remove(self)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+
+class _Here(threading.local):
+    """What Pooch has on the stacks of the calling thread.
+
+    Attributes:
+        is_muted: Whether hooks are disabled while ours are in place.
+        regions: The compiled regions that are running, one within the other, by the frame that began them, and what
+            is exempt from compiling within them (False).
+        lifted: The parts of the stacks from the lowest of ours on, while ours are lifted.
+    """
+
+    def __init__(self) -> None:
+        self.hooks: list[StepHooks] = []
+        self.modes: list[SilentMode] = []
+        self.is_muted = False
+        self.regions: list[tuple[Any, bool]] = []
+        self.lifted: list[tuple[LiftedStack, list[Any]]] = []
+
+
+_HERE = _Here()
+
+
+def _pop_hooks() -> Any:
+    top = _autograd._top_saved_tensors_default_hooks(True)
+    if top is not None:
+        _autograd._pop_saved_tensors_default_hooks()
+    return top
+
+
+def _own_hooks(pair: Any) -> StepHooks | None:
+    return next((each for each in _HERE.hooks if each.pair[0] is pair[0]), None)
+
+
+_STACKS = (
+    LiftedStack(
+        _pop_hooks,
+        lambda pair: _autograd._push_saved_tensors_default_hooks(*pair),
+        _own_hooks,
+        lambda: len(_HERE.hooks),
+    ),
+)
+
+
+def _tell(what: str) -> None:
+    for hooks in _HERE.hooks:
+        if hooks.told is not None:
+            hooks.told(what)
+
+
+# torch.func ---------------------------------------------------------------------------------------------------------
+
+
+def _only_ours() -> bool:
+    """Whether all saved tensor hooks in place are Pooch's."""
+    if not _HERE.hooks:
+        return False
+    if not _autograd._saved_tensors_hooks_is_enabled():
+        return _HERE.is_muted  # none could be added since
+    there = _STACKS[0].take(lambda _: False)
+    _STACKS[0].put(there)
+    return all(_own_hooks(pair) is not None for pair in there)
+
+
+def _disable(error_message: str, fail_if_non_empty: bool = True) -> None:
+    """Disable hooks as PyTorch does, which refuses if there are any: ours do not count, and are silent meanwhile."""
+    if fail_if_non_empty and _only_ours():
+        if _autograd._saved_tensors_hooks_is_enabled():
+            _HERE.is_muted = True
+            _tell("torch.func")
+        fail_if_non_empty = False
+    _ORIGINALS["disable"](error_message, fail_if_non_empty)
+
+
+# torch.compile ------------------------------------------------------------------------------------------------------
+
+
+def _set_eval_frame(callback: Any) -> Any:
+    """Set what compiles the frames of this thread, as TorchDynamo does around each compiled region.
+
+    The former callback alone does not tell whether a region begins or ends: it is unset while a frame is compiled, and
+    stays so if that fails. So regions are known by the frame that sets it.
+    """
+    here = _HERE
+    if not (here.hooks or here.modes or here.regions):
+        return _ORIGINALS["set_eval_frame"](callback)
+    frame = sys._getframe(1)
+    region = frame.f_locals["self"] if frame.f_code.co_name in ("__enter__", "__exit__") else frame
+    is_top = bool(here.regions) and here.regions[-1][0] is region
+    if callback is not None:
+        if is_top and not here.regions[-1][1]:
+            here.regions.pop()  # what is exempt is over
+        elif not is_top:
+            here.regions.append((region, True))
+        _lift_or_put_back()  # before it is set, as else it would look at our own frames
+        return _ORIGINALS["set_eval_frame"](callback)
+    prior = _ORIGINALS["set_eval_frame"](None)
+    if is_top and here.regions[-1][1]:
+        here.regions.pop()
+    elif prior is not None:
+        here.regions.append((region, False))
+    _lift_or_put_back()
+    return prior
+
+
+def _lift_or_put_back() -> None:
+    # What is exempt from compiling within a region includes the compiled code itself, so it is not watched either.
+    if any(is_compiled for _, is_compiled in _HERE.regions):
+        _lift()
+    elif _HERE.lifted:
+        _put_back()
+
+
+def _lift() -> None:
+    if not _HERE.lifted:
+        _tell(_compiled_name())
+        _HERE.lifted = [(stack, stack.lift()) for stack in _STACKS]
+        for mode in _HERE.modes:
+            mode.is_silent = True
+
+
+def _put_back() -> None:
+    lifted, _HERE.lifted = _HERE.lifted, []
+    for stack, before in lifted:
+        stack.put_back(before)
+    for mode in _HERE.modes:
+        mode.is_silent = False
+
+
+def _compiled_name() -> str:
+    """Return what is compiled, for people: an operator of higher order compiles itself."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        for package in ("torch._higher_order_ops.", "torch.nn.attention."):
+            if name.startswith(package) and not name.endswith(".utils"):
+                return f"torch.{name.removeprefix(package)}"
+        frame = frame.f_back
+    return "a compiled function"
+
+
+# Putting both in place ----------------------------------------------------------------------------------------------
+
+_ORIGINALS: dict[str, Any] = {
+    "disable": _autograd._saved_tensors_hooks_disable,
+    "set_eval_frame": _eval_frame.set_eval_frame,
+}
+_WRAPPERS = {"disable": _disable, "set_eval_frame": _set_eval_frame}
+_lock = threading.Lock()
+_users = 0
+
+
+def _places() -> list[tuple[Any, str, str]]:
+    places = [(_autograd, "_saved_tensors_hooks_disable", "disable"), (_eval_frame, "set_eval_frame", "set_eval_frame")]
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # it has its own references from when it was imported
+    if dynamo is not None:
+        places += [(dynamo, name, "set_eval_frame") for name in ("set_eval_frame", "_maybe_set_eval_frame")]
+    return places
+
+
+def _install() -> None:
+    """Put the wrappers in place with the first hooks of any thread."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            for place, name, which in _places():
+                if getattr(place, name, None) is _ORIGINALS[which]:
+                    setattr(place, name, _WRAPPERS[which])
+
+
+def _uninstall() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            for place, name, which in _places():
+                if getattr(place, name, None) is _WRAPPERS[which]:
+                    setattr(place, name, _ORIGINALS[which])

@@ -1,0 +1,68 @@
+"""Every allocation of a piece of code on the CPU, with markers and operators, without torch's profiler."""
+
+from __future__ import annotations
+
+import torch
+
+from .cpu_allocator.tracing import RawTrace, thread_traces
+from .memory_trace import MemoryTrace, MemoryTracer, Span
+from .reported_memory import MemoryEvent
+
+
+class ThreadTracer:
+    """Records a `MemoryTrace` of the calling thread on the CPU, as `MemoryTracer` does.
+
+    Any number of threads may record at once, whether or not a profiler runs. A free counts in whatever thread it
+    happens, if the block was allocated here. What `UntypedStorage(...)` allocates is not seen.
+    """
+
+    def __init__(self) -> None:
+        traces = thread_traces()
+        assert not isinstance(traces, str)
+        self._traces = traces
+        self._session: int | None = None
+
+    def start(self) -> bool:
+        """Start recording. False if another CPU allocator than PyTorch's is in place."""
+        self._session = self._traces.begin()
+        return self._session is not None
+
+    def stop(self) -> MemoryTrace:
+        """Stop recording, in whatever thread, and return the trace."""
+        assert self._session is not None
+        session, self._session = self._session, None
+        return _trace(self._traces.end(session))
+
+
+def can_trace_threads(device: torch.device) -> bool:
+    """Return whether steps on a device can be recorded without torch's profiler."""
+    if device.type != "cpu":
+        return False
+    traces = thread_traces()
+    return not isinstance(traces, str) and traces.can_begin()
+
+
+def started_tracer(device: torch.device) -> MemoryTracer | ThreadTracer:
+    """Return a tracer that records from now on: without torch's profiler where that is possible."""
+    if can_trace_threads(device):
+        native = ThreadTracer()
+        if native.start():
+            return native
+    tracer = MemoryTracer(device)
+    tracer.start()
+    return tracer
+
+
+def _trace(raw: RawTrace) -> MemoryTrace:
+    nodes = [(raw.names[name], end_ns) for name, end_ns in raw.nodes.tolist()]
+    markers: list[Span] = []
+    operators: list[Span] = []
+    for is_marker, name, start_ns, end_ns, node, within in raw.spans.tolist():
+        of_node, node_end_ns = nodes[node] if node >= 0 else ("", 0)
+        around = raw.names[within] if within >= 0 else ""
+        span = Span(raw.names[name], start_ns, end_ns, of_node, node_end_ns, around)
+        (markers if is_marker else operators).append(span)
+    markers.sort(key=lambda span: span.start_ns)
+    operators.sort(key=lambda span: span.start_ns)
+    events = (MemoryEvent(*row) for row in raw.memory.tolist())
+    return MemoryTrace(tuple(events), tuple(markers), tuple(operators))

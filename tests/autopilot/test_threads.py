@@ -1,0 +1,208 @@
+"""Several threads that train under one budget: the bits of each are its own, and nothing breaks."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pooch.autopilot import Auto
+from pooch.autopilot.requests import PlanRequests
+from pooch.profiler import live
+from pooch.torchtools import standing_aside
+from pooch.torchtools.memory_trace import live_bytes
+from pooch.torchtools.threads import OwnThread
+from tests.counting import the_allocator
+from tests.executor.support import is_same
+
+pytestmark = pytest.mark.cpu
+CPU = torch.device("cpu")
+WIDTH, ROWS = 64, 512
+
+
+@pytest.fixture(autouse=True)
+def no_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about steps without a plan, and about recorded ones."""
+    monkeypatch.setattr(PlanRequests, "ask", lambda *_: None)
+    monkeypatch.setattr("pooch.autopilot.worker.PlanningWorker.warm_up", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert gc.isenabled()
+    assert not the_allocator().is_in_use
+    assert not torch._C._autograd._profiler_enabled()  # type: ignore[attr-defined]
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = [layer for _ in range(5) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Tanh())]
+    return nn.Sequential(*layers)
+
+
+def trained(model: nn.Module, seed: int, steps: int) -> list[Tensor]:
+    """Losses and gradients of some steps."""
+    optimizer, generator = torch.optim.SGD(model.parameters(), 0.1), torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(steps):
+        loss = model(torch.randn(ROWS, WIDTH, generator=generator)).square().mean()
+        loss.backward()
+        found += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def warmed_up(model: nn.Module, rows: Tensor) -> None:
+    """The first step of all is not recorded."""
+    model(rows).square().mean().backward()
+    model.zero_grad()
+
+
+def in_threads(*works: Callable[[], None]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  (raised below)
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def known(auto: Auto) -> int:
+    """Number of kinds of steps that a record tells of."""
+    return [shape.in_core_peak_bytes is not None for shape in auto.summary().shapes].count(True)
+
+
+def in_a_thread(work: Callable[[], list[Tensor]]) -> list[Tensor]:
+    found: list[Tensor] = []
+    in_threads(lambda: found.extend(work()))
+    return found
+
+
+def trained_at_once(count: int, budget: int | None) -> tuple[list[list[Tensor]], Auto | None]:
+    models = [network(number) for number in range(count)]
+    auto = None if budget is None else Auto(models, live_bytes(CPU) + budget, tell=lambda _: None)
+    found: list[list[Tensor]] = [[] for _ in range(count)]
+
+    def work(number: int) -> None:
+        found[number] = trained(models[number], number, 6)
+
+    in_threads(*(lambda number=number: work(number) for number in range(count)))
+    if auto is not None:
+        auto.remove()
+    return found, auto
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("natively", [True, False], ids=["natively", "by torch's profiler"])
+def test_threads_that_train_at_once_keep_their_bits(
+    count: int, natively: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not natively:
+        monkeypatch.setattr("pooch.torchtools.thread_tracer.can_trace_threads", lambda device: False)
+        monkeypatch.setattr(live, "can_trace_threads", lambda device: False)
+    plain, _ = trained_at_once(count, None)
+    for _ in range(3):
+        found, auto = trained_at_once(count, 500_000)
+        for theirs, ours in zip(plain, found, strict=True):
+            assert len(theirs) == len(ours)
+            assert all(map(is_same, theirs, ours))
+        assert auto is not None
+        summary = auto.summary()
+        assert summary.steps > 0
+        assert summary.swapped_bytes + summary.recomputed_ops + summary.steps_recorded > 0
+
+
+def test_steps_are_recorded_in_any_thread_one_after_the_other() -> None:
+    models = [network(number) for number in range(2)]
+    plain = [trained(network(number), number, 3) for number in range(2)]
+    with Auto(models, live_bytes(CPU) + 500_000, tell=lambda _: None) as auto:
+        for number in range(2):
+            assert all(map(is_same, plain[number], in_a_thread(lambda n=number: trained(models[n], n, 3))))
+        assert auto.summary().steps == 6
+        assert known(auto) == 2
+        assert auto.summary().swapped_bytes
+
+
+def test_a_step_left_open_by_a_thread_that_is_gone_is_over() -> None:
+    model, kept = network(0), list[Tensor]()
+    plain = trained(network(0), 0, 3)
+    with Auto([model], live_bytes(CPU) + 500_000, tell=lambda _: None) as auto:
+        in_threads(lambda: kept.append(model(torch.randn(ROWS, WIDTH))))
+        assert all(map(is_same, plain, trained(model, 0, 3)))
+        assert auto.summary().steps == 4
+        in_threads(lambda: kept.append(model(torch.randn(ROWS, WIDTH))))
+    kept[1].sum().backward()  # it can still be read
+    assert auto.summary().steps == 5
+    assert "data" not in vars(Tensor), "what watches accesses is still in place"
+    assert standing_aside._users == 0
+
+
+def test_a_thread_with_the_number_of_another_is_not_that() -> None:
+    numbers, threads = list[int](), list[OwnThread]()
+
+    def work() -> None:
+        numbers.append(threading.get_ident())
+        threads.append(OwnThread())
+
+    for _ in range(20):
+        in_threads(work)
+    assert len(set(numbers)) < 20  # numbers come again
+    assert all(thread.has_ended and not thread.is_here for thread in threads)
+    assert OwnThread().is_here
+    assert not OwnThread().has_ended
+
+
+def test_steps_are_recorded_while_the_programs_profiler_runs_and_where_it_begins_and_ends() -> None:
+    model = network(0)
+    plain = trained(network(0), 0, 1)
+    rows = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    with Auto([model], live_bytes(CPU) + 2**30, tell=lambda _: None) as auto:
+        warmed_up(model, rows)
+        profiler = torch.profiler.profile()
+        profiler.__enter__()
+        output = model(rows)
+        profiler.__exit__(None, None, None)
+        with torch.profiler.profile() as within:
+            loss = output.square().mean()
+            loss.backward()
+    assert known(auto) == 1
+    found = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    assert all(map(is_same, plain, found))
+    for each in (profiler, within):
+        names = [event.key for event in each.key_averages()]
+        assert any("mm" in name for name in names)
+        assert not any("pooch" in name for name in names)
+
+
+def test_a_thread_lets_go_of_nothing_that_another_has_saved() -> None:
+    """PyTorch ends the process if one thread releases a storage that another one is just releasing."""
+    model, rows = network(0), torch.randn(ROWS, WIDTH)
+    with Auto([model], live_bytes(CPU) + 2**30, tell=lambda _: None) as auto:
+        warmed_up(model, rows)
+        loss = model(rows).square().mean()
+        evictor = auto._driver.evictor
+        in_threads(lambda: evictor.make_room(10_000))
+        assert not evictor.stats.swapped_out_bytes
+        evictor.make_room(10_000)
+        assert evictor.stats.swapped_out_bytes  # its own thread does
+        loss.backward()
+        found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        model(rows).square().mean().backward()
+    assert all(map(is_same, found, [p.grad for p in model.parameters() if p.grad is not None]))
