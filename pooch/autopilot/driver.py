@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,9 @@ import torch
 from ..errors import TierError, UsageError
 from ..executor.online import Evictor, LiveBytes
 from ..executor.statistics import RunStats
+from ..ir import Profile
 from ..profiler.live import is_profiling, needs_profiler
+from ..torchtools.calls import CallContext
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.threads import OwnThread, is_alone
 from .backward import BackwardWatch
@@ -41,13 +42,78 @@ class _Here(threading.local):
     """What the calling thread does.
 
     Attributes:
-        depth: Number of calls of governed modules that it is within.
-        is_beside: Whether the last outermost one is beside a step of another thread.
+        call: The outermost call of a governed module that it was in.
+        is_beside: Whether that is beside a step of another thread.
     """
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.call: _Call | None = None
         self.is_beside = False
+
+    @property
+    def is_within_call(self) -> bool:
+        """Whether it is in that call now."""
+        return self.call is not None and not self.call.is_left
+
+
+class _Call(CallContext):
+    """Surrounds one call of a governed module.
+
+    It is no generator. One that an interrupt has kept from ending would end when it is collected, which may be in the
+    middle of a later step.
+
+    Args:
+        driver: Runs the steps.
+        number: Of the model.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Attributes:
+        is_ended: Whether all was done that follows the call.
+    """
+
+    def __init__(self, driver: StepDriver, number: int, args: Any, kwargs: Any) -> None:
+        super().__init__()
+        self._driver, self._call = driver, (number, args, kwargs)
+        self._begins = self._is_outermost = self.is_ended = False
+        self._around: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        driver = self._driver
+        here = driver._here
+        if here.is_within_call:
+            return
+        self._begins = driver._begins(*self._call)
+        if not self._begins and not here.is_beside:
+            return
+        self._is_outermost, here.call = True, self
+        running = driver._running
+        if self._begins and running is not None:
+            try:
+                around = running.step.around_call()
+                around.__enter__()
+                self._around = around
+            except BaseException:
+                self.is_left = True
+                driver._abandon()
+                raise
+
+    def __exit__(self, *exception: Any) -> None:
+        if not self._is_outermost:
+            return
+        self.is_left = True
+        around, self._around = self._around, None
+        try:
+            if around is not None:
+                around.__exit__(*exception)
+        except BaseException:
+            self._driver._abandon()
+            raise
+        if self._begins and exception[0] is None:
+            self._driver._call_ended()
+        elif self._begins:
+            self._driver._abandon()
+        self.is_ended = True
 
 
 class StepDriver:
@@ -89,7 +155,7 @@ class StepDriver:
         self._claiming = threading.Lock()
         self._here = _Here()
         self._is_removed = False
-        governed.place(self._call)
+        governed.place(self._surround)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._closed = weakref.finalize(self, _close, self._backward, library, evictor)
@@ -98,43 +164,29 @@ class StepDriver:
 
     def add(self, model: torch.nn.Module) -> None:
         """Govern a further model too."""
-        if self.governed.add(model, self._call) and self._running is not None:
+        if self.governed.add(model, self._surround) and self._running is not None:
             self._running.is_whole = False
 
     def is_within_call(self) -> bool:
         """Whether the calling thread is within a governed call."""
-        return self._here.depth > 0
+        return self._here.is_within_call
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def region(self) -> AbstractContextManager[None]:
         """Return a context that counts as a call of a governed module."""
-        return self._call(-1, (), {})
+        return self._surround(-1, (), {})
 
-    @contextmanager
-    def _call(self, number: int, args: Any, kwargs: Any) -> Iterator[None]:
+    def _surround(self, number: int, args: Any, kwargs: Any) -> _Call:
         """Surround one call of a governed module."""
-        here, depth = self._here, self._here.depth
-        begins = depth == 0 and self._begins(number, args, kwargs)
-        if depth == 0 and not begins and not here.is_beside:
-            yield
-            return
-        here.depth = depth + 1
-        try:
-            with self._running.step.around_call() if begins and self._running else nullcontext():
-                yield
-        except BaseException:
-            if begins:
-                self._abandon()
-            raise
-        finally:
-            here.depth = depth
-        if begins:
-            self._call_ended()
+        return _Call(self, number, args, kwargs)
 
     def _begins(self, number: int, args: Any, kwargs: Any) -> bool:
         """Whether an outermost call belongs to a step, which begins now if none is running."""
         self._here.is_beside = False
+        last, self._here.call = self._here.call, None
+        if last is not None and not last.is_ended:  # Ctrl-C came at its end
+            last.__exit__(KeyboardInterrupt, None, None)
         if self._is_removed or BackwardWatch.is_running() or not is_ordinary_call():
             return False
         if self._claim() and self._running is not None and self._running.is_over(MOST_FORWARDS):
@@ -198,6 +250,11 @@ class StepDriver:
             decision, known.reason = "online", str(error)  # there is no room for all that the plan swaps
             step = self._new_step(key, decision, known, models, start_bytes)
         self._running = RunningStep(key, decision, known, step, stats, outlasts)
+        try:
+            step.open()
+        except BaseException:
+            self._abandon()
+            raise
 
     def _new_step(
         self, key: StepKey, decision: Decision, known: Known, models: list[torch.nn.Module], start_bytes: int
@@ -257,7 +314,9 @@ class StepDriver:
             self.evictor.hold()
             if running is not None:
                 running.is_read_elsewhere = True
-        elif builds_graph and running.is_open and running.outlasts:
+            return
+        running.is_in_backward = True
+        if builds_graph and running.is_open and running.outlasts:
             self._go_online(running)  # what this backward pass saves is read by the next one
         else:
             running.close_forward()
@@ -267,7 +326,9 @@ class StepDriver:
         if running is None or not running.is_of_this_thread:
             self._here.is_beside = False
             return
-        if not (builds_graph and running.is_open):
+        if builds_graph and running.is_open:
+            running.is_in_backward = False
+        else:
             self._end(is_complete)
         if is_complete:  # else its own error goes first
             self._raise_failure()
@@ -283,19 +344,24 @@ class StepDriver:
             self.library.cannot_record(running.key, running.known)
         running.decision = "online"
         running.step = UnplannedStep(self.evictor)
+        running.step.open()
 
     def _end(self, is_complete: bool) -> None:
-        running, self._running = self._running, None
+        running = self._running
         assert running is not None
-        try:
-            self._end_of(running, is_complete)
-        finally:
-            self._claimed = None
-
-    def _end_of(self, running: RunningStep, is_complete: bool) -> None:
-        running.close_forward()
+        running.is_ending = True  # an interrupt leaves it here, and it is ended before the next step begins
         step_ms, peak_bytes = running.elapsed_ms, self._live.peak()
-        profile = running.step.end(is_complete and running.is_whole)
+        try:
+            running.close_forward()
+            profile = running.step.end(is_complete and running.is_whole)
+        except Exception:
+            self._running = self._claimed = None
+            raise
+        self._running = self._claimed = None
+        self._note(running, profile, step_ms, peak_bytes)
+
+    def _note(self, running: RunningStep, profile: Profile | None, step_ms: float, peak_bytes: int) -> None:
+        """Note what a step was like, for those to come."""
         if profile is not None:
             self.library.recorded(running.key, running.known, profile, running.calls)
             self._remarks.margin(margin_bytes(self._live, profile))

@@ -28,6 +28,8 @@ class RunningStep:
         thread: The thread that it began in.
         is_open: Whether its forward pass is not over.
         is_whole: Whether no model was added while it ran, so that it can be recorded.
+        is_in_backward: Whether its backward pass has begun, and has not told its end.
+        is_ending: Whether its end has begun.
         is_read_elsewhere: Whether another thread runs a backward pass, perhaps that of this step.
         calls: Number of outermost calls of governed modules.
     """
@@ -41,7 +43,7 @@ class RunningStep:
         self.thread = OwnThread()
         self.is_open = True
         self.is_whole = True
-        self.is_read_elsewhere = False
+        self.is_in_backward = self.is_ending = self.is_read_elsewhere = False
         self.calls = 0
 
     @property
@@ -55,11 +57,15 @@ class RunningStep:
         return self.thread.is_here
 
     def is_over(self, most_calls: int) -> bool:
-        """Whether no backward pass is to be expected in its thread: it is elsewhere, or there were too many calls."""
-        return self.calls >= most_calls or self.is_read_elsewhere or self.thread.has_ended
+        """Whether no backward pass is to be expected in its thread: it is elsewhere, or there were too many calls.
+
+        Between two calls it is not in the middle of one, nor of its end, unless those were interrupted.
+        """
+        is_elsewhere = self.is_read_elsewhere or self.thread.has_ended
+        return self.calls >= most_calls or is_elsewhere or self.is_in_backward or self.is_ending
 
     def close_forward(self) -> None:
         """Take hooks and modes away, if they are in place."""
         if self.is_open:
-            self.is_open = False
             self.step.close_forward()
+            self.is_open = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -16,13 +15,17 @@ from ..executor.online import Evictor, OnlineStep
 from ..executor.step import PlannedStep
 from ..ir import Plan, Profile
 from ..profiler.live import LiveTrace
+from ..torchtools.endings import end_with
 from ..torchtools.mode_stacks import LooseStack
 from .known import Known
 from .library import NOT_MEASURED
 
 
 class Step(Protocol):
-    """A step that is running."""
+    """A step that is running. Opening and closing it may be interrupted, and closing it may be repeated."""
+
+    def open(self) -> None:
+        """Put hooks and modes in place."""
 
     def around_call(self) -> AbstractContextManager[None]:
         """Surround one outermost call of a governed module."""
@@ -47,6 +50,9 @@ class InCoreStep:
 
     left_plan = False
 
+    def open(self) -> None:
+        """Do nothing."""
+
     def around_call(self) -> AbstractContextManager[None]:
         """Do nothing."""
         return nullcontext()
@@ -70,11 +76,15 @@ class UnplannedStep:
     left_plan = False
 
     def __init__(self, evictor: Evictor, *, replays: bool = True, copies_ahead: bool = True) -> None:
-        step = OnlineStep(evictor, replays=replays, copies_ahead=copies_ahead)
-        self.replays, self._effort = replays, step.effort
+        self._step: OnlineStep | None = OnlineStep(evictor, replays=replays, copies_ahead=copies_ahead)
+        self.replays, self._effort = replays, self._step.effort
         self._forward = LooseStack()
-        weakref.finalize(self, self._forward.close)
-        self._forward.enter_context(recognising(step) if replays else copying(step))
+        end_with(self, self._forward.close)
+
+    def open(self) -> None:
+        """Put hooks and mode in place."""
+        assert self._step is not None
+        self._forward.enter_context(recognising(self._step) if self.replays else copying(self._step))
 
     @property
     def is_faster_copied(self) -> bool:
@@ -88,6 +98,7 @@ class UnplannedStep:
     def close_forward(self) -> None:
         """Take hooks and mode away."""
         self._forward.close()
+        self._step = None  # only autograd's handles keep it from here on
 
     def end(self, is_complete: bool) -> None:
         """Do nothing: the step lives as long as autograd holds a handle of it."""
@@ -110,7 +121,11 @@ class RecordedStep:
     ) -> None:
         self._workload = workload
         self._trace: LiveTrace | None = LiveTrace(models, OnlineStep(evictor), persistent_bytes)
-        weakref.finalize(self, self._trace.stop).atexit = False
+        end_with(self, self._trace.stop)
+
+    def open(self) -> None:
+        """Begin to record."""
+        assert self._trace is not None
         self._trace.open()
 
     def around_call(self) -> AbstractContextManager[None]:
@@ -124,16 +139,16 @@ class RecordedStep:
 
     def end(self, is_complete: bool) -> Profile | None:
         """Stop recording."""
-        trace, self._trace = self._trace, None
+        trace = self._trace
         if trace is None:
             return None
-        if not is_complete:
-            trace.stop()
-            return None
         try:
-            return trace.profile(NOT_MEASURED, self._workload)
+            return trace.profile(NOT_MEASURED, self._workload) if is_complete else None
         except ProfileError:
             return None  # a profiler of the user's ended it, or part of the step ran in another thread
+        finally:
+            trace.stop()
+            self._trace = None
 
 
 class FollowingStep:
@@ -156,8 +171,13 @@ class FollowingStep:
         self._step: PlannedStep | None = step
         self._stats = evictor.stats
         self._forward = LooseStack()
-        weakref.finalize(self, self._forward.close)
-        self._forward.enter_context(following(step) if known.table.emptied else recognising(step))
+        end_with(self, self._forward.close)
+
+    def open(self) -> None:
+        """Put hooks and modes in place."""
+        step = self._step
+        assert step is not None
+        self._forward.enter_context(following(step) if step.table.emptied else recognising(step))
 
     def around_call(self) -> AbstractContextManager[None]:
         """Watch for reads that are no ops, if the plan empties what the program holds. All is back afterwards."""
@@ -172,9 +192,10 @@ class FollowingStep:
     def close_forward(self) -> None:
         """Take hooks and modes away."""
         self._forward.close()
-        step, self._step = self._step, None  # only autograd's handles keep it from here on
+        step = self._step
         if step is not None:
             step.end_forward()
+        self._step = None  # only autograd's handles keep it from here on
 
     def end(self, is_complete: bool) -> None:
         """Do nothing: the step lives as long as autograd holds a handle of it."""

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import PlanMismatch, ReplayDiffers, TierError
 from ..ir import Action
+from ..torchtools.endings import end_with
 from ..torchtools.tensors import copied_storage, new_storage, storage_of
 from .emptied import EmptiedStorages
 from .engines.protocol import Arena, CopyEngine, Ticket
@@ -75,8 +76,8 @@ class StepActions:
         self.leaving = Leaving(
             verification, copies, table.copies, stats, lambda value: calls.get(producer_of.get(value, -1))
         )
-        weakref.finalize(self, copies.close).atexit = False
-        weakref.finalize(self, arena.close).atexit = False
+        end_with(self, copies.close)
+        end_with(self, arena.close)
 
     def is_due(self, slot: int) -> bool:
         """Whether the slot's actions have not finished; another thread may be running them."""
@@ -349,8 +350,12 @@ class StepActions:
             self._start_copy_in(record)
 
     def _start_copy_in(self, record: Record) -> None:
-        record.storage = new_storage(record.size_bytes, self.device)
-        record.ticket = _copy_in(self.arena, self.table.offsets, record, record.storage)
+        storage = new_storage(record.size_bytes, self.device)
+        ticket = _copy_in(self.arena, self.table.offsets, record, storage)
+        record.storage, record.ticket = (
+            storage,
+            ticket,
+        )  # no interrupt between them: it would be read too early
         self.stats.swapped_in_bytes += record.size_bytes
 
     def _is_wanted(self, record: Record) -> bool:

@@ -33,7 +33,11 @@ class StepLock(Generic[Kind]):
         self._lock.acquire()
         self._depth += 1
         if self._queue and self._depth == 1:
-            self._empty_queue()
+            try:
+                self._empty_queue()
+            except BaseException:
+                self.give_back()
+                raise
 
     def __exit__(self, *exception: object) -> None:
         try:
@@ -43,6 +47,16 @@ class StepLock(Generic[Kind]):
             self._depth -= 1
             self._lock.release()
         self._settle()  # handles queued between the last check and the release
+
+    def give_back(self) -> None:
+        """Give back what an interrupt has left the calling thread with. It must not be within an action.
+
+        Python may deliver Ctrl-C at the entry of `__exit__`, which then does nothing.
+        """
+        while self._lock._is_owned():  # type: ignore[attr-defined]
+            self._depth = 0
+            self._lock.release()
+        self._settle()
 
     @contextmanager
     def if_free(self) -> Iterator[bool]:

@@ -128,13 +128,15 @@ class PackedRecord(Generic[Kind]):
     __slots__ = ("_ended", "geometry", "identity", "probe", "record", "step")
 
     def __init__(self, step: object, record: Kind, tensor: torch.Tensor, ended: Callable[[Kind], None]) -> None:
-        self.step, self.record, self.geometry = step, record, Geometry.of(tensor)
-        self.probe, self.identity = VersionProbe(tensor), saved_identity(tensor)
-        self._ended = ended
+        self.record, self._ended = record, ended
         record.handles += 1
+        self.step, self.geometry = step, Geometry.of(tensor)
+        self.probe, self.identity = VersionProbe(tensor), saved_identity(tensor)
 
     def __del__(self) -> None:
-        self._ended(self.record)
+        # Where Ctrl-C comes at its entry, Python forgets it. Nothing depends on it but how soon the memory is free.
+        if hasattr(self, "_ended"):
+            self._ended(self.record)
 
     def check(self) -> None:
         """Check that the tensor was not changed in place since it was saved.

@@ -10,8 +10,9 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,8 @@ from ..errors import ProfileError
 from ..ir import Link, Profile
 from ..torchtools.accelerators import has_streams
 from ..torchtools.effects import written_tensors
-from ..torchtools.memory_trace import COLLECTOR_OFF, MemoryTrace, MemoryTracer, marker
-from ..torchtools.mode_stacks import LooseStack
+from ..torchtools.memory_trace import CollectorOff, MemoryTrace, MemoryTracer, marker
+from ..torchtools.mode_stacks import LooseStack, Undoing
 from ..torchtools.operators import operator_facts
 from ..torchtools.other_profilers import told_of_profilers
 from ..torchtools.raw_looks import RawLooks
@@ -132,7 +133,7 @@ class LiveTrace:
         self._tracer: MemoryTracer | ThreadTracer | None = None
         self._unpacks: list[Unpack] = []
         self._forward = LooseStack()
-        self._session = ExitStack()
+        self._session = Undoing()
         self._others: dict[OnlineRecord, int] = {}
         self._thread = OwnThread()
         self._is_whole = True
@@ -140,17 +141,21 @@ class LiveTrace:
     def open(self) -> None:
         """Begin to record, with hooks and modes in place until `close_forward`."""
         session = self._session
-        session.enter_context(COLLECTOR_OFF)  # it would free tensors at varying times
+        collector = CollectorOff()
+        session.add(collector.leave)
+        collector.enter()  # it would free tensors at varying times
+        session.add(partial(setattr, self._step.evictor, "on_move", None))
         self._step.evictor.on_move = self._moved
-        session.callback(setattr, self._step.evictor, "on_move", None)
         self._tracer = started_tracer(self._device)
         if isinstance(self._tracer, MemoryTracer):
             atexit.register(self.stop)  # an interpreter that ends with a session open crashes
-            session.callback(atexit.unregister, self.stop)
-            session.enter_context(told_of_profilers(self._give_way))
+            session.add(partial(atexit.unregister, self.stop))
+            told = told_of_profilers(self._give_way)
+            told.__enter__()
+            session.add(partial(told.__exit__, None, None, None))
         recorder, stack = self._recorder, self._forward
         recorder._enter_model()
-        stack.callback(recorder._leave_model)
+        stack.callback(recorder.leave_for_good)
         stack.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent))
         stack.enter_context(RawLooks(_nothing, self._data_assigned))
         stack.enter_context(recorder.path.named())
@@ -177,11 +182,11 @@ class LiveTrace:
 
     def _end_session(self) -> MemoryTrace | None:
         """Stop tracing, and return the trace, or None if that is over."""
-        tracer, self._tracer = self._tracer, None
         try:
-            return None if tracer is None else tracer.stop()
+            return None if self._tracer is None else self._tracer.stop()
         finally:
-            self._session.close()
+            self._tracer = None
+            self._session.run()
 
     @contextmanager
     def around_call(self) -> Iterator[None]:

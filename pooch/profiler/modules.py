@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ..torchtools.calls import called_within
 from ..torchtools.threads import OwnThread
@@ -47,26 +48,9 @@ class ModulePath:
         with self.named(), called_within(model, self._call, "profile"):
             yield
 
-    @contextmanager
-    def named(self) -> Iterator[None]:
+    def named(self) -> _Named:
         """Context manager that tracks every module call of the thread. PyTorch calls such hooks in all threads."""
-        here = OwnThread()
-
-        def enter(module: torch.nn.Module, args: Any) -> None:
-            if here.is_here:
-                self._enter(module)
-
-        def leave(module: torch.nn.Module, args: Any, result: Any) -> None:
-            if here.is_here:
-                self._leave()
-
-        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
-        try:
-            yield
-        finally:
-            self._stack.clear()
-            for handle in handles:
-                handle.remove()
+        return _Named(self._enter, self._leave, self._stack.clear)
 
     @contextmanager
     def _call(self) -> Iterator[None]:
@@ -82,3 +66,36 @@ class ModulePath:
     def _leave(self) -> None:
         if self._stack:
             self._stack.pop()
+
+
+class _Named:
+    """Hooks around every module call of the thread in which it was entered."""
+
+    def __init__(
+        self, entered: Callable[[torch.nn.Module], None], left: Callable[[], None], ended: Callable[[], None]
+    ) -> None:
+        self._entered, self._left, self._ended = entered, left, ended
+        self._here = OwnThread()
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> None:
+        self._here = OwnThread()
+        self._handles.append(register_module_forward_pre_hook(self._before))
+        self._handles.append(register_module_forward_hook(self._after, always_call=True))
+
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Take the hooks away. May be repeated."""
+        self._ended()
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: torch.nn.Module, args: Any) -> None:
+        if self._here.is_here:
+            self._entered(module)
+
+    def _after(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        if self._here.is_here:
+            self._left()

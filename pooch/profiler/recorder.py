@@ -135,6 +135,11 @@ class ForwardRecorder(SilentMode):
         if self.model_end < 0 and self._depth == 0:
             self.model_end = len(self.ops)
 
+    def leave_for_good(self) -> None:
+        """Note that the model, which was called once, has returned. May be repeated."""
+        if self._depth:
+            self._leave_model()
+
     def model_extent(self) -> tuple[int, int]:
         """Returns the first op of the model's first call and the op after its last; (0, 0) if the model is not called.
 

@@ -22,6 +22,16 @@ _STATES = {"plan": "under a plan", "profile": "being profiled", "arena": "on an 
 Region = Callable[[], AbstractContextManager[object]]
 
 
+class CallContext(AbstractContextManager[None]):
+    """The region of one call.
+
+    Attributes:
+        is_left: Whether the call is over, also where Ctrl-C at the entry of `__exit__` has kept that from running.
+    """
+
+    is_left = False
+
+
 class CallRegion:
     """Runs each call of a module, including the module's own hooks, within a region.
 
@@ -51,8 +61,13 @@ class CallRegion:
             _refuse_to_compile_a_planned_model()
         module = self._module()
         assert module is not None, "the module is being called"
-        with self.region_of(args, kwargs):
-            return module._call_impl(*args, **kwargs)
+        region = self.region_of(args, kwargs)
+        try:
+            with region:
+                return module._call_impl(*args, **kwargs)
+        finally:
+            if isinstance(region, CallContext):
+                region.is_left = True
 
     def region_of(self, args: Any, kwargs: Any) -> AbstractContextManager[object]:
         """Returns the context manager for one call."""

@@ -152,28 +152,29 @@ def quiet_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _CollectorOff:
-    """Context manager without cyclic garbage collection, which several threads may be in."""
+class CollectorOff:
+    """Switches cyclic garbage collection off as long as any of these says so."""
 
-    def __init__(self) -> None:
-        self._users, self._was_enabled = 0, False
-        self._lock = threading.RLock()  # a finalizer may leave it while it is entered
+    _users: set[int] = set()  # noqa: RUF012  (of the process, like the collector)
+    _was_enabled = False
+    _lock = threading.RLock()  # a finalizer may leave it while it is entered
 
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._was_enabled = gc.isenabled()
-                gc.disable()
+    def enter(self) -> None:
+        """Switch it off. `leave` follows, also where this was interrupted."""
+        cls = CollectorOff
+        with cls._lock:
+            if not cls._users:
+                cls._was_enabled = gc.isenabled()
+            cls._users.add(id(self))
+            gc.disable()
 
-    def __exit__(self, *exception: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._was_enabled:
+    def leave(self) -> None:
+        """Switch it on again, if this was the last to have it off. May be repeated."""
+        cls = CollectorOff
+        with cls._lock:
+            if cls._users == {id(self)} and cls._was_enabled:
                 gc.enable()
-
-
-COLLECTOR_OFF = _CollectorOff()
+            cls._users.discard(id(self))
 
 
 @contextmanager

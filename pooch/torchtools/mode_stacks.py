@@ -1,9 +1,14 @@
-"""Modes and hooks that stay in place after the code that has put them there."""
+"""Modes and hooks that stay in place after the code that has put them there.
+
+Ctrl-C may come at the entry of any function, which then does nothing and is not called again. So whatever is put in
+place here is noted before that, is taken away by something that may be repeated, and is noted until that has returned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,31 +22,68 @@ _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 
 
-class LooseStack(ExitStack):
-    """An exit stack of dispatch modes and saved tensor hooks, which may close while the program's own lie on top.
+class Undoing:
+    """What is to be undone, the latest first. What is interrupted on the way is undone again by the next `run`."""
 
-    PyTorch keeps both on stacks of the thread, and leaving one takes away whatever is on top. So what lies there is
-    lifted meanwhile. Closing in another thread does nothing, as nothing of this stack is there; once the thread has
-    ended, what was entered is abandoned. What is entered must not be a generator: see `Together`.
+    def __init__(self) -> None:
+        self._undos: list[Callable[[], object]] = []
+
+    def add(self, undo: Callable[[], object]) -> None:
+        """Note what is to be undone.
+
+        Args:
+            undo: Undoes it, also a second time, and if it was not done at all.
+        """
+        self._undos.append(undo)
+
+    def run(self) -> None:
+        """Undo everything. Of several errors the first is raised once all is undone."""
+        failure: Exception | None = None
+        while self._undos:
+            try:
+                self._undos[-1]()
+            except Exception as error:  # noqa: BLE001  (raised below)
+                failure = failure or error
+            self._undos.pop()
+        if failure is not None:
+            raise failure
+
+    def forget(self) -> None:
+        """Undo nothing."""
+        self._undos.clear()
+
+
+class LooseStack:
+    """Dispatch modes and saved tensor hooks of a thread, which may be left while the program's own lie on top.
+
+    Closing in another thread does nothing, as nothing of this stack is there; once the thread has ended, what was
+    entered is abandoned. What is entered must not be a generator: see `Together`.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._thread = OwnThread()
-        self._mode: TorchDispatchMode | None = None
+        self._undoing = Undoing()
         self._entered: list[object] = []
         self._entered_modes: list[TorchDispatchMode] = []
-        self._hooks: Any = None
 
-    def enter_context(self, cm: AbstractContextManager[Entered]) -> Entered:
-        """Enter a context manager, and remember what it puts on the stacks."""
+    def enter_context(self, context: AbstractContextManager[Entered]) -> Entered:
+        """Enter a context manager, which is left by its `leave`, if it has one."""
+        leave = getattr(context, "leave", None)
+        if leave is not None:
+            self._undoing.add(leave)
+        self._entered.append(context)
         before = _get_current_dispatch_mode()
-        entered = super().enter_context(cm)
-        self._entered.append(cm)
-        self._mode, self._hooks = _get_current_dispatch_mode(), _top_hooks(False)
-        if self._mode is not None and self._mode is not before:
-            self._entered_modes.append(self._mode)
+        entered = context.__enter__()
+        if leave is None:
+            self._undoing.add(partial(context.__exit__, None, None, None))
+        mode = _get_current_dispatch_mode()
+        if mode is not None and mode is not before:
+            self._entered_modes.append(mode)
         return entered
+
+    def callback(self, undo: Callable[[], object]) -> None:
+        """Have something called on closing, which may be called twice."""
+        self._undoing.add(undo)
 
     @property
     def is_here(self) -> bool:
@@ -49,15 +91,13 @@ class LooseStack(ExitStack):
         return self._thread.is_here
 
     def close(self) -> None:
-        """Leave everything that was entered."""
+        """Leave everything that was entered. May be repeated, and has to be if it was interrupted."""
         if self.is_here:
-            with _modes_lifted(self._mode), _hooks_lifted(self._hooks):
-                super().close()
-            self._mode = self._hooks = None
+            self._undoing.run()
             self._entered.clear()
             self._entered_modes.clear()
         elif self._thread.has_ended:
-            self.pop_all()  # its stacks are gone
+            self._undoing.forget()  # its stacks are gone
             while self._entered:
                 abandon(self._entered.pop())
             while self._entered_modes:
@@ -87,50 +127,71 @@ class Together(AbstractContextManager[None]):
 
     A generator could do that. But one that is never left, as its thread is gone, leaves when it is collected: in
     whatever thread that happens, from whose stacks it would take what lies on top.
+
+    Args:
+        contexts: Each has a `leave`, which takes it away wherever it lies, may be repeated, and may come without
+            `__enter__`.
     """
 
-    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
-        self._contexts, self._entered = contexts, ExitStack()
+    def __init__(self, *contexts: Any) -> None:
+        self._contexts = contexts
 
     def __enter__(self) -> None:
-        with ExitStack() as entered:
+        try:
             for context in self._contexts:
-                entered.enter_context(context)
-            self._entered = entered.pop_all()
+                context.__enter__()
+        except BaseException:
+            self.leave()
+            raise
 
-    def __exit__(self, *exception: Any) -> bool | None:
-        return self._entered.__exit__(*exception)
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave all of them."""
+        for context in reversed(self._contexts):
+            context.leave()
 
     def abandon(self) -> None:
         """Take back what they have put in place for the whole process, as their thread has ended."""
-        self._entered.pop_all()
         for context in reversed(self._contexts):
             abandon(context)
 
 
-@contextmanager
-def _modes_lifted(mode: TorchDispatchMode | None) -> Iterator[None]:
-    """Take away the modes above one. Only the base class knows how, as their own methods may also print and count."""
-    lifted: list[TorchDispatchMode] = []
-    if mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
-        while (top := _get_current_dispatch_mode()) is not None and top is not mode:
-            TorchDispatchMode.__exit__(top, None, None, None)
-            lifted.append(top)
-    try:
-        yield
-    finally:
-        for each in reversed(lifted):
-            TorchDispatchMode.__enter__(each)
+def take_mode_away(mode: TorchDispatchMode) -> None:
+    """Take a mode off the stack of the calling thread, wherever it lies on it, if it does.
+
+    Only the base class knows how, as the methods of modes of the program's may also print and count.
+
+    Args:
+        mode: The mode.
+    """
+    if not any(each is mode for each in torch.utils._python_dispatch._get_current_dispatch_mode_stack()):
+        return
+    above: list[TorchDispatchMode] = []
+    while (top := _get_current_dispatch_mode()) is not None and top is not mode:
+        TorchDispatchMode.__exit__(top, None, None, None)
+        above.append(top)
+    for name in ("", "_non_infra", "_without_ignore_compile_internals"):
+        flags = getattr(mode, f"old{name}_dispatch_mode_flags", None)
+        if flags is not None and not flags:
+            flags.append(False)  # a first try took it, and was interrupted
+    TorchDispatchMode.__exit__(mode, None, None, None)
+    for each in reversed(above):
+        TorchDispatchMode.__enter__(each)
 
 
-@contextmanager
-def _hooks_lifted(hooks: Any) -> Iterator[None]:
-    lifted = []
-    while hooks is not None and (top := _top_hooks(False)) is not None and top[0] is not hooks[0]:
-        lifted.append(top)
+def take_hooks_away(pair: tuple[Any, Any]) -> None:
+    """Take a pair of saved tensor hooks off the stack of the calling thread, wherever it lies on it, if it does.
+
+    Args:
+        pair: The hooks.
+    """
+    above = []
+    while (top := _top_hooks(True)) is not None and top[0] is not pair[0]:
+        above.append(top)
         _pop_hooks()
-    try:
-        yield
-    finally:
-        for each in reversed(lifted):
-            _push_hooks(*each)
+    if top is not None:
+        _pop_hooks()
+    for each in reversed(above):
+        _push_hooks(*each)

@@ -83,8 +83,8 @@ class _Method:
         _report((args, kwargs), self._hands_out)
         if not args or torch.overrides.has_torch_function(args):  # the program's code comes first, and is watched
             return self.__wrapped__(*args, **kwargs)
-        here.tensors.append(args[0])
         try:
+            here.tensors.append(args[0])
             return self.__wrapped__(*args, **kwargs)
         finally:
             here.tensors.pop()
@@ -186,24 +186,31 @@ class RawLooks:
         self._here: list[RawLooks] | None = None
 
     def __enter__(self) -> RawLooks:
-        _LOOKS.use()
-        if self.data_assigned is not None:
-            _ASSIGNMENTS.use()
         self._here = _HERE.watchers
-        self._here.append(self)
+        try:
+            _LOOKS.use(self)
+            if self.data_assigned is not None:
+                _ASSIGNMENTS.use(self)
+            self._here.append(self)
+        except BaseException:
+            self.leave()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        here, self._here = self._here, None
+        self.leave()
+
+    def leave(self) -> None:
+        """Report no longer. May be repeated, and come in another thread."""
+        here = self._here
         if here is None:
             return
-        here.remove(self)
-        if self.data_assigned is not None:
-            _ASSIGNMENTS.leave()
-        _LOOKS.leave()
+        if self in here:
+            here.remove(self)
+        _ASSIGNMENTS.leave(self)
+        _LOOKS.leave(self)
+        self._here = None
 
-    def abandon(self) -> None:
-        """Leave, as the thread that is watched has ended."""
-        self.__exit__(None, None, None)
+    abandon = leave  # the thread that is watched has ended

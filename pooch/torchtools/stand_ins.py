@@ -24,42 +24,52 @@ class Place:
         self._placed: Any = None
 
     def put(self) -> None:
-        """Put the stand-in there."""
+        """Put the stand-in there, if it is not."""
+        if self._placed is not None:
+            return
         self._original = vars(self._owner).get(self._name, _MISSING)
         method = getattr(self._owner, self._name, None) if self._original is _MISSING else self._original
-        self._placed = None if method is None else self._stand_in(method)
-        if self._placed is not None:
+        if method is not None:
+            self._placed = self._stand_in(method)
             setattr(self._owner, self._name, self._placed)
 
     def take(self) -> None:
         """Take it away, unless the program has put something of its own there, which passes calls on to it."""
-        placed, self._placed = self._placed, None
-        if placed is None or vars(self._owner).get(self._name) is not placed:
-            return
-        if self._original is _MISSING:
-            delattr(self._owner, self._name)
-        else:
-            setattr(self._owner, self._name, self._original)
+        placed = self._placed
+        if placed is not None and vars(self._owner).get(self._name) is placed:
+            if self._original is _MISSING:
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._original)
+        self._placed = None
 
 
 class StandIns:
     """Some places that hold stand-ins as long as anybody uses them."""
 
     def __init__(self, *places: Place) -> None:
-        self._places, self._users, self._lock = places, 0, threading.RLock()
+        self._places, self._lock = places, threading.RLock()
+        self._users: set[int] = set()
 
-    def use(self) -> None:
-        """Put the stand-ins in place, if they are not. Needs a `leave`, which may come in another thread."""
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                for place in self._places:
-                    place.put()
+    def use(self, user: object) -> None:
+        """Put the stand-ins in place, if they are not.
 
-    def leave(self) -> None:
-        """Take the stand-ins away with the last user."""
+        Args:
+            user: It must `leave`, which may come in another thread.
+        """
         with self._lock:
-            self._users -= 1
-            if self._users == 0:
+            self._users.add(id(user))
+            for place in self._places:
+                place.put()
+
+    def leave(self, user: object) -> None:
+        """Take the stand-ins away with the last user. May be repeated.
+
+        Args:
+            user: It uses them no longer.
+        """
+        with self._lock:
+            self._users.discard(id(user))
+            if not self._users:
                 for place in self._places:
                     place.take()

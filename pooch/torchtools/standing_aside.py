@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .lifted_stack import LiftedStack
+from .mode_stacks import take_hooks_away, take_mode_away
 
 _autograd: Any = torch._C._autograd
 _eval_frame: Any = torch._C._dynamo.eval_frame
@@ -38,24 +39,32 @@ class StepHooks:
         self.is_lifted = False
 
     def __enter__(self) -> None:
-        _autograd._push_saved_tensors_default_hooks(*self.pair)
-        _HERE.hooks.append(self)
-        _install()
+        try:
+            _HERE.hooks.append(self)
+            _autograd._push_saved_tensors_default_hooks(*self.pair)
+            _install(self)
+        except BaseException:
+            self.leave()
+            raise
 
     def __exit__(self, *exception: object) -> None:
-        if self in _HERE.hooks:
-            _HERE.hooks.remove(self)
-        if self.is_lifted:
-            self.is_lifted = False
-        else:
-            _autograd._pop_saved_tensors_default_hooks()
+        self.leave()
+
+    def leave(self) -> None:
+        """Take them away, if they are there. May be repeated."""
+        if self not in _HERE.hooks:
+            return
+        if not self.is_lifted:
+            take_hooks_away(self.pair)
+        self.is_lifted = False
+        _uninstall(self)
+        _HERE.hooks.remove(self)
         if not _HERE.hooks and not _HERE.lifted:
             _HERE.regions.clear()
-        _uninstall()
 
     def abandon(self) -> None:
         """Take back what is in place for the whole process, as the thread whose stack they are on has ended."""
-        _uninstall()
+        _uninstall(self)
 
 
 class SilentMode(TorchDispatchMode):
@@ -79,14 +88,21 @@ class SilentMode(TorchDispatchMode):
         return True
 
     def __enter__(self) -> Any:
-        entered = super().__enter__()  # type: ignore[no-untyped-call]
-        _HERE.modes.append(self)
-        return entered
+        try:
+            _HERE.modes.append(self)
+            return super().__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self.leave()
+            raise
 
     def __exit__(self, *exception: Any) -> None:
-        if self in _HERE.modes:
+        self.leave()
+
+    def leave(self) -> None:
+        """Take it away, if it is there. May be repeated."""
+        if any(each is self for each in _HERE.modes):
+            take_mode_away(self)
             _HERE.modes.remove(self)
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
 
 class _Here(threading.local):
@@ -236,7 +252,7 @@ _ORIGINALS: dict[str, Any] = {
 }
 _WRAPPERS = {"disable": _disable, "set_eval_frame": _set_eval_frame}
 _lock = threading.Lock()
-_users = 0
+_users: set[StepHooks] = set()  # of all threads
 
 
 def _places() -> list[tuple[Any, str, str]]:
@@ -247,22 +263,21 @@ def _places() -> list[tuple[Any, str, str]]:
     return places
 
 
-def _install() -> None:
+def _install(user: StepHooks) -> None:
     """Put the wrappers in place with the first hooks of any thread."""
-    global _users
     with _lock:
-        _users += 1
-        if _users == 1:
+        is_first = not _users
+        _users.add(user)
+        if is_first:
             for place, name, which in _places():
                 if getattr(place, name, None) is _ORIGINALS[which]:
                     setattr(place, name, _WRAPPERS[which])
 
 
-def _uninstall() -> None:
-    global _users
+def _uninstall(user: StepHooks) -> None:
     with _lock:
-        _users -= 1
-        if _users == 0:
+        _users.discard(user)
+        if not _users:
             for place, name, which in _places():
                 if getattr(place, name, None) is _WRAPPERS[which]:
                     setattr(place, name, _ORIGINALS[which])

@@ -30,8 +30,9 @@ class ThreadTracer:
     def stop(self) -> MemoryTrace:
         """Stop recording, in whatever thread, and return the trace."""
         assert self._session is not None
-        session, self._session = self._session, None
-        return _trace(self._traces.end(session))
+        raw = self._traces.end(self._session)
+        self._session = None
+        return _trace(raw)
 
 
 def can_trace_threads(device: torch.device) -> bool:

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 
 from ...errors import TierError
+from ...torchtools.endings import end_with
 from ...units import round_up
 from .protocol import Purpose
 from .spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
@@ -190,8 +190,7 @@ class CpuEngine:
         self._closed = False
         self._process = os.getpid()
         self.thread = _CopyThread()
-        self._finalizer = weakref.finalize(self, self.thread.stop)
-        self._finalizer.atexit = False
+        self._finalizer = end_with(self, self.thread.stop)
 
     @property
     def description(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +12,7 @@ import torch
 from ...errors import TierError
 from ...torchtools import accelerators, cuda_only
 from ...torchtools.device_memory import free_bytes
+from ...torchtools.endings import end_with
 
 _HOST = torch.device("cpu")
 
@@ -56,8 +56,7 @@ def _locked(block: PinnedBlock) -> tuple[torch.Tensor, Callable[[], object]]:
     code = cuda_only.lock_pages(contents.data_ptr(), block.size_bytes, block.device)
     if code != 0:
         raise _not_locked(block, f"CUDA error {code}")
-    unlock = weakref.finalize(block, _unlock, contents.data_ptr(), block.device, mapping, os.getpid())
-    unlock.atexit = False  # the end of the process unlocks it anyway
+    unlock = end_with(block, _unlock, contents.data_ptr(), block.device, mapping, os.getpid())
     return contents, unlock
 
 

@@ -12,7 +12,6 @@ import fcntl
 import mmap
 import os
 import tempfile
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import torch
 import xxhash
 
 from ...errors import TierError
+from ...torchtools.endings import end_with
 from ...torchtools.tensors import bytes_in_place
 from ...units import round_up
 
@@ -42,8 +42,7 @@ class SpillFile:
     def __init__(self, directory: Path, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.descriptor = _open_unnamed(directory)
-        close = weakref.finalize(self, os.close, self.descriptor)
-        close.atexit = False
+        close = end_with(self, os.close, self.descriptor)
         self.direct = _moved_directly(self.descriptor)
         try:
             if size_bytes:

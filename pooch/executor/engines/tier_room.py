@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import weakref
 
 from ...errors import TierError
+from ...torchtools.endings import end_with
 from ...units import format_bytes
 
 
@@ -45,7 +45,7 @@ class TierRoom:
         with self._lock:
             self.held_bytes += size_bytes
             self.most_bytes = max(self.most_bytes, self.held_bytes)
-        weakref.finalize(owner, self._give, size_bytes).atexit = False
+        end_with(owner, self._give, size_bytes)
 
     def _give(self, size_bytes: int) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ import torch
 
 from ...analysis.eviction import distance, online_score
 from ...errors import TierError
+from ...torchtools.endings import run_lost
 from ...torchtools.tensors import find_tensors, has_plain_storage, new_storage, storage_of
 from ..engines.protocol import CopyEngine
 from ..lock import StepLock
@@ -95,10 +96,19 @@ class Evictor:
 
     def begin_step(self, stats: RunStats) -> None:
         """Begin to count for a new step, from the calling thread."""
+        self.lock.give_back()
+        run_lost()
+        self._forget_ended()
         self.stats, self.missing_bytes, self.stall_ms = stats, 0, 0.0
         self._start_bytes = self.live.now()
         self.live.reset_peak()
         self.hold()
+
+    def _forget_ended(self) -> None:
+        """Let go of the values of steps that are gone, in case an interrupt has kept a handle from telling its end."""
+        with self.lock:
+            for record in [each for each in self._records if each.owner() is None]:
+                self._let_go(record)
 
     def hold(self) -> None:
         """Have the calling thread ask for room before it passes the budget."""
@@ -371,9 +381,10 @@ class Evictor:
     def write_ahead(self) -> None:
         """Between ops: start to copy out what is needed last while there is still room, so that nobody waits for it."""
         room_bytes = self.budget_bytes - self._start_bytes
-        while self._ahead and (self._ahead[0].ticket is None or self._ahead[0].ticket.is_done()):
+        if self._ahead:
             with self.lock:
-                self._finish_copy_out(self._ahead.popleft())
+                while self._ahead and (self._ahead[0].ticket is None or self._ahead[0].ticket.is_done()):
+                    self._finish_copy_out(self._ahead.popleft())
         if (
             self.live.recent() < self._start_bytes + _WRITE_AHEAD_SHARE * room_bytes
             or len(self._ahead) >= _COPIES_AHEAD
@@ -431,8 +442,11 @@ class Evictor:
         storage = new_storage(record.size_bytes, self.device)  # asks for room
         if self.on_move is not None:
             self.on_move("returned", record, storage.data_ptr())
-        record.storage = storage
-        record.ticket = record.room.copy_in(storage)
+        ticket = record.room.copy_in(storage)
+        record.storage, record.ticket = (
+            storage,
+            ticket,
+        )  # no interrupt between them: it would be read too early
         self.stats.swapped_in_bytes += record.size_bytes
 
     def _finish_copy_in(self, record: OnlineRecord) -> None:

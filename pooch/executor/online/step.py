@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from ...errors import PlanMismatch
 from ...torchtools.effects import StorageMap, changed_statistics, find_plain_keys, written_tensors
+from ...torchtools.endings import end_with
 from ...torchtools.operators import call_refusal, has_undefined_bytes, is_foreign
 from ...torchtools.tensors import (
     copied_storage,
@@ -127,7 +127,7 @@ class OnlineStep(SavedTensors):
         self._in_parts: set[int] = set()  # storages that autograd holds for earlier contents as well
         self._unsafe: set[int] = set()  # storages whose address the program has
         self.reassigned = Reassigned()
-        weakref.finalize(self, self.tier.close).atexit = False
+        end_with(self, self.tier.close)
 
     # The forward pass -------------------------------------------------------------------------------------------------
 

@@ -96,13 +96,13 @@ def linear_calls(recorder: FakeForwardRecorder) -> Iterator[None]:
 
     A function mode would have modules leave their fast paths, which they take in plain training.
     """
-    _LINEAR_CALLS.use()
+    _LINEAR_CALLS.use(recorder)
     _RECORDING.recorder = recorder
     try:
         yield
     finally:
         _RECORDING.recorder = None
-        _LINEAR_CALLS.leave()
+        _LINEAR_CALLS.leave(recorder)
 
 
 def record_fake_releases(forward: Forward, model: torch.nn.Module, world: FakeWorld, costs: OpCosts) -> ForwardRecorder:

@@ -1,0 +1,113 @@
+"""Ctrl-C at every byte code of what runs in a step: the next step is right, within the budget, and like all others."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import pooch
+from pooch.autopilot.autopilot import Auto
+from pooch.autopilot.library import Library
+from pooch.executor.step import OWN_WORK
+from pooch.torchtools import raw_looks, standing_aside
+from tests.interrupts import Interrupts
+
+pytestmark = pytest.mark.cpu
+ROOMS = ("executor", "torchtools", "autopilot")
+Step = Callable[[], tuple[float, str]]
+
+
+def small_step() -> tuple[torch.nn.Module, Step]:
+    torch.manual_seed(0)
+    layers = [part for _ in range(3) for part in (torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.Dropout(0.1))]
+    model, batch = torch.nn.Sequential(*layers), torch.randn(256, 32)
+
+    def step() -> tuple[float, str]:
+        torch.manual_seed(1)
+        model.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        gradients = b"".join(parameter.grad.numpy().tobytes() for parameter in model.parameters())
+        return loss.item(), hashlib.sha256(gradients).hexdigest()
+
+    return model, step
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python prints what is raised in a finalizer."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
+
+@pytest.fixture
+def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Auto, Step]]:
+    """A model under a budget whose every step runs in one way."""
+    model, step = small_step()
+    run = pooch.auto(model, "70%", tell=lambda _: None)
+    for _ in range(3):
+        step()
+    waits_until = time.monotonic() + 60
+    while run.is_planning and time.monotonic() < waits_until:
+        time.sleep(0.05)
+    step()
+    assert len(run.plans) == 1
+    if request.param != "plan":
+        known = next(iter(run._driver.library._known.values()))
+        monkeypatch.setattr(Library, "choose", lambda *_, **__: (request.param, known))
+    yield run, step
+    run.remove()
+
+
+def state(run: Auto) -> dict[str, Any]:
+    """What an interrupt must not change for good."""
+    driver = run._driver
+    evictor = driver.evictor
+    return {
+        "hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "our hooks": len(standing_aside._HERE.hooks),
+        "our modes": len(standing_aside._HERE.modes),
+        "watchers": len(raw_looks._HERE.watchers),
+        "own work": OWN_WORK.depth,
+        "within": driver._here.is_within_call,
+        "running": driver._running,
+        "lock": (evictor.lock._lock._is_owned(), evictor.lock._depth),
+        "records": len(evictor._records),
+        "collector": gc.isenabled(),
+    }
+
+
+def check_next_step(run: Auto, before: dict[str, Any], step: Step, reference: object) -> None:
+    over = over_budget(run)
+    assert step() == reference
+    assert state(run) == before
+    if over_budget(run) > over:  # the end of the interrupted step may be that which was counted
+        over = over_budget(run)
+        assert step() == reference
+        assert over_budget(run) == over
+
+
+def over_budget(run: Auto) -> int:
+    return run._driver.counters.steps_over_budget
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", ["plan", "online", "record"], indirect=True)
+def test_the_next_step_is_right_after_an_interrupt_at_any_byte_code(held: tuple[Auto, Step]) -> None:
+    run, step = held
+    reference = step()
+    before, interrupts = state(run), Interrupts(*ROOMS)
+    while interrupts.next(step):
+        try:
+            check_next_step(run, before, step, reference)
+        except BaseException as error:
+            raise AssertionError(f"after an interrupt at {interrupts.place}") from error
+    assert interrupts.count > 500

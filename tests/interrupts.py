@@ -1,0 +1,76 @@
+"""Interrupts code at every one of its byte codes, one after the other, as Ctrl-C would."""
+
+from __future__ import annotations
+
+import _thread
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pooch
+
+_HOME = Path(pooch.__file__).parent
+
+
+class _Signal(int):
+    """Reading `sent` is as if Ctrl-C had been pressed just then.
+
+    A function called for that would itself be interrupted, at its own end. A property in C has none: the interpreter
+    raises `KeyboardInterrupt` where it next looks for signals in the code that is being traced.
+    """
+
+    sent = property(_thread.interrupt_main)
+
+
+_CTRL_C = _Signal(2)
+
+
+class Interrupts:
+    """Interrupts the functions of some rooms of Pooch once at each byte code, over many calls.
+
+    Args:
+        rooms: Their folders, such as "executor".
+    """
+
+    def __init__(self, *rooms: str) -> None:
+        self._folders = tuple(f"{_HOME / room}/" for room in rooms)
+        self._seen: set[tuple[CodeType, int]] = set()
+        self.place: str | None = None
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return len(self._seen)
+
+    def next(self, function: Callable[[], object]) -> bool:
+        """Call a function that is interrupted where it was not before, and return whether there was such a place.
+
+        It may end all the same: Python only prints what is raised in a finalizer.
+        """
+        self.place = None
+        try:
+            sys.settrace(self._entered)
+            function()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        return self.place is not None
+
+    def _entered(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if self.place is not None or not frame.f_code.co_filename.startswith(self._folders):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._ran
+
+    def _ran(self, frame: FrameType, event: str, argument: Any) -> Any:
+        at = frame.f_code, frame.f_lasti
+        if event == "opcode" and self.place is None and at not in self._seen:
+            self._seen.add(at)
+            self.place = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}, byte code {frame.f_lasti}"
+            sys.settrace(None)
+            _CTRL_C.sent  # noqa: B018
+            return None
+        return self._ran
