@@ -78,7 +78,15 @@ class PlanMismatch(PoochError):
 
 
 class TierError(PoochError):
-    """The swap tier (spill file, pinned host memory) cannot be set up."""
+    """The swap tier (spill file, pinned host memory) cannot be used.
+
+    Attributes:
+        kind: what is wrong with it, in a word or two. Each kind is told once.
+    """
+
+    def __init__(self, text: str = "", kind: str = "other") -> None:
+        self.kind = kind
+        super().__init__(text)
 
 
 class FileFormatError(PoochError):

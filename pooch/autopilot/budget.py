@@ -67,6 +67,11 @@ class HeldBudget:
         if self.size_bytes is None and self._share is not None:
             self._is(int(self._share * peak_bytes), self._share)
 
+    def step_was_counted(self) -> None:
+        """Take what the share has grown to in a step that could not be recorded."""
+        if self.size_bytes is None and self._share is not None:
+            self._is(self._evictor.budget_bytes, self._share)
+
     def _state_appeared(self, size_bytes: int) -> None:
         """Count the state that an optimizer has created: it is part of every later step's in-core peak."""
         if self._share is not None and self.size_bytes is not None and size_bytes > 0:

@@ -19,6 +19,7 @@ from ..profiler.live import is_profiling, needs_profiler
 from ..torchtools.calls import CallContext
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.threads import OwnThread, is_alone
+from ..units import format_bytes
 from .backward import BackwardWatch
 from .budget import HeldBudget
 from .counting import margin_bytes
@@ -155,6 +156,10 @@ class StepDriver:
         self._claiming = threading.Lock()
         self._here = _Here()
         self._is_removed = False
+        self._of_tier: list[str] = []  # to be told between steps: the tier may fail in the middle of an op
+        evictor.engine.health.tell = self._of_tier.append
+        evictor.engine.probe()
+        self._tell_of_tier()
         governed.place(self._surround)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
@@ -231,7 +236,10 @@ class StepDriver:
         stats = RunStats()
         start_bytes = self._live.now()
         settled = self.counters.steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
-        decision, known = self.library.choose(key, start_bytes, self.budget.size_bytes, is_settled=settled)
+        has_tier = self.evictor.engine.health.begin_step(self.evictor.engine.probe)
+        decision, known = self.library.choose(
+            key, start_bytes, self.budget.size_bytes, is_settled=settled, has_tier=has_tier
+        )
         outlasts = can_outlast_the_call()
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
             self.library.not_recorded(key, known)
@@ -247,6 +255,7 @@ class StepDriver:
         except TierError as error:
             if decision != "plan":
                 raise
+            self.evictor.engine.health.failed(error)
             decision, known.reason = "online", str(error)  # there is no room for all that the plan swaps
             step = self._new_step(key, decision, known, models, start_bytes)
         self._running = RunningStep(key, decision, known, step, stats, outlasts)
@@ -270,7 +279,8 @@ class StepDriver:
             case "record":
                 return RecordedStep(self.evictor, models, start_bytes, self.governed.name)
             case _:  # where allocations do not ask for room, it is made before each op
-                return UnplannedStep(self.evictor, replays=not self._live.asks or self.library.replays(key))
+                must_replay = not self._live.asks or self.evictor.engine.health.known is not None
+                return UnplannedStep(self.evictor, replays=must_replay or self.library.replays(key))
 
     def _is_tight(self, known: Known, start_bytes: int) -> bool:
         """Whether a step that fits might pass the budget if it did somewhat more than the one that was recorded.
@@ -358,21 +368,30 @@ class StepDriver:
             self._running = self._claimed = None
             raise
         self._running = self._claimed = None
-        self._note(running, profile, step_ms, peak_bytes)
+        self._note(running, profile, step_ms, peak_bytes, is_complete=is_complete)
 
-    def _note(self, running: RunningStep, profile: Profile | None, step_ms: float, peak_bytes: int) -> None:
+    def _note(
+        self, running: RunningStep, profile: Profile | None, step_ms: float, peak_bytes: int, *, is_complete: bool
+    ) -> None:
         """Note what a step was like, for those to come."""
         if profile is not None:
             self.library.recorded(running.key, running.known, profile, running.calls)
             self._remarks.margin(margin_bytes(self._live, profile))
             self.budget.step_was_recorded(profile.peak_bytes)
+        elif running.decision == "online" and is_complete and running.is_whole:
+            self.budget.step_was_counted()
         elif running.decision == "record":
             self.library.not_recorded(running.key, running.known)
-        if isinstance(running.step, UnplannedStep) and running.step.replays:
+        health = self.evictor.engine.health
+        if isinstance(running.step, UnplannedStep) and running.step.replays and health.fault is None:
             if self.evictor.missing_bytes:
                 self.library.is_leaner_copied(running.key)
             elif running.step.is_faster_copied:
                 self.library.is_faster_copied(running.key)
+        health.end_step(has_copied=bool(running.stats.swapped_out_bytes))
+        self._tell_of_tier()
+        for why in running.step.mismatches:
+            self._remarks.plan_left(why)
         self._count(running, step_ms, peak_bytes)
         self.library.banned(running.known, self.evictor.verification.take_new())
         self._live.reset_peak()
@@ -380,15 +399,31 @@ class StepDriver:
     def _count(self, running: RunningStep, step_ms: float, peak_bytes: int) -> None:
         left, known, budget_bytes = running.step.left_plan, running.known, self.budget.size_bytes
         if running.decision == "plan":
-            known.left_plan = known.left_plan + 1 if left else 0
+            known.left_plan = MOST_FAILURES if running.step.mismatches else known.left_plan + 1 if left else 0
         is_slower = running.decision in ("plan", "online") and known.profile is not None
         lost_ms = step_ms - known.profile.step_ms if is_slower and known.profile is not None else 0.0
         step = counted(running.decision, left, running.stats, peak_bytes, lost_ms, budget_bytes)
         self.counters = self.counters.with_step(step)
         if budget_bytes is not None and step.steps_over_budget:
-            self._remarks.over_budget(peak_bytes, budget_bytes, self._why_over_budget(running))
+            excess_bytes = peak_bytes - budget_bytes
+            self._remarks.over_budget(peak_bytes, budget_bytes, *self._why_over_budget(running, excess_bytes))
 
-    def _why_over_budget(self, running: RunningStep) -> str:
+    def _tell_of_tier(self) -> None:
+        while self._of_tier:
+            self._remarks.tier(self._of_tier.pop(0))
+
+    def _why_over_budget(self, running: RunningStep, excess_bytes: int) -> tuple[str, str]:
+        """Return why a step has passed the budget, and what tells that reason from others."""
+        fault = self.evictor.engine.health.fault or self.evictor.engine.health.known
+        stayed_bytes = self.evictor.stayed_bytes + running.stats.kept_bytes
+        if fault is not None and stayed_bytes:
+            by_tier = format_bytes(min(stayed_bytes, excess_bytes))
+            return f"{by_tier} of activations could not leave, as {fault}", f"stayed: {fault.kind}"
+        if fault is not None and running.stats.recomputed_ops and self.evictor.missing_bytes:
+            return f"activations were computed again, which takes more room than a copy, as {fault}", fault.kind
+        return (why := self._why_without_fault(running)), why
+
+    def _why_without_fault(self, running: RunningStep) -> str:
         if running.decision != "in-core":
             return NOTHING_LEFT
         if running.known.profile is None:

@@ -47,14 +47,20 @@ class Library:
         self._requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
         self._is_warm = False  # whether a step was run
-        self._is_settled = True
+        self._is_settled = self._has_tier = True
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
         self.events: list[str] = []
 
     # When a step begins -----------------------------------------------------------------------------------------------
 
     def choose(
-        self, key: StepKey, start_bytes: int, budget_bytes: int | None, *, is_settled: bool = True
+        self,
+        key: StepKey,
+        start_bytes: int,
+        budget_bytes: int | None,
+        *,
+        is_settled: bool = True,
+        has_tier: bool = True,
     ) -> tuple[Decision, Known]:
         """Decide how to run a step.
 
@@ -63,8 +69,10 @@ class Library:
             start_bytes: Bytes that are live before it.
             budget_bytes: The budget, or None if it is not known yet.
             is_settled: Whether wrappers of the models have arranged what they arrange in their first steps.
+            has_tier: Whether the swap tier can be used. Without it, steps replay: plans that swap are not followed, and
+                no step is recorded, as nothing is replayed then.
         """
-        self._is_settled = is_settled
+        self._is_settled, self._has_tier = is_settled, has_tier
         if budget_bytes is not None:
             self._budget_bytes = budget_bytes
         self._take_answers()
@@ -98,7 +106,7 @@ class Library:
     def _decision(self, key: StepKey, known: Known, start_bytes: int, budget_bytes: int | None) -> Decision:
         family = self._families.setdefault(key.family, Family())
         target_bytes = _target_bytes(known, budget_bytes)
-        if known.left_plan >= MOST_FAILURES:
+        if known.left_plan >= MOST_FAILURES and self._has_tier:
             family.recording += 1
             known.left_plan = 0
             return "record"
@@ -115,7 +123,10 @@ class Library:
             elif known.steps >= OFTEN and not known.is_improved:
                 known.is_improved = True
                 self._requests.ask_for_better(key, known)
-            return "plan"
+            if self._has_tier or not known.plan.schedule.host_bytes:
+                return "plan"
+            known.reason = "the swap tier cannot be used now"
+            return "online"
         self._requests.ask(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
         return "online"
 
@@ -147,6 +158,8 @@ class Library:
             return "online"
         if not (self._is_warm and self._is_settled) and target_bytes:
             self._is_warm = True
+            return "online"
+        if not self._has_tier:
             return "online"
         if family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN):
             family.recording += 1

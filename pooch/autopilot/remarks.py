@@ -27,14 +27,32 @@ class Remarks:
         self._told: set[str] = set()
         self._margin_bytes = 0
 
-    def over_budget(self, peak_bytes: int, budget_bytes: int, why: str) -> None:
-        """Tell of a peak over the budget, once for each reason."""
-        if why not in self._told:
-            self._told.add(why)
+    def over_budget(self, peak_bytes: int, budget_bytes: int, why: str, reason: str = "") -> None:
+        """Tell of a peak over the budget, once for each reason.
+
+        Args:
+            peak_bytes: The peak.
+            budget_bytes: The budget.
+            why: The reason, as it is told.
+            reason: What tells it from other reasons where it has figures.
+        """
+        reason = reason or why
+        if reason not in self._told:
+            self._told.add(reason)
             self._tell(
                 f"a step took {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - budget_bytes)} over the budget of "
                 f"{format_bytes(budget_bytes)}: {why}"
             )
+
+    def plan_left(self, why: str) -> None:
+        """Tell that a step could not follow its plan, once for each reason."""
+        if why not in self._told:
+            self._told.add(why)
+            self._tell(f"a step could not follow its plan, and is recorded and planned again: {why}")
+
+    def tier(self, text: str) -> None:
+        """Tell what is wrong with the swap tier."""
+        self._tell(text)
 
     def silence(self, text: str) -> None:
         """Tell what is not governed."""

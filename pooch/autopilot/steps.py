@@ -44,11 +44,16 @@ class Step(Protocol):
     def left_plan(self) -> bool:
         """Whether the step left its plan."""
 
+    @property
+    def mismatches(self) -> Sequence[str]:
+        """Why its plan could not be followed, if it is no plan for this step after all."""
+
 
 class InCoreStep:
     """A step that fits, so nothing is done."""
 
     left_plan = False
+    mismatches = ()
 
     def open(self) -> None:
         """Do nothing."""
@@ -74,6 +79,7 @@ class UnplannedStep:
     """
 
     left_plan = False
+    mismatches = ()
 
     def __init__(self, evictor: Evictor, *, replays: bool = True, copies_ahead: bool = True) -> None:
         self._step: OnlineStep | None = OnlineStep(evictor, replays=replays, copies_ahead=copies_ahead)
@@ -115,6 +121,7 @@ class RecordedStep:
     """
 
     left_plan = False
+    mismatches = ()
 
     def __init__(
         self, evictor: Evictor, models: Sequence[torch.nn.Module], persistent_bytes: int, workload: str
@@ -169,6 +176,7 @@ class FollowingStep:
         )
         step = PlannedStep(actions, "follow", OnlineStep(evictor))
         self._step: PlannedStep | None = step
+        self.mismatches = step.mismatches
         self._stats = evictor.stats
         self._forward = LooseStack()
         end_with(self, self._forward.close)

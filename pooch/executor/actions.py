@@ -34,7 +34,7 @@ class StepActions:
         arena: The step's room in the swap tier.
         device: Where values are needed.
         stats: Counters of the step, updated in place.
-        warn_once: Reports copies that fail and steps that leave the path.
+        warn_once: Reports steps that leave the path.
         verification: What is known of the plan's recipes.
         engine: Opens room for copies of values whose recipes are not proven.
 
@@ -59,6 +59,7 @@ class StepActions:
     ) -> None:
         self.table, self.arena, self.device, self.stats = table, arena, device, stats
         self.warn_once = warn_once
+        self._health = engine.health
         self.silence = Silence(lambda text: warn_once(text, text))
         self.lock = StepLock(self._handle_ended)
         self.records = {value: Record(value) for value in table.swapped | table.recomputed}
@@ -70,7 +71,7 @@ class StepActions:
         self._done: set[int] = set()
         self._replays_ahead = set(table.replay_slots)
         make_again = weakref.WeakMethod(self._make_again)  # a reference cycle would wait for the collector
-        self.emptied = EmptiedStorages(partial(_copy_in, arena, table.offsets), stats, make_again)
+        self.emptied = EmptiedStorages(partial(_copy_in, arena, table.offsets), stats, make_again, engine.health)
         copies = StepCopies(engine, table.copies)
         calls, producer_of = self.calls, table.producer_of  # not this object, which would hold itself
         self.leaving = Leaving(
@@ -338,11 +339,8 @@ class StepActions:
             record.copied_out = True
         else:
             self.stats.kept_after_errors += 1
-            self.warn_once(
-                "copy",
-                f"swapping out failed ({record.ticket.error}); the tensor stays on the device, so the peak may exceed "
-                "the budget: free room in the tier or choose another with spill_directory=",
-            )
+            self.stats.kept_bytes += record.size_bytes
+            self._health.failed(record.ticket.error)
         record.ticket = None
 
     def _copy_in(self, record: Record) -> None:
@@ -366,10 +364,9 @@ class StepActions:
             return  # no copy in is pending
         self.stats.host_stall_ms += record.ticket.wait()
         if record.ticket.error is not None:
-            raise TierError(
-                f"a swapped activation cannot be read back ({record.ticket.error}): repeat the step, and use another "
-                "tier (spill_directory= or POOCH_SPILL_DIRECTORY) if it happens again"
-            ) from record.ticket.error
+            fault = self._health.failed(record.ticket.error, is_told=False)
+            text = f"a swapped activation cannot be read back: {fault}; repeat the step"
+            raise TierError(text, fault.kind) from record.ticket.error
         record.ticket = None
         if self.emptied.away:
             self.emptied.arrived(record)

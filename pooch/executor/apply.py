@@ -86,7 +86,7 @@ def apply_plan(
     engine = make_engine(device, spill_directory, check_copies=check_copies)
     try:
         return Run(plan, model, engine, on_mismatch, measure_every or 0, on_overrun, memory, verify)
-    except PoochError:
+    except BaseException:  # such as Ctrl-C: nothing of a run that could not be made is left
         engine.close()
         raise
 

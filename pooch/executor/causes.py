@@ -9,6 +9,7 @@ from itertools import chain
 
 import torch
 
+from ..errors import TierError
 from ..ir import Plan
 from ..torchtools.tensors import storage_bytes
 from ..units import format_bytes
@@ -33,6 +34,7 @@ class Cause:
 
 # Most likely first: what certainly needs memory comes before what may be harmless.
 ORDER = (
+    "tier",
     "off the path",
     "trainable",
     "parameters",
@@ -82,6 +84,13 @@ def gradients(size_bytes: int) -> Cause:
         "call zero_grad() with set_to_none=True before the forward pass, or, where gradients accumulate, profile with "
     )
     return Cause("gradients", text, remedy + "accumulate=True and plan again")
+
+
+def tier(size_bytes: int, fault: TierError) -> Cause:
+    """What the plan swaps, and the tier did not take."""
+    what, _, remedy = str(fault).rpartition(": ")
+    stayed = f"{format_bytes(size_bytes)} that the plan swaps stayed, as {what or remedy}"
+    return Cause("tier", stayed, remedy if what else "repeat the step")
 
 
 def unknown_bytes(size_bytes: int) -> Cause:

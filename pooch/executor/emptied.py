@@ -15,6 +15,7 @@ import torch
 from ..errors import TierError
 from ..torchtools.effects import StorageMap
 from ..torchtools.tensors import bytes_of, storage_key, tensors_with_memory
+from .engines.health import TierHealth
 from .engines.protocol import Ticket
 from .records import Record
 from .statistics import RunStats
@@ -30,14 +31,15 @@ class EmptiedStorages:
         copy_in: Starts to fill a storage with a value that the tier has.
         stats: Counters of the step, updated in place.
         make_again: Returns the function that recomputes a value, or None once the step is gone.
+        health: Notes what is wrong with the tier.
 
     Attributes:
         away: Maps storage keys to the records of storages that are empty or being refilled. Entries of storages that
             the program has released may remain.
     """
 
-    def __init__(self, copy_in: CopyIn, stats: RunStats, make_again: MakeAgain) -> None:
-        self._copy_in, self._stats, self._make_again = copy_in, stats, make_again
+    def __init__(self, copy_in: CopyIn, stats: RunStats, make_again: MakeAgain, health: TierHealth) -> None:
+        self._copy_in, self._stats, self._make_again, self._health = copy_in, stats, make_again, health
         self.away: dict[int, Record] = {}
 
     def empty(self, record: Record) -> None:
@@ -95,7 +97,9 @@ class EmptiedStorages:
         if ticket is not None:
             self._stats.host_stall_ms += ticket.wait()
             if ticket.error is not None:
-                raise TierError(f"an emptied activation cannot be read back ({ticket.error})") from ticket.error
+                fault = self._health.failed(ticket.error, is_told=False)
+                text = f"an emptied activation cannot be read back: {fault}; repeat the step"
+                raise TierError(text, fault.kind) from ticket.error
         del self.away[storage._cdata]
 
     def restore(self) -> None:

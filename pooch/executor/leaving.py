@@ -18,6 +18,7 @@ from ..errors import TierError
 from ..ir import Plan
 from ..torchtools.operators import has_undefined_bytes, is_foreign_name, operator_facts
 from ..units import round_up
+from .engines.health import TierHealth
 from .engines.protocol import Arena, CopyEngine, Ticket
 from .records import Record
 from .replay import RecordedCall, outer_arguments
@@ -102,10 +103,11 @@ class StepCopies:
         if self._arena is None:
             try:
                 self._arena = self._engine.open_arena(self._table.size_bytes, "copies")
-            except TierError:
+            except TierError as error:
                 self._has_no_room = True
+                self._engine.health.failed(error)
                 return None
-        return CopyPlace(self._arena, offset_bytes)
+        return CopyPlace(self._arena, offset_bytes, self._engine.health)
 
     def close(self) -> None:
         """Release the room."""
@@ -120,6 +122,16 @@ class CopyPlace:
 
     arena: Arena
     offset_bytes: int
+    health: TierHealth
+
+    def copied(self, error: BaseException | None) -> None:
+        """Note how a copy out to here ended.
+
+        Args:
+            error: Why it failed, or None.
+        """
+        if error is not None:
+            self.health.failed(error)
 
     def copy_out(self, storage: torch.UntypedStorage) -> Ticket:
         """Start copying a storage here."""

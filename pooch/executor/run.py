@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from ..errors import UsageError
+from ..errors import TierError, UsageError
 from ..ir import Plan
 from ..torchtools import accelerators, cuda_only
 from ..torchtools.cpu_allocator.arena_stats import ArenaStats
@@ -22,7 +22,7 @@ from ..torchtools.training_state import model_device
 from .actions import StepActions
 from .attachment import Attachment
 from .causes import Overrun
-from .engines.protocol import CopyEngine
+from .engines.protocol import Arena, CopyEngine
 from .mode import recognising, watching
 from .snapshot import StepSnapshot
 from .statistics import RunStats, RunTotals, WarnOnce
@@ -96,11 +96,14 @@ class Run:
         self._table = ActionTable.of(plan)
         self._stats = RunStats()
         self._inside = threading.local()
-        self._warn_once = WarnOnce()
+        self._warn_once = warn_once = WarnOnce()
+        engine.health.tell = lambda text: warn_once(text, text)
         self._verification = Verification(verify, self._warn_once)
         self._verification.ban(map(self._table.copies.key, plan.banned))
         compares = verify != "off"
-        self._watch = RunWatch(plan, model, self._device, self._warn_once, measure_every, on_overrun, compares)
+        self._watch = RunWatch(
+            plan, model, self._device, self._warn_once, measure_every, on_overrun, compares, engine.health
+        )
         self._removed = self._paused = self._begun = False
         self._memory: StepMemory | None = None  # not closed by a run that could not be made
         # Fail now rather than in the middle of a step.
@@ -228,6 +231,7 @@ class Run:
         if self._memory is not None:
             self._memory.begin_step()
         self._stats = RunStats(peak_bytes=self._stats.peak_bytes, reserved_bytes=self._stats.reserved_bytes)
+        self._engine.health.tell_if_slow()
         self._watch.begin(self._stats)
         if self._table.does_nothing:
             if self.plan.splits:
@@ -258,8 +262,7 @@ class Run:
             )
         return not seen
 
-    def _new_step(self) -> PlannedStep:
-        arena = self._engine.open_arena(self.plan.schedule.host_bytes)
+    def _new_step(self, arena: Arena) -> PlannedStep:
         self._stats.device_clock = arena.clock
         actions = StepActions(
             self._table, arena, self._device, self._stats, self._warn_once, self._verification, self._engine
@@ -268,7 +271,15 @@ class Run:
 
     @contextmanager
     def _planned_step(self) -> Iterator[None]:
-        step = self._new_step()
+        try:
+            arena = self._engine.open_arena(self.plan.schedule.host_bytes)
+        except TierError as error:  # the tier was there when the plan was applied: training goes on without
+            self._engine.health.failed(error)
+            self._stats.kept_bytes = self.plan.schedule.host_bytes
+            with self._in_slices(None), self._keeping():
+                yield
+            return
+        step = self._new_step(arena)
         with self._watch.following(step):
             with self._in_slices(step), watching(step) if self._table.emptied else recognising(step):
                 yield
@@ -293,8 +304,8 @@ class Run:
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:
-        """Measure a step of a plan that does nothing: hooks keep everything, and only notice the backward pass."""
-        step = self._new_step()
+        """Measure a step in which nothing is done: hooks keep everything, and only notice the backward pass."""
+        step = self._new_step(self._engine.open_arena(0))
         step.on_path = False
         with self._watch.following(step), StepHooks(step.pack, step.unpack):
             yield

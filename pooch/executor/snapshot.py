@@ -43,7 +43,7 @@ class StepSnapshot:
     """
 
     def __init__(self, model: torch.nn.Module, engine: CopyEngine, device: torch.device) -> None:
-        self._device = device
+        self._device, self._health = device, engine.health
         self._random = RandomStates.of(device)
         self._gradients = [(p, p.grad) for p in model.parameters()]
         self._owners = [(module, dict(module._buffers)) for module in model.modules()]  # which may replace buffers
@@ -112,7 +112,8 @@ class StepSnapshot:
         for ticket in tickets:
             ticket.wait()
             if ticket.error is not None:
-                raise TierError(f"gradients cannot be saved in the swap tier ({ticket.error})") from ticket.error
+                fault = self._health.failed(ticket.error, is_told=False)
+                raise TierError(f"gradients cannot be saved: {fault}", fault.kind) from ticket.error
 
     def close(self) -> None:
         """Release the room in the tier."""

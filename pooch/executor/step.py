@@ -60,6 +60,9 @@ class PlannedStep(SavedTensors):
             `online` holds the budget.
         online: Holds what the plan keeps, so that it can leave if the step takes more than planned, and takes over
             where the step leaves the path. None keeps it.
+
+    Attributes:
+        mismatches: Why the schedule could not be carried out, where `online` has taken over for that.
     """
 
     def __init__(self, actions: StepActions, on_mismatch: str, online: OnlineStep | None = None) -> None:
@@ -69,6 +72,7 @@ class PlannedStep(SavedTensors):
         self.records, self.emptied = actions.records, actions.emptied
         self.silence = actions.silence if online is None else online.evictor.silence
         self.on_path = True
+        self.mismatches: list[str] = []
         self.begin = time.perf_counter()
         self._next = 0
         self._initialisation = InitialisationWatch()
@@ -99,8 +103,8 @@ class PlannedStep(SavedTensors):
             slot, expected = self.table.first_slot + self._next, self.table.expected
             # Actions wait for the planned op: another one produces nothing (`.item()`) or leaves the path.
             if slot in self.table.actions and self._next < len(expected) and expected[self._next].name == facts.name:
-                self.actions.act(slot)
-            if slot in self.table.replayed:
+                self._act(slot)
+            if slot in self.table.replayed and self.on_path:
                 self._remember(slot, func, facts, args, kwargs)
         if self.emptied.away:
             self.bring_back((args, kwargs))
@@ -118,6 +122,16 @@ class PlannedStep(SavedTensors):
                     self.online.overwritten(self.values.get(key))
             else:
                 self.online.before_op(func, facts, args, kwargs, written)
+
+    def _act(self, slot: int) -> None:
+        """Run the actions of a slot. Where they cannot be run, the step goes on without them if anything takes over."""
+        try:
+            self.actions.act(slot)
+        except PlanMismatch as error:
+            if self.online is None:
+                raise
+            self.mismatches.append(str(error))
+            self._leave_path("a step that the schedule is made for", str(error))
 
     def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
         """Handle an op that is about to run on another stream of the program, as FSDP's collectives and prefetchers do.
@@ -380,7 +394,11 @@ class PlannedStep(SavedTensors):
         self._before_read(packed.record.value)
         packed.check()
         with torch._C._DisableTorchDispatch():
-            return packed.geometry.on(self.actions.ensure(packed.record))
+            try:
+                return packed.geometry.on(self.actions.ensure(packed.record))
+            except PlanMismatch as error:
+                self.mismatches.append(str(error))  # the value is lost, but later steps need not lose it
+                raise
 
     def _read_beside(self, packed: PackedRecord[Record]) -> torch.Tensor:
         """Answer a read on another stream: autograd runs nodes on their op's stream, CPU nodes on the caller's."""
@@ -400,7 +418,7 @@ class PlannedStep(SavedTensors):
         slot = self.table.anchor_of.get(value)
         if slot is not None and self.on_path and self.actions.is_due(slot):
             with torch._C._DisableTorchDispatch(), self.arena.at_home():
-                self.actions.act(slot)
+                self._act(slot)
             self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
 
 

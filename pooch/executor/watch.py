@@ -35,9 +35,11 @@ from .causes import (
     ParameterWatch,
     forwards,
     gradients,
+    tier,
     unknown_bytes,
     unmeasured_text,
 )
+from .engines.health import TierHealth
 from .statistics import RunStats, RunTotals, WarnOnce
 from .step import PlannedStep
 
@@ -93,6 +95,7 @@ class RunWatch:
         on_overrun: Called with each measured peak over the budget; returns whether it was handled. Otherwise, and with
             None, a warning is given.
         compares: Whether replays are compared with what they replace, which takes a few bytes of a GPU.
+        health: What is wrong with the swap tier, or None.
 
     Attributes:
         totals: Counters over all steps.
@@ -107,10 +110,11 @@ class RunWatch:
         measure_every: int,
         on_overrun: Callable[[Overrun], bool] | None = None,
         compares: bool = True,
+        health: TierHealth | None = None,
     ) -> None:
         self.totals = RunTotals()
         self._plan, self._device, self._warn_once = plan, device, warn_once
-        self._measure_every, self._on_overrun = measure_every, on_overrun
+        self._measure_every, self._on_overrun, self._health = measure_every, on_overrun, health
         self._checksum_bytes = CHECKSUM_BYTES if compares and accelerators.has_streams(device) else 0
         self._parameters = ParameterWatch(model)
         self._followed: list[_Followed] = []
@@ -170,6 +174,8 @@ class RunWatch:
                 self.totals.steps_off_path += 1
                 if self._measurement is not None:
                     self._measurement.causes[OFF_PATH.kind] = OFF_PATH
+            if self._plan.budget_bytes and (cause := self._tier_cause(step.stats)) is not None:
+                self._notice(cause)
 
     def close(self) -> None:
         """End a measurement in progress."""
@@ -362,8 +368,14 @@ class RunWatch:
             self._tell(Overrun(measurement.number, peak_bytes, budget_bytes, is_off_path, cause))
         self._tell_unconfirmed(measurement.causes)
 
+    def _tier_cause(self, stats: RunStats) -> Cause | None:
+        fault = None if self._health is None else self._health.fault
+        return tier(stats.kept_bytes, fault) if fault is not None and stats.kept_bytes else None
+
     def _likely_cause(self, measurement: _Measurement) -> Cause:
         causes = dict(measurement.causes)
+        if (cause := self._tier_cause(measurement.stats)) is not None:
+            causes[cause.kind] = cause
         more_bytes = measurement.start_bytes - self._plan.persistent_bytes
         if self._plan.persistent_bytes and more_bytes > 0:
             causes["bytes"] = unknown_bytes(more_bytes)

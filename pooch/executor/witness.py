@@ -32,6 +32,9 @@ class Place(Protocol):
     def copy_in(self, storage: torch.UntypedStorage) -> Ticket:
         """Start filling a storage from here."""
 
+    def copied(self, error: BaseException | None) -> None:
+        """Note how a copy out to here ended: why it failed, or None."""
+
 
 @dataclass(slots=True)
 class Witness:
@@ -74,6 +77,8 @@ class Witness:
         if ticket is None:
             return 0.0
         waited_ms = ticket.wait()
+        if self.place is not None:
+            self.place.copied(ticket.error)
         if ticket.error is not None:
             self.place = None
         return waited_ms

@@ -7,17 +7,19 @@ what plain training computes, in the least memory that moving saved tensors can 
 
 from __future__ import annotations
 
+import errno
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import IO
 
 import torch
 
 from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import marker
+from ..torchtools.spill_directory import SpillDirectory
 from ..torchtools.standing_aside import StepHooks
 from ..torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, new_storage, storage_key
 
@@ -45,9 +47,14 @@ class _Handle:
 
 @dataclass
 class OffloadStore:
-    """Takes every saved storage off the device and brings it back when it is read."""
+    """Takes every saved storage off the device and brings it back when it is read.
 
-    _file: object = field(default_factory=tempfile.TemporaryFile)
+    Raises:
+        TierError: if the directory cannot be written or read. It says what is wrong.
+    """
+
+    _directory: SpillDirectory = field(default_factory=SpillDirectory.of)
+    _file: IO[bytes] | None = None
     _end: int = 0
     _entries: dict[int, _Entry] = field(default_factory=dict)
 
@@ -76,9 +83,14 @@ class OffloadStore:
             entry.host = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu()
             return entry
         view, position = bytes_in_place(storage).data, self._end
-        while view:
-            written = os.pwrite(self._file.fileno(), view, position)  # type: ignore[attr-defined]
-            view, position = view[written:], position + written
+        if self._file is None:
+            self._file = os.fdopen(self._directory.open_unnamed(), "r+b", buffering=0)
+        try:
+            while view:
+                written = os.pwrite(self._file.fileno(), view, position)
+                view, position = view[written:], position + written
+        except OSError as error:
+            raise self._directory.trouble(error, storage.nbytes()) from error
         self._end = position
         return entry
 
@@ -87,11 +99,15 @@ class OffloadStore:
             return entry.host.to(entry.device).untyped_storage()
         storage = new_storage(entry.size_bytes, entry.device)
         view, position = bytes_in_place(storage).data, entry.offset
-        while view:
-            count = os.preadv(self._file.fileno(), [view], position)  # type: ignore[attr-defined]
-            if count == 0:
-                raise OSError("the file that holds offloaded tensors ended early")
-            view, position = view[count:], position + count
+        assert self._file is not None
+        try:
+            while view:
+                count = os.preadv(self._file.fileno(), [view], position)
+                if count == 0:
+                    raise OSError(errno.EIO, "the file that holds offloaded tensors ended early")
+                view, position = view[count:], position + count
+        except OSError as error:
+            raise self._directory.trouble(error) from error
         return storage
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -12,8 +12,9 @@ import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import ProfileError
+from ..errors import ProfileError, TierError
 from ..units import format_bytes
+from .spill_directory import SpillDirectory
 from .tensors import storage_key, tensors_with_memory
 
 _SMALL_BYTES = 2**20  # larger contents go to a file: a step that barely fits has no room for a second copy
@@ -46,6 +47,7 @@ class KeptContents:
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._directory = SpillDirectory.of()
         self._file: IO[bytes] | None = None
         self._stretches: list[_Stretch] = []
         self._opaque: list[tuple[torch.Tensor, torch.Tensor]] = []  # sparse tensors and the like are cloned
@@ -76,15 +78,15 @@ class KeptContents:
             return _Stretch(stretch.storage, stretch.begin, stretch.end, small)
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="pooch-", dir=_directory())  # noqa: SIM115
+                self._file = os.fdopen(self._directory.open_unnamed(), "w+b")
             for chunk in stretch.chunks():
                 self._file.write(_host(chunk).data)
             self._file.flush()
         except OSError as error:
-            raise ProfileError(
-                f"buffers of {format_bytes(size_bytes)} cannot be saved in {_directory()} ({error.strerror}): "
-                "set POOCH_SPILL_DIRECTORY to a directory with more room"
-            ) from error
+            trouble = self._directory.trouble(error, size_bytes)
+            raise ProfileError(f"buffers of {format_bytes(size_bytes)} cannot be saved: {trouble}") from error
+        except TierError as error:
+            raise ProfileError(f"buffers of {format_bytes(size_bytes)} cannot be saved: {error}") from error
         return stretch
 
     def restore(self) -> None:
@@ -104,9 +106,12 @@ class KeptContents:
 
     def _file_bytes(self, size_bytes: int) -> bytes:
         assert self._file is not None
-        read = self._file.read(size_bytes)
-        if len(read) != size_bytes:
-            raise ProfileError(f"buffers saved in {_directory()} cannot be read back: the file was truncated")
+        try:
+            read = self._file.read(size_bytes)
+            if len(read) != size_bytes:
+                raise OSError(errno.EIO, "the file was truncated")
+        except OSError as error:
+            raise ProfileError(f"buffers cannot be read back: {self._directory.trouble(error)}") from error
         return read
 
     def close(self) -> None:
@@ -114,10 +119,6 @@ class KeptContents:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _directory() -> str:
-    return os.environ.get("POOCH_SPILL_DIRECTORY") or tempfile.gettempdir()
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

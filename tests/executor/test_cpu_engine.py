@@ -18,6 +18,7 @@ from pooch.executor import apply_plan
 from pooch.executor.engines import spill_file
 from pooch.executor.engines.cpu import CpuEngine, CpuTicket
 from pooch.executor.engines.spill_file import CHUNK_BYTES
+from pooch.torchtools.spill_directory import SpillDirectory
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan, train
 
@@ -84,11 +85,12 @@ def test_files_are_used_again_and_closed() -> None:
 
 
 def test_a_missing_or_unwritable_directory(tmp_path: Path) -> None:
-    with pytest.raises(TierError, match="choose another directory"):
+    with pytest.raises(TierError, match="is missing: create it, or choose another with spill_directory=") as caught:
         CpuEngine(tmp_path / "missing").open_arena(1)
+    assert str(tmp_path / "missing") in str(caught.value)
     file = tmp_path / "a file"
     file.touch()
-    with pytest.raises(TierError, match="choose another directory"):
+    with pytest.raises(TierError, match="is not a directory: choose another with spill_directory="):
         CpuEngine(file).open_arena(1)
 
 
@@ -98,8 +100,8 @@ def test_a_full_disk_when_the_room_is_taken(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with pytest.raises(TierError, match="no room for 4096") as caught:
-        spill_file.SpillFile(tmp_path, 4096)
+    with pytest.raises(TierError, match=r"is full, with .* free of the 4.00 KiB needed") as caught:
+        spill_file.SpillFile(SpillDirectory.of(tmp_path), 4096)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -18,6 +18,8 @@ from pooch.executor import Run, apply_plan
 from pooch.executor.engines import spill_file
 from pooch.executor.engines.cpu import CpuEngine
 from pooch.ir import Plan
+from pooch.torchtools import spill_directory
+from pooch.torchtools.spill_directory import SpillDirectory
 from tests.executor.nets import Job, make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan
 
@@ -125,8 +127,8 @@ def test_a_copy_of_a_model_in_mid_step_trains_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_spill_file_never_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill_file.tempfile, "mkstemp", lambda **_: pytest.fail("a name was given"))
-    file = spill_file.SpillFile(tmp_path, 4096)
+    monkeypatch.setattr(spill_directory.tempfile, "mkstemp", lambda **_: pytest.fail("a name was given"))
+    file = spill_file.SpillFile(SpillDirectory.of(tmp_path), 4096)
     assert os.fstat(file.descriptor).st_nlink == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -150,7 +152,7 @@ def test_a_link_put_in_the_place_of_a_spill_file_is_not_followed(
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious" * 1024)
     without_unnamed_files(monkeypatch)
-    real = spill_file.tempfile.mkstemp
+    real = spill_directory.tempfile.mkstemp
 
     def attacked(**options: Any) -> tuple[int, str]:
         descriptor, name = real(**options)
@@ -158,7 +160,7 @@ def test_a_link_put_in_the_place_of_a_spill_file_is_not_followed(
         Path(name).symlink_to(victim)
         return descriptor, name
 
-    monkeypatch.setattr(spill_file.tempfile, "mkstemp", attacked)
+    monkeypatch.setattr(spill_directory.tempfile, "mkstemp", attacked)
     engine = CpuEngine(tmp_path)
     arena = engine.open_arena(8192)
     source = torch.randint(0, 256, (8192,), dtype=torch.uint8)
@@ -184,7 +186,7 @@ def test_a_spill_file_is_moved_directly_where_the_disk_can(
         pytest.skip("this directory's file system has no direct I/O")
     if named:
         without_unnamed_files(monkeypatch)
-    assert spill_file.SpillFile(tmp_path, 4096).direct
+    assert spill_file.SpillFile(SpillDirectory.of(tmp_path), 4096).direct
 
 
 # The garbage collector in the thread that copies --------------------------------------------------------------------

@@ -255,4 +255,4 @@ def test_models_of_two_threads_share_an_engine_without_losing_its_files(tmp_path
 def assert_closed(run: Run) -> None:
     engine: Any = run._engine
     assert not engine.thread.thread.is_alive()
-    assert engine._free == []
+    assert len(engine._free) == 0

@@ -248,7 +248,7 @@ def test_contents_that_did_not_change_are_not_written() -> None:
 
 def test_a_folder_that_cannot_take_buffers_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("POOCH_SPILL_DIRECTORY", str(tmp_path / "missing"))
-    with pytest.raises(ProfileError, match=r"buffers of 16\.00 MiB cannot be saved in .*missing \(No such file"):
+    with pytest.raises(ProfileError, match=r"buffers of 16\.00 MiB cannot be saved: .*is missing: create it"):
         KeptContents(Filtered().buffers())
 
 

@@ -7,19 +7,23 @@ import mmap
 import os
 import queue
 import sys
-import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from ...errors import TierError
+from ...errors import TierError, first_line
 from ...torchtools.endings import end_with
+from ...torchtools.spill_directory import SpillDirectory
 from ...units import round_up
+from .free_room import FreeRoom
+from .health import CopyRates, TierHealth
 from .protocol import Purpose
 from .spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
 from .tier_room import TierRoom
@@ -37,6 +41,7 @@ class CpuTicket:
     outwards: bool
     mover: Mover
     thread: threading.Thread
+    rates: CopyRates
     error: BaseException | None = None
     _done: threading.Event = field(default_factory=threading.Event)
     _is_finalizing = staticmethod(sys.is_finalizing)  # the names of this module may be gone by then
@@ -57,7 +62,7 @@ class CpuTicket:
         start = time.perf_counter()
         while not (sys.is_finalizing() or self._done.wait(LOOK_AGAIN_S)):
             if not self.thread.is_alive() and not self._done.is_set():
-                self.error = TierError("the thread that copies has died")
+                self.error = TierError("the thread that copies has died: repeat the step", "thread")
                 self.storage = None
                 self._done.set()
         return (time.perf_counter() - start) * 1000
@@ -67,9 +72,11 @@ class CpuTicket:
         try:
             assert self.storage is not None
             move = self.mover.write if self.outwards else self.mover.read
+            start_s = time.perf_counter()
             move(self.storage, self.offset_bytes, buffer)
+            self.rates.note(self.outwards, self.storage.nbytes(), time.perf_counter() - start_s)
         except BaseException as error:  # noqa: BLE001  (handed to the thread that waits)
-            self.error = error
+            self.error = error.with_traceback(None)  # whose frames would hold the bytes as long as the ticket is held
         finally:
             self.storage = None
             self._done.set()
@@ -121,9 +128,9 @@ class CpuArena:
 
     clock = None
 
-    def __init__(self, engine: CpuEngine, file: SpillFile | None) -> None:
+    def __init__(self, engine: CpuEngine, file: SpillFile | None, purpose: Purpose) -> None:
         self._engine = engine
-        self._file = file
+        self._file, self._purpose = file, purpose
         self._mover = None if file is None else Mover(file, engine.check)
         self._last: CpuTicket | None = None
 
@@ -148,9 +155,10 @@ class CpuArena:
 
     def _submit(self, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool) -> CpuTicket:
         assert self._mover is not None, "the arena is closed, or has no room"
-        ticket = CpuTicket(storage, offset_bytes, outwards, self._mover, self._engine.thread.ensure())
+        engine = self._engine
+        ticket = CpuTicket(storage, offset_bytes, outwards, self._mover, engine.thread.ensure(), engine.health.rates)
         self._last = ticket
-        self._engine.thread.submit(ticket)
+        engine.thread.submit(ticket)
         return ticket
 
     def close(self) -> None:
@@ -160,7 +168,7 @@ class CpuArena:
             self._last = None
         file, self._file, self._mover = self._file, None, None  # a reference to the arena must not keep the file
         if file is not None:
-            self._engine.take_back(file)
+            self._engine.take_back(file, self._purpose)
 
 
 class CpuEngine:
@@ -175,6 +183,7 @@ class CpuEngine:
 
     Attributes:
         room: How much the files take.
+        health: What is wrong with the directory.
 
     Raises:
         TierError: If there is no memory for the copy buffer.
@@ -182,11 +191,12 @@ class CpuEngine:
 
     def __init__(self, directory: str | Path | None = None, *, check: bool = True) -> None:
         self.check = check
-        self._directory = Path(directory or os.environ.get("POOCH_SPILL_DIRECTORY") or tempfile.gettempdir())
-        self._free: list[SpillFile] = []
-        self._size_bytes = 0
+        self._directory = SpillDirectory.of(directory)
         self.room = TierRoom()
-        self._in_use: set[SpillFile] = set()  # by running steps; a set, since incrementing a counter is not atomic
+        self.health = TierHealth(self._directory.name, self._directory.another, partial(_explained, self._directory))
+        self._free = FreeRoom[SpillFile]()
+        # By running steps. Those alone hold them: what an interrupt has kept from ending must not keep its file.
+        self._in_use: weakref.WeakSet[SpillFile] = weakref.WeakSet()
         self._closed = False
         self._process = os.getpid()
         self.thread = _CopyThread()
@@ -195,38 +205,39 @@ class CpuEngine:
     @property
     def description(self) -> str:
         """Description of the tier for reports."""
-        return f"spill file in {self._directory}"
+        return f"spill file in {self._directory.path}"
 
     @property
     def has_two_lanes(self) -> bool:
         """Return False, since one thread performs all copies."""
         return False
 
-    def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> CpuArena:
-        """Open an arena of `size_bytes` on a free file or a new one. New files cost little, whatever the purpose.
+    def probe(self) -> bool:
+        """Whether a file can be made and written in the directory now. If not, what is wrong is noted and told."""
+        try:
+            file = SpillFile(self._directory, ALIGNMENT_BYTES)
+            Mover(file, self.check).write(torch.UntypedStorage(ALIGNMENT_BYTES), 0, new_buffer())
+        except (TierError, OSError) as error:
+            self.health.failed(error)
+            return False
+        return True
 
-        Without bytes it needs no file. Copies are needed in few steps: their file is no model for those of all steps.
+    def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> CpuArena:
+        """Open an arena of `size_bytes` on a free file of about that size, or a new one, which costs little.
+
+        Without bytes it needs no file. Copies are needed in few steps: their file does not wait for those of all steps.
         """
         if not size_bytes:
-            return CpuArena(self, None)
+            return CpuArena(self, None, purpose)
         if os.getpid() != self._process:  # a fork must not write to its parent's files
             self._process = os.getpid()
             self._in_use.clear()
             self._free.clear()
         padded = round_up(size_bytes, ALIGNMENT_BYTES) + ALIGNMENT_BYTES
-        file = self._new_file(padded) if purpose == "copies" else self._usual_file(padded)
+        file = None if purpose == "copies" else self._free.take(padded)
+        file = file or self._new_file(padded)
         self._in_use.add(file)
-        return CpuArena(self, file)
-
-    def _usual_file(self, padded: int) -> SpillFile:
-        """Return a file of the size that all steps have so far, at least `padded` bytes."""
-        if padded > self._size_bytes:
-            self._free.clear()
-            self._size_bytes = padded
-        try:
-            return self._free.pop()  # no check beforehand whether there is one, since another thread may take it
-        except IndexError:
-            return self._new_file(self._size_bytes if self.room.has(self._size_bytes - ALIGNMENT_BYTES) else padded)
+        return CpuArena(self, file, purpose)
 
     def _new_file(self, size_bytes: int) -> SpillFile:
         taken_bytes = size_bytes - ALIGNMENT_BYTES
@@ -242,19 +253,29 @@ class CpuEngine:
         """Do nothing: the copy thread runs beside compute anyway, and waiting for a ticket is enough."""
         yield lambda: None
 
-    def take_back(self, file: SpillFile) -> None:
+    def take_back(self, file: SpillFile, purpose: Purpose) -> None:
         """Take a step's file back. A file that a fork inherited stays with the parent."""
         if file not in self._in_use:
             return
         self._in_use.discard(file)
-        if file.size_bytes == self._size_bytes and not self._closed:
-            self._free.append(file)
+        if purpose != "copies" and not self._closed:
+            self._free.give(file)
         if self._closed:
             self.close()
 
     def close(self) -> None:
         """Stop the thread and close the files as soon as no step is running."""
         self._closed = True
-        if not self._in_use:
+        if not list(self._in_use):
             self._finalizer()
             self._free.clear()
+
+
+def _explained(directory: SpillDirectory, error: BaseException) -> TierError:
+    """Return what is wrong with a directory, in one line that names the remedy."""
+    if isinstance(error, TierError):
+        return error
+    if isinstance(error, OSError):
+        return directory.trouble(error)
+    text = f"copying to {directory.name} failed ({type(error).__name__}: {first_line(error)}): repeat the step"
+    return TierError(text, type(error).__name__)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from ...errors import TierError
 from ...ir import Link
 from ...process_limits import is_limited
 from ...torchtools.accelerators import has_streams, synchronize
@@ -60,11 +61,13 @@ def measure_link(
         shares: Whether to measure how much copying slows down matrix products as well, which takes about a second.
             `with_step_shares` measures this on the step itself.
         room_bytes: Device memory that the measurement may take. None: half of what the device has left.
+
+    Raises:
+        TierError: If the tier cannot be used.
     """
     left_bytes = free_bytes(device) // 2
     room_bytes = left_bytes if room_bytes is None else min(room_bytes, left_bytes)
-    large_bytes = next(iter(_copy_sizes(room_bytes)), _LEAST_BYTES)
-    arena = engine.open_arena(4 * large_bytes)
+    large_bytes, arena = _room_for_copies(engine, _copy_sizes(room_bytes) or [_LEAST_BYTES])
     try:
         storages = [_noise(large_bytes, device).untyped_storage() for _ in range(2)]
         small = _noise(SMALL_BYTES, device).untyped_storage()
@@ -73,8 +76,8 @@ def measure_link(
             """Copy into new memory as for a swapped value, whose pages the copy is the first to touch."""
             return arena.copy_in(torch.UntypedStorage(like.nbytes(), device=device), offset_bytes)
 
-        out = _direction(arena.copy_out, storages[0], small, device)
-        back = _direction(fill_fresh, storages[0], small, device)
+        out = _direction(arena.copy_out, storages[0], small, engine, device)
+        back = _direction(fill_fresh, storages[0], small, engine, device)
         link = Link(
             tier=engine.description,
             out_latency_ms=out.latency_ms,
@@ -93,6 +96,27 @@ def measure_link(
         return replace(link, out_compute_share=out_share, in_compute_share=in_share)
     finally:
         arena.close()
+
+
+def _room_for_copies(engine: CopyEngine, sizes: list[int]) -> tuple[int, Arena]:
+    """Take room for four copies of the largest size that the tier has room for."""
+    for size_bytes in sizes[:-1]:
+        try:
+            return size_bytes, engine.open_arena(4 * size_bytes)
+        except TierError:  # a small disk can be measured as well
+            continue
+    return sizes[-1], engine.open_arena(4 * sizes[-1])
+
+
+def _complete(ticket: Ticket, engine: CopyEngine) -> None:
+    """Wait for a copy, whose time means nothing if it failed.
+
+    Raises:
+        TierError: If it failed.
+    """
+    ticket.wait()
+    if ticket.error is not None:
+        raise engine.health.explain(ticket.error)
 
 
 class TimesStep(Protocol):
@@ -132,6 +156,8 @@ def with_step_shares(
     for copy_bytes in _copy_sizes(spare_bytes):
         try:
             return _with_shares_beside(link, engine, device, alone, time_step, copy_bytes)
+        except TierError:  # the next size is smaller; what the tier cannot do at all, `measure_link` has told
+            continue
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -151,7 +177,7 @@ def _with_shares_beside(
     arena = engine.open_arena(2 * large_bytes)
     try:
         source = _noise(large_bytes, device).untyped_storage()
-        arena.copy_out(source, large_bytes).wait()
+        _complete(arena.copy_out(source, large_bytes), engine)
 
         def copy_out() -> Ticket:
             return arena.copy_out(source, 0)
@@ -207,7 +233,7 @@ def _step_beside(
                 while not ended.is_set():
                     is_backward = turned.is_set()
                     start_s = time.perf_counter()
-                    (copy_in if is_backward else copy_out)().wait()
+                    _complete((copy_in if is_backward else copy_out)(), engine)
                     completed()
                     (backward if is_backward else forward).copies_ms.append((time.perf_counter() - start_s) * 1000)
         except Exception as error:  # noqa: BLE001  (raised in the thread that waits)
@@ -240,13 +266,14 @@ def _timed_ms(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _direction(
-    copy: Callable[[torch.UntypedStorage, int], object],
+    copy: Callable[[torch.UntypedStorage, int], Ticket],
     large: torch.UntypedStorage,
     small: torch.UntypedStorage,
+    engine: CopyEngine,
     device: torch.device,
 ) -> _Direction:
     def once(storage: torch.UntypedStorage, offset_bytes: int) -> float:
-        return _timed_ms(lambda: copy(storage, offset_bytes).wait(), device)  # type: ignore[attr-defined]
+        return _timed_ms(lambda: _complete(copy(storage, offset_bytes), engine), device)
 
     once(small, 3 * large.nbytes())
     latency = statistics.median(once(small, 3 * large.nbytes()) for _ in range(REPEATS))

@@ -33,13 +33,14 @@ class PinnedBlock:
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
-        self.size_bytes, self.device = size_bytes, device
+        self.size_bytes, self.device, self.fitted_at = size_bytes, device, 0
         self.in_use_until: tuple[torch.Event, ...] = ()  # ends of the last copies, which the next step waits for
         available = free_bytes(_HOST)
         if size_bytes > available:
             raise TierError(
                 f"swapping needs {size_bytes} bytes of host memory, {available} are available: "
-                "set a smaller host budget"
+                "set a smaller host budget",
+                "host memory",
             )
         self.bytes, self.unlock = (_locked if cuda_only.locks_in_place(device) else _from_pytorch)(self)
 
@@ -50,7 +51,7 @@ def _locked(block: PinnedBlock) -> tuple[torch.Tensor, Callable[[], object]]:
         mapping = mmap.mmap(-1, block.size_bytes)
     except (OSError, OverflowError) as error:
         raise TierError(
-            f"no {block.size_bytes} bytes of host memory for swapping: set a smaller host budget"
+            f"no {block.size_bytes} bytes of host memory for swapping: set a smaller host budget", "host memory"
         ) from error
     contents = torch.frombuffer(mapping, dtype=torch.uint8)
     code = cuda_only.lock_pages(contents.data_ptr(), block.size_bytes, block.device)
@@ -70,7 +71,7 @@ def _from_pytorch(block: PinnedBlock) -> tuple[torch.Tensor, Callable[[], object
 
 def _not_locked(block: PinnedBlock, why: str) -> TierError:
     return TierError(
-        f"{block.size_bytes} bytes of host memory cannot be page-locked ({why}): set a smaller host budget"
+        f"{block.size_bytes} bytes of host memory cannot be page-locked ({why}): set a smaller host budget", "locking"
     )
 
 

@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from .health import TierHealth
 from .step_clock import StepClock
 from .tier_room import TierRoom
 
@@ -81,6 +82,13 @@ class CopyEngine(Protocol):
     @property
     def room(self) -> TierRoom:
         """How much of the tier the engine holds, and may hold."""
+
+    @property
+    def health(self) -> TierHealth:
+        """What is wrong with the tier."""
+
+    def probe(self) -> bool:
+        """Whether the tier can be used now, as far as a look tells. If not, `health` notes why."""
 
     def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> Arena:
         """Take room for one step.

@@ -11,9 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy
 import torch
@@ -21,6 +19,7 @@ import xxhash
 
 from ...errors import TierError
 from ...torchtools.endings import end_with
+from ...torchtools.spill_directory import CHANGED, SpillDirectory
 from ...torchtools.tensors import bytes_in_place
 from ...units import round_up
 
@@ -39,9 +38,9 @@ class SpillFile:
         TierError: If the directory cannot be written, or does not have enough room.
     """
 
-    def __init__(self, directory: Path, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.descriptor = _open_unnamed(directory)
+    def __init__(self, directory: SpillDirectory, size_bytes: int) -> None:
+        self.size_bytes, self.fitted_at = size_bytes, 0
+        self.descriptor = directory.open_unnamed()
         close = end_with(self, os.close, self.descriptor)
         self.direct = _moved_directly(self.descriptor)
         try:
@@ -49,26 +48,15 @@ class SpillFile:
                 os.posix_fallocate(self.descriptor, 0, size_bytes)
         except OSError as error:
             close()
-            raise TierError(
-                f"no room for {size_bytes} bytes of spill in {directory} ({error.strerror}): free some, or choose "
-                "another directory with spill_directory= or POOCH_SPILL_DIRECTORY"
-            ) from error
+            raise directory.trouble(error, size_bytes) from error
 
-
-def _open_unnamed(directory: Path) -> int:
-    """Open a file without a name. Where the system does not support this, the name is removed at once."""
-    try:
-        try:
-            return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-        except (AttributeError, OSError):  # unsupported here; the fallback reports any other problem
-            descriptor, name = tempfile.mkstemp(prefix="pooch-", dir=directory)
-            Path(name).unlink()
-            return descriptor
-    except OSError as error:
-        raise TierError(
-            f"cannot write a spill file in {directory} ({error.strerror}): choose another directory with "
-            "spill_directory= or POOCH_SPILL_DIRECTORY"
-        ) from error
+    def move_through_cache(self) -> bool:
+        """Use the page cache from now on, and return whether direct I/O was in use."""
+        was_direct, self.direct = self.direct, False
+        if was_direct:
+            flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return was_direct
 
 
 def _moved_directly(descriptor: int) -> bool:
@@ -122,7 +110,7 @@ class Mover:
             numpy.copyto(chunk[:count], raw[start : start + count])
             if self._check:
                 digest.update(memoryview(buffer)[:count])
-            _write(self._file.descriptor, memoryview(buffer)[:padded], offset_bytes + start)
+            _write(self._file, memoryview(buffer)[:padded], offset_bytes + start)
         self._sums[offset_bytes] = digest.intdigest()
 
     def read(self, storage: torch.UntypedStorage, offset_bytes: int, buffer: mmap.mmap) -> None:
@@ -134,12 +122,12 @@ class Mover:
         raw, chunk = bytes_in_place(storage), numpy.frombuffer(buffer, dtype=numpy.uint8)
         digest = xxhash.xxh3_64()
         for start, count, padded in _chunks(raw.size):
-            _read(self._file.descriptor, memoryview(buffer)[:padded], offset_bytes + start, count)
+            _read(self._file, memoryview(buffer)[:padded], offset_bytes + start, count)
             if self._check:
                 digest.update(memoryview(buffer)[:count])
             numpy.copyto(raw[start : start + count], chunk[:count])
         if self._check and digest.intdigest() != self._sums.get(offset_bytes):
-            raise OSError(errno.EIO, "the spill file gave back other bytes than were written to it")
+            raise OSError(CHANGED, "the spill file gave back other bytes than were written to it")
 
 
 def _chunks(size_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -149,18 +137,32 @@ def _chunks(size_bytes: int) -> Iterator[tuple[int, int, int]]:
         yield start, count, round_up(count, ALIGNMENT_BYTES)
 
 
-def _write(descriptor: int, view: memoryview, offset_bytes: int) -> None:
+# After a short transfer the rest may begin where direct I/O cannot, as at a limit of file sizes: then, and where a file
+# system only pretends to support direct I/O, the page cache serves.
+
+
+def _write(file: SpillFile, view: memoryview, offset_bytes: int) -> None:
     while view:
-        written = os.pwrite(descriptor, view, offset_bytes)
+        try:
+            written = os.pwrite(file.descriptor, view, offset_bytes)
+        except OSError as error:
+            if error.errno == errno.EINVAL and file.move_through_cache():
+                continue
+            raise
         if written <= 0:
             raise OSError(errno.EIO, "the spill file took no bytes")
         view, offset_bytes = view[written:], offset_bytes + written
 
 
-def _read(descriptor: int, view: memoryview, offset_bytes: int, needed: int) -> None:
+def _read(file: SpillFile, view: memoryview, offset_bytes: int, needed: int) -> None:
     done = 0
     while done < needed:
-        count = os.preadv(descriptor, [view[done:]], offset_bytes + done)
+        try:
+            count = os.preadv(file.descriptor, [view[done:]], offset_bytes + done)
+        except OSError as error:
+            if error.errno == errno.EINVAL and file.move_through_cache():
+                continue
+            raise
         if count <= 0:
             raise OSError(errno.EIO, "the spill file ended early")
         done += count

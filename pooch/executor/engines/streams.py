@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ...errors import TierError, first_line
 from ...torchtools import accelerators
 from ...torchtools.tensors import bytes_of
+from .free_room import FreeRoom
+from .health import TierHealth
 from .pinned import PinnedBlock, give_block, take_block
 from .protocol import Purpose
 from .step_clock import StepClock
@@ -180,14 +183,6 @@ class _Aside(threading.local):
     active: bool = field(default=False)
 
 
-@dataclass
-class _Room:
-    """The free blocks for one purpose, and their size."""
-
-    free: list[PinnedBlock] = field(default_factory=list)
-    size_bytes: int = 0
-
-
 class StreamEngine:
     """Two copy streams, and pinned blocks that are reused from step to step.
 
@@ -196,16 +191,18 @@ class StreamEngine:
 
     Attributes:
         room: How much the blocks take.
+        health: What is wrong with host memory.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.room = TierRoom()
+        self.health = TierHealth("pinned host memory", "free host memory", _explained)
         self.out_stream = accelerators.new_stream(device)
         self.in_stream = accelerators.new_stream(device)
         self._aside = _Aside()
-        self._rooms: dict[Purpose, _Room] = {"step": _Room(), "snapshot": _Room(), "copies": _Room()}
-        self._outgrown: list[PinnedBlock] = []  # too small for later steps; unlocked when no step is running
+        purposes: tuple[Purpose, ...] = ("step", "snapshot", "copies")
+        self._free = {purpose: FreeRoom[PinnedBlock](give_block) for purpose in purposes}
         self._closed = False
 
     @property
@@ -236,28 +233,21 @@ class StreamEngine:
         """Open an arena on a pinned block of at least `size_bytes`: a free one, or a new one. 0 bytes need no block."""
         if size_bytes == 0:
             return StreamArena(self, None, purpose)
-        room = self._rooms[purpose]
-        if size_bytes > room.size_bytes:
-            _give_all(room.free)
-            room.size_bytes = size_bytes
-        _give_all(self._outgrown)
-        try:
-            block = room.free.pop()  # no check beforehand, since another thread may take it
-        except IndexError:
-            block = self._new_block(room, size_bytes)
+        # Before a block is locked, those that are too small are unlocked, so that the host never has both.
+        block = self._free[purpose].take(size_bytes) or self._new_block(size_bytes)
         for event in block.in_use_until:  # the previous step may have ended on another stream
             self.out_stream.wait_event(event)
         return StreamArena(self, block, purpose)
 
-    def _new_block(self, room: _Room, size_bytes: int) -> PinnedBlock:
-        """Take a block as large as the others of its purpose, or just as large as it has to be if room is limited."""
-        if not self.room.has(room.size_bytes):
-            _give_all(room.free)
-        wanted_bytes = room.size_bytes if self.room.has(room.size_bytes) else size_bytes
-        self.room.check(wanted_bytes)
-        block = take_block(wanted_bytes, self.device)
+    def _new_block(self, size_bytes: int) -> PinnedBlock:
+        self.room.check(size_bytes)
+        block = take_block(size_bytes, self.device)
         self.room.hold(block, block.size_bytes)
         return block
+
+    def probe(self) -> bool:
+        """Return True: whether memory can be locked depends on how much of it is asked for."""
+        return True
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:
@@ -272,13 +262,10 @@ class StreamEngine:
 
     def take_back(self, block: PinnedBlock, purpose: Purpose) -> None:
         """Take a step's block back. Nothing is unlocked here, since that would block on the next step."""
-        room = self._rooms[purpose]
         if self._closed:
             give_block(block)
-        elif block.size_bytes >= room.size_bytes:
-            room.free.append(block)
         else:
-            self._outgrown.append(block)
+            self._free[purpose].give(block)
 
     def close(self) -> None:
         """Unlock the blocks once the device is done with them, or keep them for the next engine inside `blocks_kept`.
@@ -286,10 +273,13 @@ class StreamEngine:
         Blocks of running steps follow when the steps end.
         """
         self._closed = True
-        for blocks in (self._outgrown, *(room.free for room in self._rooms.values())):
-            _give_all(blocks)
+        for free in self._free.values():
+            free.clear()
 
 
-def _give_all(blocks: list[PinnedBlock]) -> None:
-    while blocks:
-        give_block(blocks.pop())
+def _explained(error: BaseException) -> TierError:
+    """Return what is wrong with host memory, in one line that names the remedy."""
+    if isinstance(error, TierError):
+        return error
+    text = f"copying to host memory failed ({type(error).__name__}: {first_line(error)}): repeat the step"
+    return TierError(text, type(error).__name__)

@@ -7,6 +7,7 @@ import threading
 from ...errors import TierError
 from ...torchtools.endings import end_with
 from ...units import format_bytes
+from .health import BY_LIMIT
 
 
 class TierRoom:
@@ -37,7 +38,8 @@ class TierRoom:
             raise TierError(
                 f"the swap tier is limited to {format_bytes(self.limit_bytes or 0)}, of which "
                 f"{format_bytes(self.held_bytes)} are taken, and {format_bytes(size_bytes)} more are needed: raise the "
-                "host budget"
+                "host budget",
+                BY_LIMIT,
             )
 
     def hold(self, owner: object, size_bytes: int) -> None:

@@ -53,6 +53,7 @@ class Evictor:
         silence: Counts and tells what is not governed.
         missing_bytes: The most by which live bytes had to pass the budget in the current step, as nothing more could
             leave.
+        stayed_bytes: The most that had to stay then because the tier did not take it.
         on_move: Called with "left", a record and its address before its bytes are freed, with "returned", a record and
             its new address after memory was allocated for them, and with "ended", a record and 0 if it is read no more
             while it is away. None: nobody wants to know.
@@ -71,7 +72,7 @@ class Evictor:
         self.engine, self.live, self.device, self.host_bytes = engine, live, device, host_bytes
         self.lock = StepLock(self._handle_ended)
         self.stats = RunStats()
-        self.missing_bytes = 0
+        self.missing_bytes = self.stayed_bytes = 0
         self.stall_ms = 0.0
         self.warn_once = WarnOnce()
         self.verification = Verification("off", self.warn_once) if verification is None else verification
@@ -99,7 +100,7 @@ class Evictor:
         self.lock.give_back()
         run_lost()
         self._forget_ended()
-        self.stats, self.missing_bytes, self.stall_ms = stats, 0, 0.0
+        self.stats, self.missing_bytes, self.stayed_bytes, self.stall_ms = stats, 0, 0, 0.0
         self._start_bytes = self.live.now()
         self.live.reset_peak()
         self.hold()
@@ -203,6 +204,9 @@ class Evictor:
             for actions in list(self._planned):
                 if freed_bytes < missing_bytes:
                     freed_bytes += actions.let_go(missing_bytes - freed_bytes)
+            if freed_bytes < missing_bytes and self.engine.health.fault is not None:
+                here_bytes = sum(record.size_bytes for record in self._candidates())
+                self.stayed_bytes = max(self.stayed_bytes, here_bytes)
         if freed_bytes < missing_bytes:
             self.missing_bytes = max(self.missing_bytes, missing_bytes - freed_bytes)
         elapsed_ms = (time.perf_counter() - start) * 1000
@@ -352,16 +356,12 @@ class Evictor:
             return record.is_copied
         waited_ms = record.ticket.wait()
         self.speed.note(record.size_bytes, waited_ms)
+        assert record.room is not None
+        record.room.copied(record.ticket.error)
         if record.ticket.error is None:
             record.is_copied = True
         else:
             self.stats.kept_after_errors += 1
-            self.warn_once(
-                "copy",
-                f"swapping out failed ({record.ticket.error}): free room in the tier, or choose another with "
-                "POOCH_SPILL_DIRECTORY",
-            )
-            assert record.room is not None
             record.room.release()
             record.room = None
         record.ticket = None
@@ -457,9 +457,9 @@ class Evictor:
         error, record.ticket = record.ticket.error, None
         if error is not None:
             record.storage = None  # what it holds is not the value
+            fault = self.engine.health.failed(error, is_told=False)
             raise TierError(
-                f"a swapped activation cannot be read back ({error}): repeat the step, and use another tier "
-                "(POOCH_SPILL_DIRECTORY) if it happens again"
+                f"a swapped activation cannot be read back: {fault}; repeat the step", fault.kind
             ) from error
 
     def read_ahead(self, record: OnlineRecord) -> None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 import torch
 
 from ...errors import TierError
-from ...units import round_up
+from ...units import format_bytes, round_up
+from ..engines.health import BY_LIMIT
 from ..engines.protocol import Arena, CopyEngine, Ticket
 
 CHUNK_BYTES = 256 * 2**20
 _LIMITED_CHUNKS = 8  # where there is a limit, chunks must not be so large that a part of it cannot be used
 _ALIGNMENT_BYTES = 4096  # offsets in a tier are multiples of this
+_SMALLER = 4  # times: the next chunk to ask for where a tier has no room for one
+_MOST_FAILURES = 3  # copies in a row, after which a step asks the tier for no more: each try takes time
 
 
 @dataclass
@@ -30,8 +33,17 @@ class _Chunk:
 class Room:
     """A place for one value."""
 
+    tier: OnlineTier = field(repr=False)
     chunk: _Chunk = field(repr=False)
     offset_bytes: int
+
+    def copied(self, error: BaseException | None) -> None:
+        """Note how a copy out to here ended.
+
+        Args:
+            error: Why it failed, or None.
+        """
+        self.tier.copied(error)
 
     def copy_out(self, storage: torch.UntypedStorage) -> Ticket:
         """Start copying a storage here."""
@@ -61,31 +73,61 @@ class OnlineTier:
         self._chunk_bytes = CHUNK_BYTES if most_bytes is None else min(CHUNK_BYTES, most_bytes // _LIMITED_CHUNKS)
         self._chunks: list[_Chunk] = []
         self._size_bytes = 0
+        self._failures = 0
+        self._refused_bytes: int | None = None  # so much could not be had: more is not asked for again in this step
         self._streams = engine.open_arena(0)
 
     def take(self, size_bytes: int) -> Room | None:
         """Return room for a value, or None if the tier has no more."""
         needed = round_up(max(1, size_bytes), _ALIGNMENT_BYTES)  # no two rooms begin at one offset
+        if self._failures >= _MOST_FAILURES:
+            return None
         chunk = next((each for each in self._chunks if each.size_bytes - each.end_bytes >= needed), None)
         if chunk is None:
-            chunk = self._new_chunk(max(needed, self._chunk_bytes)) or self._new_chunk(needed)
+            chunk = self._new_chunk(needed)
         if chunk is None:
             return None
-        room = Room(chunk, chunk.end_bytes)
+        room = Room(self, chunk, chunk.end_bytes)
         chunk.end_bytes += needed
         chunk.in_use += 1
         return room
 
-    def _new_chunk(self, size_bytes: int) -> _Chunk | None:
-        if self._most_bytes is not None and self._size_bytes + size_bytes > self._most_bytes:
+    def copied(self, error: BaseException | None) -> None:
+        """Note how a copy into the tier ended.
+
+        Args:
+            error: Why it failed, or None.
+        """
+        if error is None:
+            self._failures = 0
+            return
+        self._failures += 1
+        self._engine.health.failed(error)
+
+    def _new_chunk(self, needed: int) -> _Chunk | None:
+        """Take a chunk, the smaller the less room there is. The tier notes why it has none."""
+        if self._refused_bytes is not None and needed >= self._refused_bytes:
             return None
-        try:
-            chunk = _Chunk(self._engine.open_arena(size_bytes), size_bytes)
-        except TierError:
-            return None
+        size_bytes = max(needed, self._chunk_bytes)
+        while True:
+            try:
+                chunk = self._opened(size_bytes)
+                break
+            except TierError as error:
+                if size_bytes == needed:
+                    self._refused_bytes = needed
+                    self._engine.health.failed(error)
+                    return None
+                size_bytes = self._chunk_bytes = max(needed, size_bytes // _SMALLER)
         self._chunks.append(chunk)
         self._size_bytes += size_bytes
         return chunk
+
+    def _opened(self, size_bytes: int) -> _Chunk:
+        most_bytes = self._most_bytes
+        if most_bytes is not None and self._size_bytes + size_bytes > most_bytes:
+            raise TierError(f"the swap tier is limited to {format_bytes(most_bytes)}: raise the host budget", BY_LIMIT)
+        return _Chunk(self._engine.open_arena(size_bytes), size_bytes)
 
     def is_beside(self) -> bool:
         """Whether the calling thread computes on another stream than the step."""
