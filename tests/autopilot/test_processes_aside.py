@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import pooch
+from benchmarks import repeated
 from tests.children import ROOT, child_environment, is_gone
 
 pytestmark = pytest.mark.cpu
@@ -88,6 +89,37 @@ def test_nothing_is_left_or_said_where_training_ends_while_a_plan_is_made(signal
     assert list(tmp_path.glob("*pooch*")) == []
     while not all(map(is_gone, aside)):
         time.sleep(0.02)
+
+
+BESIDE = """
+import sys, threading
+import torch, pooch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(16)])
+rows = torch.randn(256, 64)
+auto = pooch.auto(model, "60%", tell=lambda line: None)
+steps = threading.Semaphore(0)
+def train():
+    while True:
+        model(rows).sum().backward()
+        steps.release()
+threading.Thread(target=train, daemon=True).start()
+for _ in range(int(sys.argv[1])):
+    steps.acquire()
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 40])
+def test_a_program_that_ends_while_a_daemon_thread_trains_ends_without_a_word(steps: int) -> None:
+    """Plain PyTorch aborts here: Python takes its thread away in the middle of an operator."""
+    command = [sys.executable, "-c", BESIDE, str(steps)]
+    environment = child_environment(OMP_NUM_THREADS="1")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_twenty_runs_in_one_process_leave_nothing() -> None:
+    assert repeated.faults(repeated.trained_and_removed(20, 5)) == []
 
 
 def children() -> set[str]:
