@@ -85,7 +85,7 @@ def orphaned(module: str, folder: Path, *, after_s: float, forks: bool = False) 
             assert not is_gone(child)
             time.sleep(0.02)
         parent.send_signal(signal.SIGKILL)
-        while not is_gone(child):  # the limit of the test is the only clock; benchmarks/children.py measures it
+        while not is_gone(child):  # the limit of the test is the only clock
             time.sleep(0.02)
         for other in others:
             if other.pid != child.pid:
