@@ -89,6 +89,14 @@ class TierError(PoochError):
         super().__init__(text)
 
 
+class ProcessEnded(PoochError):
+    """A child process could not be started, or ended before its answer. The message says what it said last."""
+
+
+class WireError(PoochError):
+    """Something cannot pass between processes: the data of one is not what another may be told."""
+
+
 class FileFormatError(PoochError):
     """A file is unreadable, truncated, of another kind, or written by a newer version."""
 

@@ -15,11 +15,12 @@ import shlex
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from .folders import TemporaryFolder
 
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 BUILD_LIMIT_S = 120
@@ -106,9 +107,9 @@ def _checksum_file(library: Path) -> Path:
 @cache
 def _own_directory() -> Path:
     """A directory that goes with the process."""
-    folder = tempfile.mkdtemp(prefix="pooch-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    folder = TemporaryFolder()
+    atexit.register(folder.close)
+    return folder.path
 
 
 def _cache_directory() -> Path:
@@ -133,8 +134,8 @@ def _compiler() -> list[str]:
 def _build(library: Path, inputs: Sequence[str], link_flags: Sequence[str]) -> None:
     compiler = _compiler()
     try:
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            made = Path(folder) / library.name
+        with TemporaryFolder(beside=library) as folder:
+            made = folder / library.name
             subprocess.run(
                 [*compiler, *inputs, "-o", str(made), *link_flags],
                 check=True, capture_output=True, text=True, timeout=BUILD_LIMIT_S,

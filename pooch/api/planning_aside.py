@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from ..errors import ProcessEnded, WireError
 from ..ir import Decisions, Plan, Profile
 from ..progress import PlanningProgress, silent
 from .children import run_child
 from .options import PlanOptions
+from .wire import WIRE
 
-JOB, PLAN = "job.pickle", "plan.pickle"  # JSON would take a library and several times the memory to be read here
 FEWEST_OPS = 256  # of a step; a smaller one is planned in less time than it takes to start a process
 
 
@@ -41,17 +38,9 @@ def plan_in_child(
         KeyboardInterrupt: Ctrl-C was pressed before any plan fitted; later the best plan so far is the answer.
     """
     try:
-        job = pickle.dumps((profile, budget, options, tuple(known), None if start is None else dict(start)))
-    except (pickle.PicklingError, AttributeError, TypeError):
+        job = WIRE.plain((profile, budget, options, tuple(known), None if start is None else dict(start)))
+        done = run_child(f"{__package__}.planning_child", {"arguments": job}, progress or silent)
+    except (WireError, ProcessEnded):
         return None
-    with ExitStack() as stack:
-        try:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="pooch-")))
-            (folder / JOB).write_bytes(job)
-        except OSError:
-            return None
-        del job
-        if run_child(f"{__package__}.planning_child", {"folder": str(folder)}, progress or silent) is None:
-            return None
-        plan: Plan = pickle.loads((folder / PLAN).read_bytes())
-        return plan
+    plan: Plan = WIRE.made(done["done"])
+    return plan

@@ -1,4 +1,4 @@
-"""The child process of `planning_aside`: reads a job, plans, and writes the plan to a file.
+"""The child process of `planning_aside`: reads a job, plans, and tells the plan.
 
 Whatever takes long to import comes in `main`, so that Ctrl-C ends this process without a word.
 """
@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import signal
 from contextlib import suppress
+from typing import Any
 
 from .children import errors_sent, received, send
 
 
 def main() -> None:
-    """Read the job, plan, write the plan."""
+    """Read the job, plan, tell the plan."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells switch off in the background
     job = received()
     with suppress(KeyboardInterrupt), errors_sent():
-        _plan(job["folder"])
+        _plan(job["arguments"])
 
 
-def _plan(name: str) -> None:
-    import pickle
-    from pathlib import Path
-
+def _plan(arguments: Any) -> None:
     from .planning import budget_in_bytes, plan_here
-    from .planning_aside import JOB, PLAN
+    from .wire import WIRE
 
-    folder = Path(name)
-    profile, budget, options, known, start = pickle.loads((folder / JOB).read_bytes())
+    profile, budget, options, known, start = WIRE.made(arguments)
     made = plan_here(
         profile,
         budget_in_bytes(profile, budget, options),
@@ -36,8 +33,7 @@ def _plan(name: str) -> None:
         start=start,
         progress=lambda text, share: send({"progress": [text, share]}),
     )
-    (folder / PLAN).write_bytes(pickle.dumps(made))
-    send({"done": True})
+    send({"done": WIRE.plain(made)})
 
 
 if __name__ == "__main__":

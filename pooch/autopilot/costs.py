@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import torch
 
-from ..api.children import child_command
+from ..api.children import Child
 from ..api.device_links import measure_device_link
 from ..api.hook_costs import measure_hook_costs
-from ..errors import PoochError
+from ..api.wire import WIRE
+from ..errors import PoochError, ProcessEnded
 from ..ir import HookCosts, Link, Profile
 from ..profiler.live import is_profiling
+from ..progress import silent
 from ..torchtools.accelerators import has_streams
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
 from .stacks import can_outlast_the_call
@@ -110,9 +110,8 @@ class HostCosts:
         self._estimate, self._gather = estimate, gather
         self._costs: Costs | None = None
         self._begun: threading.Thread | None = None
-        self._measuring: tuple[subprocess.Popen[bytes], Path] | None = None
-        self._folder: TemporaryDirectory[str] | None = None
-        self._closing = threading.Lock()
+        self._measuring: Child | None = None
+        self._changing = threading.Lock()
         self._is_closed = False
 
     def prepare(self, room_bytes: int) -> None:
@@ -122,42 +121,43 @@ class HostCosts:
         """Return what was measured, or the estimate as long as that is going on."""
         if self._costs is None:
             if self._begun is None:
-                self._begun = threading.Thread(target=self._begin, args=(profile,), name="pooch-measuring", daemon=True)
+                self._begun = threading.Thread(target=self._begin, name="pooch-measuring", daemon=True)
                 self._begun.start()
             if self._gather is None:
                 self._begun.join()
-            if self._measuring is not None and self._measuring[0].poll() == 0:
-                done = Profile.load(self._measuring[1])
-                self._costs = Costs(done.link, done.hooks)
+            self._costs = self._measured(profile)
         return self._costs or Costs(self._estimate(), profile.hooks)
 
-    def _begin(self, profile: Profile) -> None:
+    def _begin(self) -> None:
         if self._gather is not None:
             self._gather()
-        with self._closing:
+        with self._changing:
             if not self._is_closed:
-                self._measuring = self._started(profile)
+                with suppress(ProcessEnded):
+                    self._measuring = Child(f"{__package__}.measuring_process")
+                    self._measuring.tell({})
 
-    def _started(self, profile: Profile) -> tuple[subprocess.Popen[bytes], Path]:
-        self._folder = TemporaryDirectory(prefix="pooch-")
-        path = Path(self._folder.name) / "measured.json"
-        profile.save(path)
-        command = child_command(f"{__package__}.measuring_process", str(path))
-        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
-        return subprocess.Popen(command, stdin=pipe, stdout=quiet, stderr=quiet), path
+    def _measured(self, profile: Profile) -> Costs | None:
+        """Return what the process has measured once it has ended, and let go of it."""
+        with self._changing:
+            child = self._measuring
+            if child is None or not child.has_ended:
+                return None
+            self._measuring = None
+        with child:
+            try:
+                link, hooks = WIRE.made(child.answer(silent)["done"])
+            except PoochError:  # the estimate has to do
+                return None
+        return Costs(link, hooks or profile.hooks)
 
     def close(self) -> None:
         """End the process that measures, if it is still running."""
-        with self._closing:
+        with self._changing:
             self._is_closed = True
-        if self._begun is not None and self._gather is None:
-            self._begun.join()  # it only starts the process
-        if self._measuring is not None:
-            child = self._measuring[0]
-            child.kill()
-            child.communicate()
-        if self._folder is not None:
-            self._folder.cleanup()
+            child, self._measuring = self._measuring, None
+        if child is not None:
+            child.close()
 
 
 def costs_of(device: torch.device, estimate: Callable[[], Link], gather: Gather | None = None) -> CostSource:

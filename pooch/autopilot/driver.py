@@ -30,6 +30,7 @@ from .remarks import BY_OTHER_HOOKS, MORE_THAN_RECORDED, NOTHING_LEFT, Remarks
 from .running import RunningStep
 from .signature import StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call
+from .standstill import Standstill
 from .steps import FollowingStep, InCoreStep, RecordedStep, Step, UnplannedStep
 from .summary import Counters, Decision, counted
 
@@ -163,7 +164,9 @@ class StepDriver:
         governed.place(self._surround)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
-        self._closed = weakref.finalize(self, _close, self._backward, library, evictor)
+        self._standstill = Standstill()
+        self._standstill.begin()
+        self._closed = weakref.finalize(self, _close, self._standstill, self._backward, library, evictor)
         self._closed.atexit = False
         _ACTIVE[governed.device.type] = self
 
@@ -194,6 +197,7 @@ class StepDriver:
             last.__exit__(KeyboardInterrupt, None, None)
         if self._is_removed or BackwardWatch.is_running() or not is_ordinary_call():
             return False
+        self._standstill.pass_by(is_in_step=True)
         if self._claim() and self._running is not None and self._running.is_over(MOST_FORWARDS):
             self._end(is_complete=False)
         if not self._claim():
@@ -316,6 +320,7 @@ class StepDriver:
     # The backward pass ------------------------------------------------------------------------------------------------
 
     def _backward_begins(self, builds_graph: bool) -> None:
+        self._standstill.pass_by(is_in_step=True)
         self._raise_failure()
         running = self._running
         if running is None or not running.is_of_this_thread:
@@ -340,6 +345,7 @@ class StepDriver:
             running.is_in_backward = False
         else:
             self._end(is_complete)
+            self._standstill.pass_by(is_in_step=False)
         if is_complete:  # else its own error goes first
             self._raise_failure()
 
@@ -493,8 +499,9 @@ def _leave_child_alone() -> None:
 os.register_at_fork(after_in_child=_leave_child_alone)
 
 
-def _close(backward: BackwardWatch, library: Library, evictor: Evictor) -> None:
+def _close(standstill: Standstill, backward: BackwardWatch, library: Library, evictor: Evictor) -> None:
     """Undo what a budget has put in place. It must not hold the driver, whose end may call it."""
+    standstill.end()
     backward.stop()
     library.close()
     evictor.close()

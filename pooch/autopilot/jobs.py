@@ -1,19 +1,15 @@
-"""What the planning process is asked, and what it answers. Everything large goes through files."""
+"""What the planning process is asked, and what it answers."""
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from ..analysis.interpolation import KnownStep, interpolated_profile
 from ..api.options import PlanOptions
 from ..api.planning import plan_here
+from ..api.wire import PLANNING, Wire
 from ..errors import InfeasibleBudget, PoochError
 from ..ir import Plan, Profile
-
-_JOB, _ANSWER = "job.pickle", "answer.pickle"  # read back without JSON, the library for it and several times the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +63,9 @@ class Answer:
     refusal: str = ""
 
 
+WIRE = Wire(*PLANNING, Anchor, Answer, Job)
+
+
 def done(job: Job) -> Answer:
     """Do a job, in this process."""
     profile, uncertain_bytes, refusal = _profile_of(job)
@@ -100,26 +99,3 @@ def with_persistent(profile: Profile, persistent_bytes: int) -> Profile:
     ops = tuple(replace(op, entry_bytes=op.entry_bytes + more, peak_bytes=op.peak_bytes + more) for op in profile.ops)
     peak_bytes = profile.peak_bytes + more
     return replace(profile, ops=ops, persistent_bytes=persistent_bytes, peak_bytes=peak_bytes, split=None)
-
-
-def saved(job: Job, folder: Path) -> dict[str, Any]:
-    """Write a job into a folder, and return where it is as plain data."""
-    (folder / _JOB).write_bytes(pickle.dumps(job))
-    return {"folder": str(folder)}
-
-
-def loaded(data: dict[str, Any]) -> Job:
-    """Read a job that `saved` wrote."""
-    job: Job = pickle.loads((Path(data["folder"]) / _JOB).read_bytes())
-    return job
-
-
-def answer_saved(answer: Answer, folder: Path) -> None:
-    """Write an answer into the folder of its job."""
-    (folder / _ANSWER).write_bytes(pickle.dumps(answer))
-
-
-def answer_loaded(folder: Path) -> Answer:
-    """Read an answer that `answer_saved` wrote."""
-    answer: Answer = pickle.loads((folder / _ANSWER).read_bytes())
-    return answer

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import queue
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from ..api.children import child_command
+from ..api.children import Child
 from ..errors import PoochError
+from ..progress import silent
 from .costs import CostSource
-from .jobs import Anchor, Answer, Job, answer_loaded, saved
+from .jobs import WIRE, Anchor, Answer, Job
 
 _STOP = -1
 IDLE_S = 60.0  # after which the planning process ends; the next job starts another
@@ -107,9 +103,8 @@ def _answer(owner: PlanningWorker, process: _PlanningProcess, job: Job | None) -
         process.start()
         if job is None:
             return None
-        with TemporaryDirectory(prefix="pooch-") as name:
-            return process.asked(owner.completed(job), Path(name))
-    except (PoochError, OSError, ValueError) as error:
+        return process.asked(owner.completed(job))
+    except PoochError as error:
         process.let_go()
         return None if process.is_ended else Answer(None, refusal=str(error))
 
@@ -122,7 +117,7 @@ class _PlanningProcess:
     """The child process, which is started for the first job, and again after it has ended. One thread speaks to it."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Child | None = None
         self._changing = threading.Lock()
         self._is_ended = False
 
@@ -131,39 +126,32 @@ class _PlanningProcess:
         """Whether it is not started again."""
         return self._is_ended
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self) -> Child:
         """Return the process, started if it is not running.
 
         Raises:
-            PoochError: If it was ended for good.
+            PoochError: If it was ended for good, or there can be no such process.
         """
         with self._changing:
             if self._is_ended:
                 raise PoochError("planning has ended")
             if self._process is None:
-                pipe, command = subprocess.PIPE, child_command(f"{__package__}.planning_process")
-                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+                self._process = Child(f"{__package__}.planning_process")
             return self._process
 
-    def asked(self, job: Job, folder: Path) -> Answer:
+    def asked(self, job: Job) -> Answer:
         """Return its answer to a job.
 
         Raises:
             PoochError: If it ends without one, or fails.
-            OSError: If it has ended.
         """
         process = self.start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(saved(job, folder)) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            raise PoochError("the planning process ended without a plan")
-        failed = json.loads(line).get("failed")
-        if failed is not None:
-            raise PoochError(f"planning failed: {failed}")
-        return answer_loaded(folder)
+        try:
+            process.tell({"job": WIRE.plain(job)})
+            answer: Answer = WIRE.made(process.answer(silent)["done"])
+        except PoochError as error:
+            raise PoochError(f"planning failed: {error}") from error
+        return answer
 
     def kill(self, *, for_good: bool = False) -> None:
         """End the process, from any thread. Who waits for its answer meets the end of its output."""
@@ -171,12 +159,10 @@ class _PlanningProcess:
             self._is_ended = self._is_ended or for_good
             if self._process is not None:
                 self._process.kill()
-                self._process.wait()
 
     def let_go(self) -> None:
         """End the process and close its pipes, in the thread that speaks to it."""
-        self.kill()
-        process, self._process = self._process, None
+        with self._changing:
+            process, self._process = self._process, None
         if process is not None:
-            with suppress(OSError), process:  # closing writes what is left
-                pass
+            process.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..api.arenas import install_cuda_arena
 from ..api.children import errors_sent, received, send
+from ..api.wire import WIRE
 from ..errors import PoochError, first_line
-from ..ir import Plan
 from ..workloads.loading import WorkloadFactory
 from .arena_training import train
 
@@ -15,7 +15,7 @@ def main() -> None:
     job = received()
     with errors_sent():
         install_cuda_arena()
-        plan = Plan.load(job["plan_path"]) if job["plan_path"] else None
+        plan = WIRE.made(job["plan"])
 
         def progress(text: str) -> None:
             send({"progress": [text]})

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ..api.children import run_child
-from ..errors import PoochError
+from ..api.wire import WIRE
+from ..errors import PoochError, ProcessEnded
 from ..ir import Plan
 from ..progress import Progress
 from ..workloads.loading import WorkloadFactory
@@ -135,15 +134,11 @@ def _train_in_child(
     from ..torchtools.device_memory import give_memory_back
 
     give_memory_back(device)  # or that process could not use what this one's allocator caches
-    with TemporaryDirectory(prefix="pooch-") as folder:
-        path = Path(folder) / "plan.json"
-        if plan is not None:
-            plan.save(path)
-        plan_path = None if plan is None else str(path)
-        job = {"workload": asdict(factory), "plan_path": plan_path, "steps": steps, "verify": verify}
+    job = {"workload": asdict(factory), "plan": WIRE.plain(plan), "steps": steps, "verify": verify}
+    try:
         done = run_child(f"{__package__}.arena_child", job, progress, imports_as_here=True)
-    if done is None:
-        raise PoochError("the process that trained on an arena ended early")
+    except ProcessEnded as error:
+        raise PoochError(f"the process that was to train on an arena failed: {error}") from None
     return ArenaTrained.of(done["done"])
 
 

@@ -9,12 +9,11 @@ the user's plan is not made for that mode.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ..api.children import run_child
 from ..api.in_core import fits_in_core, unless_out_of_memory
+from ..api.wire import WIRE
 from ..errors import PoochError
 from ..ir import Plan
 from ..progress import Progress
@@ -145,15 +144,11 @@ def check_deterministically(
 
     progress("comparing under deterministic algorithms")
     give_memory_back(device)  # or that process could not use what this one's allocator caches
-    with TemporaryDirectory(prefix="pooch-") as folder:
-        plan.save(Path(folder) / "plan.json")
-        job = {"workload": asdict(factory), "plan_path": str(Path(folder) / "plan.json"), "steps": steps}
-        try:
-            done = run_child(f"{__package__}.checking_child", job, progress, imports_as_here=True)
-        except PoochError as error:
-            progress(f"the trainings cannot be compared under deterministic algorithms: {error}")
-            return None
-    if done is None:
+    job = {"workload": asdict(factory), "plan": WIRE.plain(plan), "steps": steps}
+    try:
+        done = run_child(f"{__package__}.checking_child", job, progress, imports_as_here=True)
+    except PoochError as error:
+        progress(f"the trainings cannot be compared under deterministic algorithms: {error}")
         return None
     return DeterministicCheck(**{**done["done"], "operators": tuple(done["done"]["operators"])})
 

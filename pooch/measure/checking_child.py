@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ..api.children import errors_sent, received, send
+from ..api.wire import WIRE
 from ..errors import PoochError, first_line
-from ..ir import Plan
 from ..torchtools.determinism import deterministic_algorithms, use_deterministic_algorithms
 from ..workloads.loading import WorkloadFactory
 from .checking import compared
@@ -32,7 +32,7 @@ def main() -> None:
 
         with deterministic_algorithms() as operators:
             try:
-                found = compared(build, Plan.load(job["plan_path"]), job["steps"], progress)
+                found = compared(build, WIRE.made(job["plan"]), job["steps"], progress)
             except (RuntimeError, MemoryError) as error:  # out of memory, for example
                 raise PoochError(first_line(error)) from None
         send({"done": asdict(replace(found, operators=tuple(operators)))})

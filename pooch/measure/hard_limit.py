@@ -13,17 +13,14 @@ code that oneDNN generates, two small copy buffers).
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..api.children import child_command
-from ..errors import PoochError
+from ..api.children import Child, Event
+from ..api.wire import PLANNING, Wire
+from ..errors import PoochError, ProcessEnded
 from ..ir import Plan
 from ..progress import Progress
 from ..workloads.loading import WorkloadFactory
@@ -56,15 +53,18 @@ class LimitedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LimitedJob:
-    """Job of the child process, as plain data: what `train_limited` takes, with a file for the plan."""
+    """Job of the child process: what `train_limited` takes."""
 
     factory: WorkloadFactory
-    plan_path: str | None
+    plan: Plan | None
     budget_bytes: int
     steps: int
     in_core_peak_bytes: int | None = None
     slack_bytes: int | None = None
     on_arena: bool = False
+
+
+WIRE = Wire(*PLANNING, WorkloadFactory, LimitedJob)
 
 
 def train_limited(
@@ -95,22 +95,12 @@ def train_limited(
     """
     beside = " on an arena" if on_arena else ""
     progress(f"{'planned' if plan else 'plain'} training{beside} under a hard limit")
-    with tempfile.TemporaryDirectory(prefix="pooch-") as folder:
-        plan_path = Path(folder) / "plan.json"
-        if plan is not None:
-            plan.save(plan_path)
-        job = LimitedJob(
-            factory, str(plan_path) if plan else None, budget_bytes, steps, in_core_peak_bytes, slack_bytes, on_arena
-        )
-        child = subprocess.run(
-            child_command(f"{__package__}.limited_child", imports_as_here=True),
-            input=json.dumps(asdict(job)),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=exact_allocator(os.environ),
-        )
-    return _read_outcome(child)
+    job = LimitedJob(factory, plan, budget_bytes, steps, in_core_peak_bytes, slack_bytes, on_arena)
+    module, environment = f"{__package__}.limited_child", exact_allocator(os.environ)
+    with Child(module, imports_as_here=True, environment=environment) as child:
+        child.tell({"job": WIRE.plain(job)})
+        events = list(child.events())
+        return _outcome(events, child.ended())
 
 
 def exact_allocator(environment: Mapping[str, str]) -> dict[str, str]:
@@ -134,15 +124,14 @@ def limit_gpu(device: torch.device, budget_bytes: int, slack_bytes: int = SLACK_
     return limit_bytes
 
 
-def _read_outcome(child: subprocess.CompletedProcess[str]) -> LimitedOutcome:
-    events = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
+def _outcome(events: Sequence[Event], ended: ProcessEnded) -> LimitedOutcome:
+    told = next((event["message"] for event in events if "error" in event), str(ended))
     if not any("limit_bytes" in event or "died" in event for event in events):
-        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        raise PoochError(f"the limited process failed before its limit was set: {last}")
+        raise PoochError(f"the limited process failed before its limit was set: {told}")
     losses = tuple(event["loss"] for event in events if "loss" in event)
     slack_bytes = next((event["slack_bytes"] for event in events if "slack_bytes" in event), None)
     arena = next((event["arena"] for event in events if "arena" in event), None)
     if any("done" in event for event in events):
         return LimitedOutcome(True, "", losses, slack_bytes, arena)
     died = next((event["died"] for event in events if "died" in event), None)
-    return LimitedOutcome(False, died or f"the process died (exit status {child.returncode})", losses, slack_bytes)
+    return LimitedOutcome(False, died or f"the process died: {told}", losses, slack_bytes)

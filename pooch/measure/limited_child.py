@@ -1,25 +1,21 @@
-"""The child process of `hard_limit`: reads a job from standard input, writes one JSON line per event."""
+"""The child process of `hard_limit`: reads a job, and tells what happens."""
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
 from contextlib import nullcontext
 
-from ..api.children import send
+from ..api.children import received, send
 from ..errors import first_line
 from ..torchtools.malloc import return_large_blocks
 from ..units import format_bytes
-from ..workloads.loading import WorkloadFactory
 from .arena_training import FIRST_STEPS
-from .hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
+from .hard_limit import SLACK_BYTES, WIRE, LimitedJob, limit_gpu
 
 
 def main() -> None:
     """Build the workload, run a step, set the limit, train."""
-    given = json.loads(sys.stdin.read())
-    job = LimitedJob(**{**given, "factory": WorkloadFactory(**given["factory"])})
+    job: LimitedJob = WIRE.made(received()["job"])
     return_large_blocks()  # so that address space means live memory
     training = _Training(job)
     try:
@@ -56,16 +52,14 @@ class _Training:
     def __init__(self, job: LimitedJob) -> None:
         from ..api.arenas import arena_for
         from ..executor import apply_plan
-        from ..ir import Plan
         from ..torchtools.training_state import model_device
 
         self.workload = job.factory()
         self.device = model_device(self.workload.model)
-        plan = Plan.load(job.plan_path) if job.plan_path else None
         self.run = self.arena = None
-        if plan is not None:
+        if job.plan is not None:
             self.arena = arena_for(self.workload.model) if job.on_arena else None
-            self.run = apply_plan(plan, self.workload.model, measure_every=None, memory=self.arena)
+            self.run = apply_plan(job.plan, self.workload.model, measure_every=None, memory=self.arena)
         self._in_core_peak_bytes = job.in_core_peak_bytes
 
     def settle(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FileFormatError, PoochError, UsageError, WorkloadError
+from ..folders import TemporaryFolder
 from .file import require
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ def export_trained(workload: Workload, path: Path) -> ExportReport:
     with _inferring(workload.model):
         call = _captured_call(workload)
         try:
-            with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=".pooch-export-") as folder:
-                written = Path(folder) / path.name
+            with TemporaryFolder(beside=path.resolve()) as folder:
+                written = folder / path.name
                 _write(workload.model, call, written)
                 report = _compared(call, written, path)
-                _move(Path(folder), path)
+                _move(folder, path)
         except OSError as error:
             raise FileFormatError(f"cannot write {path}: {error.strerror or error}: give another name") from error
     return report

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 
 from ..errors import ProfileError, first_line
+from ..folders import TemporaryFolder
 
 MEMORY_EVENT = "[memory]"  # torch's name for a report of its allocators
 
@@ -78,8 +77,8 @@ def _is_on(device: torch.device, kind: int, event_kind: Any, event_index: int) -
 
 def _written(results: Any, device: torch.device, kind: int) -> list[MemoryEvent]:
     """Reads memory events from the profiler's trace file, which each session can write only once."""
-    with tempfile.TemporaryDirectory(prefix="pooch-") as folder:
-        path = Path(folder) / "trace.json"
+    with TemporaryFolder() as folder:
+        path = folder / "trace.json"
         try:
             results.save(str(path))
             reports, base_ns = _reports_in(path.read_text(errors="replace"))

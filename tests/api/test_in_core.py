@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from pooch.api.options import PlanOptions
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.batch_search.max_batch import max_batch
-from pooch.measure import checking, limited_child, measuring
+from pooch.measure import checking, hard_limit, limited_child, measuring
 from pooch.measure.arena_training import ArenaOutcome
 from pooch.measure.comparison import compare, measure_rows
 from pooch.measure.hard_limit import SLACK_BYTES, LimitedJob, LimitedOutcome
@@ -193,8 +192,8 @@ def test_the_limit_leaves_what_the_allocator_was_seen_to_reserve_beside_tensors(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = asdict(job_of(factory, slack_bytes=given_bytes))
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(read=lambda: json.dumps(job)))
+    job = hard_limit.WIRE.plain(job_of(factory, slack_bytes=given_bytes))
+    monkeypatch.setattr(limited_child, "received", lambda: {"job": job})
     limited_child.main()
     slack_bytes = SLACK_BYTES + 30 * MIB if given_bytes is None else given_bytes
     assert caching == [(MIB, slack_bytes)]

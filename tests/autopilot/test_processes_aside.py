@@ -1,62 +1,25 @@
-"""The processes that measure and plan beside training, and that end with it."""
+"""The processes that measure and plan beside training: what they import, and that nothing is left of them."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
 import pooch
-from pooch.api.children import child_command
-from tests.children import ROOT, child_environment
-from tests.toys import blocks
+from benchmarks import repeated
+from tests.children import ROOT, child_environment, is_gone
 
 pytestmark = pytest.mark.cpu
-
-
-@pytest.mark.parametrize("module", ["measuring_process", "planning_process"])
-def test_they_end_with_the_program_that_trains(module: str, tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    blocks(2).save(path)
-    code = (
-        "import os, subprocess, sys\n"
-        f"command = [sys.executable, '-m', 'pooch.autopilot.{module}', {str(path)!r}]\n"
-        "child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)\n"
-        "print(child.pid, flush=True)\n"
-        "os._exit(1)\n"  # as if it was killed
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=child_environment(), stdout=subprocess.PIPE, check=False)
-    child = Path("/proc") / done.stdout.decode().strip()
-    before = path.read_bytes()
-    while child.exists() and (child / "cmdline").read_bytes():
-        time.sleep(0.05)
-    assert path.read_bytes() == before, "it measured to its end"
-
-
-@pytest.mark.parametrize("module", ["measuring_process", "planning_process"])
-def test_they_end_while_they_work(module: str, tmp_path: Path) -> None:
-    """The planning process ends in the middle of a job, too, and says nothing."""
-    path = tmp_path / "profile.json"
-    blocks(2).save(path)
-    command = child_command(f"pooch.autopilot.{module}", str(path))
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
-        assert child.stdin is not None
-        if module == "planning_process":
-            os.mkfifo(tmp_path / "job.pickle")  # the job comes from here, and never does
-            child.stdin.write(f'{{"folder": "{tmp_path}"}}\n')
-            child.stdin.flush()
-        child.stdin.close()
-        assert child.wait() in (0, 1)
-        assert child.stderr is not None
-        assert child.stderr.read() == ""
 
 
 EVIL = "open({mark!r}, 'a').write(__name__ + '\\n'); raise SystemExit(7)\n"
@@ -87,6 +50,76 @@ def test_nothing_is_imported_from_the_current_directory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) > 0
     assert not mark.exists(), mark.read_text()
+
+
+INTERRUPTED = """
+import os, sys
+import torch, pooch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(48)])
+rows = torch.randn(512, 256)
+auto = pooch.auto(model, "60%", tell=lambda line: None)
+def step():
+    model(rows).sum().backward()
+while not auto.is_planning:
+    step()
+if sys.argv[1] != "killed":
+    sys.exit(0)
+print("planning", flush=True)
+while True:
+    step()
+"""
+
+
+@pytest.mark.parametrize("signal_number", [0, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_or_said_where_training_ends_while_a_plan_is_made(signal_number: int, tmp_path: Path) -> None:
+    """No folder, no process, and nothing on the terminal."""
+    command = [sys.executable, "-c", INTERRUPTED, "killed" if signal_number else "ends"]
+    environment, pipe = child_environment(TMPDIR=str(tmp_path), OMP_NUM_THREADS="1"), subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as training:
+        aside: list[psutil.Process] = []
+        assert training.stdout is not None
+        assert training.stderr is not None
+        if signal_number:
+            assert training.stdout.readline() == "planning\n"
+            aside = psutil.Process(training.pid).children()
+            training.send_signal(signal_number)
+        assert training.stderr.read() == ""
+    assert training.returncode == (-signal_number if signal_number else 0)
+    assert list(tmp_path.glob("*pooch*")) == []
+    while not all(map(is_gone, aside)):
+        time.sleep(0.02)
+
+
+BESIDE = """
+import sys, threading
+import torch, pooch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(16)])
+rows = torch.randn(256, 64)
+auto = pooch.auto(model, "60%", tell=lambda line: None)
+steps = threading.Semaphore(0)
+def train():
+    while True:
+        model(rows).sum().backward()
+        steps.release()
+threading.Thread(target=train, daemon=True).start()
+for _ in range(int(sys.argv[1])):
+    steps.acquire()
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 40])
+def test_a_program_that_ends_while_a_daemon_thread_trains_ends_without_a_word(steps: int) -> None:
+    """Plain PyTorch aborts here: Python takes its thread away in the middle of an operator."""
+    command = [sys.executable, "-c", BESIDE, str(steps)]
+    environment = child_environment(OMP_NUM_THREADS="1")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_twenty_runs_in_one_process_leave_nothing() -> None:
+    assert repeated.faults(repeated.trained_and_removed(20, 5)) == []
 
 
 def children() -> set[str]:
