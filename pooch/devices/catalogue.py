@@ -116,7 +116,7 @@ def _parse(text: str, name: str) -> dict[str, DeviceModel]:
 def _model(device: str, table: dict[str, Any], name: str) -> DeviceModel:
     memory_gib = table.pop("memory_gib", None)
     if memory_gib is not None:
-        is_number = isinstance(memory_gib, int | float) and math.isfinite(memory_gib)
+        is_number = isinstance(memory_gib, int | float) and math.isfinite(float(memory_gib) * _GIB)
         table["memory_bytes"] = round(memory_gib * _GIB) if is_number else memory_gib
     try:
         return _READER.validate_python({**table, "name": device})

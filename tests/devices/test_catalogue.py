@@ -93,6 +93,7 @@ HUGE = (
         ("{valid}memory_gb_per_s = 1e-320\n", "give 1e-06 to 1e.12"),
         (HUGE.format("1e20"), "give at most 8 PiB"),
         (HUGE.format("inf"), "memory_gib: input should be a finite number"),
+        (HUGE.format("1e308"), "memory_gib: unable to parse input|memory_gib: input should be"),
         (HUGE.format("nan"), "memory_gib: input should be a finite number"),
     ],
 )
