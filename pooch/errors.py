@@ -6,11 +6,30 @@ turns errors into exit codes (`exit_code`) and shows a traceback only with `--de
 
 from __future__ import annotations
 
+from .visible import visible
+
+_LONGEST = 1200  # characters of a message; names and texts in a file may be endless
+_END = 300  # of these are at its end, where the remedy is
+
 
 class PoochError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
+
+    Args:
+        message: the message. Names in it may come from files that somebody else has made, so it is brought into one
+            line of a length that can be read, without characters that a terminal would obey.
+        rest: whatever else a subclass holds.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: object = "", *rest: object) -> None:
+        super().__init__(_in_one_line(str(message)), *rest)
+
+
+def _in_one_line(text: str) -> str:
+    line = visible(" ".join(text.splitlines()))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - _END]} ... {line[-_END:]}"
 
 
 class UsageError(PoochError, ValueError):

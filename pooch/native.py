@@ -13,7 +13,6 @@ import hashlib
 import os
 import shlex
 import shutil
-import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .folders import TemporaryFolder
+from .reading import is_ours
 
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 BUILD_LIMIT_S = 120
@@ -62,13 +62,13 @@ def built_library(
     digest = hashlib.sha256(b"\0".join([*texts, *map(str.encode, flags)]))
     file_name = f"{name}-{digest.hexdigest()[:16]}.so"
     library = _cache_directory() / "native" / file_name
-    if not again and _is_ours(library.parent) and _is_whole(library):
+    if not again and is_ours(library.parent) and _is_whole(library):
         return library
     inputs = [*FLAGS, *compile_flags, str(source)]
     try:
         library.parent.parent.mkdir(parents=True, exist_ok=True)
         library.parent.mkdir(mode=0o700, exist_ok=True)
-        if not _is_ours(library.parent):
+        if not is_ours(library.parent):
             raise PermissionError(f"{library.parent} may be written by others")
         _build(library, inputs, link_flags)
         _checksum_file(library).write_text(_checksum(library))
@@ -78,20 +78,10 @@ def built_library(
     return library
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a file or directory can only have been written by this user or root. A link could be anybody's."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    is_kept_here = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-    return is_kept_here and found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 def _is_whole(library: Path) -> bool:
     """Whether a library is there as it was built. A full disk or a crash may have left a part."""
     try:
-        return _is_ours(library) and _checksum_file(library).read_text() == _checksum(library)
+        return is_ours(library) and _checksum_file(library).read_text() == _checksum(library)
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -1,4 +1,7 @@
-"""Reading files that somebody else may have made: regular ones of a limited size, and nothing that never ends."""
+"""Reading files that somebody else may have made: regular ones of a limited size, and nothing that never ends.
+
+What is trusted because this user has written it has to be this user's alone: see `is_ours`.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,19 @@ from pathlib import Path
 MOST_BYTES = 256 * 2**20  # a profile of 100,000 ops takes less than half of it
 
 
-def file_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
+def file_bytes(path: str | Path, most_bytes: int = MOST_BYTES, *, follow_links: bool = True) -> bytes:
     """Returns what a file holds.
 
     Args:
         path: the file.
         most_bytes: what it may hold at most.
+        follow_links: whether the path may be a link.
 
     Raises:
         OSError: it cannot be read, is too large, or is no regular file but a pipe or device, which may never end.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe would wait for its writer
+    descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
@@ -31,3 +36,17 @@ def file_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, "it is larger than any such file", str(path))
     return content
+
+
+def is_ours(path: Path) -> bool:
+    """Returns whether a file or directory can only have been written by this user or root.
+
+    Args:
+        path: the file or directory. A link could be anybody's, and is not followed.
+    """
+    try:
+        found = path.lstat()
+    except (OSError, ValueError):
+        return False
+    is_kept_here = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+    return is_kept_here and found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

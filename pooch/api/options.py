@@ -92,7 +92,7 @@ def in_flight(profile: Profile, microbatches: int) -> Profile:
             parameters in it.
     """
     checked_in_flight(microbatches)
-    if microbatches > 1 and profile.gathered:
+    if max(microbatches, profile.in_flight.microbatches) > 1 and profile.gathered:
         raise UsageError(
             "FSDP gathers parameters in this step, and plans for several microbatches in flight do not cover that: run "
             "the backward pass of each microbatch before the next forward pass, and plan with microbatches_in_flight=1"

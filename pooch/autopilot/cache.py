@@ -1,8 +1,15 @@
-"""Profiles and plans on disk, so that the next run of the same training begins with them."""
+"""Profiles and plans on disk, so that the next run of the same training begins with them.
+
+Each kind of step has a folder: its profile, its plan, and a note of what they are for, with their digests. The note is
+written last. So files that two processes have written at the same time, that were cut off by a full disk, or that were
+moved from another folder are not taken for what was kept together. A folder that anybody else can write to, or a link
+in its place, is neither read nor written.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +19,14 @@ import torch
 
 from ..errors import FileFormatError, UsageError
 from ..ir import Plan, Profile
+from ..ir.files import document_of, replace_file
 from ..profiler.hardware import describe_device
+from ..reading import file_bytes, is_ours
 from ..torchtools.tensors import model_signature
 from .signature import StepKey
+
+PROFILE, PLAN, NOTE = "profile.json", "plan.json", "kept.json"
+_MOST_NOTE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,39 +128,89 @@ class PlanCache:
         theirs = " and ".join("1 process" if number == 1 else f"{number} ranks" for number in sorted(found))
         return f"the plans in {self._root} are for {theirs}: new ones are made for {_in_words(mine)}"
 
-    def _folder(self, key: StepKey) -> Path:
+    def _name(self, key: StepKey) -> str:
+        """What a kind of step is kept under: nothing of its text is part of a path."""
         text = repr((self._identity, key.family, key.sizes))
-        return self._directory / hashlib.sha256(text.encode()).hexdigest()[:32]
+        return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+    def _folder(self, name: str) -> Path:
+        return self._directory / name[:32]
 
     def find(self, key: StepKey) -> Cached | None:
-        """Return what is kept for a kind of step. Files that cannot be read count as missing.
+        """Return what is kept for a kind of step. Files that cannot be read or trusted count as missing.
 
         So does a plan that swaps more than there is room for now.
+
+        Args:
+            key: The kind of step.
         """
-        folder = self._folder(key)
-        if not folder.exists():
-            return None
-        plan, derived = folder / "plan.json", folder / "derived"
+        name = self._name(key)
         try:
-            profile = Profile.load(folder / "profile.json")
-            cached = Cached(profile, Plan.load(plan) if plan.exists() else None, not derived.exists())
-        except (FileFormatError, OSError):
+            cached = _read(self._folder(name), name)
+        except (FileFormatError, OSError, ValueError, RecursionError):
+            return None
+        if cached is None:
             return None
         needed_bytes = 0 if cached.plan is None else cached.plan.schedule.host_bytes
         return cached if self._host_bytes is None or needed_bytes <= self._host_bytes else None
 
     def keep(self, key: StepKey, cached: Cached) -> None:
-        """Keep what is known of a kind of step. Nothing is kept where the disk is full."""
-        folder = self._folder(key)
+        """Keep what is known of a kind of step. Nothing is kept where the disk is full, or others can write.
+
+        Args:
+            key: The kind of step.
+            cached: What is known of it.
+        """
+        name = self._name(key)
+        folder = self._folder(name)
         try:
-            folder.mkdir(exist_ok=True)
-            cached.profile.save(folder / "profile.json")
-            if cached.plan is not None:
-                cached.plan.save(folder / "plan.json")
-            if not cached.is_recorded:
-                (folder / "derived").touch()
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if not is_ours(folder):
+                return
+            note = {
+                "of": name,
+                "profile": _written(cached.profile, folder / PROFILE),
+                "plan": None if cached.plan is None else _written(cached.plan, folder / PLAN),
+                "is_recorded": cached.is_recorded,
+            }
+            replace_file(folder / NOTE, json.dumps(note).encode(), follow_links=False)
         except (FileFormatError, OSError):
             return
+
+
+def _written(document: Profile | Plan, path: Path) -> str:
+    """Write a document and return its digest."""
+    content = document.as_bytes()
+    replace_file(path, content, follow_links=False)
+    return _digest(content)
+
+
+def _read(folder: Path, name: str) -> Cached | None:
+    """What is kept in a folder, if all of it was kept together under this name."""
+    if not is_ours(folder):
+        return None
+    note = json.loads(file_bytes(folder / NOTE, _MOST_NOTE_BYTES, follow_links=False))
+    if not isinstance(note, dict) or note.get("of") != name:
+        return None
+    profile = _content(folder / PROFILE, note.get("profile"))
+    plan = None if note.get("plan") is None else _content(folder / PLAN, note["plan"])
+    if profile is None or (plan is None and note.get("plan") is not None):
+        return None
+    return Cached(
+        document_of(profile, folder / PROFILE, Profile),
+        None if plan is None else document_of(plan, folder / PLAN, Plan),
+        note.get("is_recorded") is True,
+    )
+
+
+def _content(path: Path, digest: object) -> bytes | None:
+    """What a file holds, if it is what was noted. It is read once, so that nothing can change in between."""
+    content = file_bytes(path, follow_links=False)
+    return content if _digest(content) == digest else None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _numbers_of_ranks(root: Path) -> set[int]:

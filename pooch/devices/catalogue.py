@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import tomllib
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from ..reading import file_bytes
 from .model import DeviceModel
 
 _GIB = 2**30
-
+_MOST_BYTES = 2**20  # of a file; a device takes less than a thousandth of it
 
 _READER = pydantic.TypeAdapter(DeviceModel)
 
@@ -83,7 +84,7 @@ def read_catalogue(path: str | Path) -> dict[str, DeviceModel]:
         FileFormatError: the file is missing, unreadable or not TOML, or a figure is invalid.
     """
     try:
-        text = file_bytes(path).decode()
+        text = file_bytes(path, _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise FileFormatError(f"cannot read {path}: {reason.lower()}: give a catalogue of devices") from error
@@ -95,7 +96,13 @@ def _parse(text: str, name: str) -> dict[str, DeviceModel]:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FileFormatError(f"{name} is not TOML ({error}): correct it, or make it again") from error
+    except RecursionError as error:
+        raise FileFormatError(f"{name} is nested too deeply for a catalogue of devices: check the path") from error
+    except ValueError as error:  # a number with thousands of digits
+        raise FileFormatError(f"{name} has a number that is too large: correct it") from error
     defaults = tables.pop("defaults", {})
+    if not isinstance(defaults, dict):
+        raise FileFormatError(f"{name}: defaults is not a table: write [defaults] and its figures below")
     models = {}
     for device, table in tables.items():
         if not isinstance(table, dict):
@@ -109,7 +116,8 @@ def _parse(text: str, name: str) -> dict[str, DeviceModel]:
 def _model(device: str, table: dict[str, Any], name: str) -> DeviceModel:
     memory_gib = table.pop("memory_gib", None)
     if memory_gib is not None:
-        table["memory_bytes"] = round(memory_gib * _GIB) if isinstance(memory_gib, int | float) else memory_gib
+        is_number = isinstance(memory_gib, int | float) and math.isfinite(float(memory_gib) * _GIB)
+        table["memory_bytes"] = round(memory_gib * _GIB) if is_number else memory_gib
     try:
         return _READER.validate_python({**table, "name": device})
     except pydantic.ValidationError as error:

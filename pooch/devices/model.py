@@ -10,6 +10,8 @@ from ..errors import UsageError
 from ..ir import Device, Link
 
 OpKind = Literal["matmul", "convolution"]
+_MOST_BYTES = 2**53  # 8 PiB; files give memory in GiB, which is exact up to there
+_LEAST, _MOST = 1e-6, 1e12  # of other figures: with these, no time is infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,10 @@ class DeviceModel:
             least_is_zero = name in other
             if not math.isfinite(number) or number < 0 or (number == 0 and not least_is_zero):
                 raise UsageError(f"device {self.name!r}: {name} is {number}: give a positive number")
+            if name != "memory_bytes" and not (_LEAST <= number <= _MOST or number == 0):
+                raise UsageError(f"device {self.name!r}: {name} is {number}: give {_LEAST:g} to {_MOST:g}")
+        if self.memory_bytes > _MOST_BYTES:
+            raise UsageError(f"device {self.name!r}: memory_bytes is {self.memory_bytes}: give at most 8 PiB")
         for name, share in shares.items():
             if share > 1:
                 raise UsageError(f"device {self.name!r}: efficiency.{name} is {share}: give at most 1")

@@ -15,6 +15,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -67,7 +69,11 @@ class Document:
         Raises:
             FileFormatError: the file cannot be written; an old file is still there.
         """
-        replace_file(path, _to_text(self).encode())
+        replace_file(path, self.as_bytes())
+
+    def as_bytes(self) -> bytes:
+        """What its file holds."""
+        return _to_text(self).encode()
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -88,7 +94,21 @@ def load_document(path: str | Path, *kinds: type[Kind]) -> Kind:
     Raises:
         FileFormatError: as `Document.load`.
     """
-    content = _read_object(path)
+    return document_of(_bytes_of(path), path, *kinds)
+
+
+def document_of(read: bytes, path: str | Path, *kinds: type[Kind]) -> Kind:
+    """Take a document of one of these kinds from what its file holds.
+
+    Args:
+        read: the bytes of the file.
+        path: the file, for messages.
+        kinds: the kinds that it may be of.
+
+    Raises:
+        FileFormatError: as `Document.load`.
+    """
+    content = _object_of(read, path)
     found = _format_of(content, path)
     for kind in kinds:
         if kind.format_name == found:
@@ -97,18 +117,24 @@ def load_document(path: str | Path, *kinds: type[Kind]) -> Kind:
     raise FileFormatError(f"{path} is a {found} file, not a {wanted} file: give the other one")
 
 
-def replace_file(path: str | Path, content: bytes) -> None:
+def replace_file(path: str | Path, content: bytes, *, follow_links: bool = True) -> None:
     """Write a file beside the target, then rename it: readers see the old file or the new one, never a part.
 
+    Args:
+        path: the target.
+        content: what it is to hold.
+        follow_links: where the target is a link, whether what it leads to is replaced, or the link itself.
+
     Raises:
-        FileFormatError: the folder is missing or cannot be written to, or the disk is full.
+        FileFormatError: the folder is missing or cannot be written to, the target is a folder, pipe or device, or the
+            disk is full.
     """
-    target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    target = Path(os.path.realpath(path)) if follow_links else Path(path)
+    # No other thread writes there, and nobody else can have put a link there.
+    beside = target.with_name(f".{target.name[:100]}.{os.getpid()}.{secrets.token_hex(8)}.part")
     try:
-        if target.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        with beside.open("wb") as stream:
+        _check_target(target)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
@@ -120,6 +146,18 @@ def replace_file(path: str | Path, content: bytes) -> None:
         raise FileFormatError(
             f"cannot write {path}: {reason}: give a file in a folder that can be written to"
         ) from error
+
+
+def _check_target(target: Path) -> None:
+    """Refuse what a file would take the place of for good: root may rename one to /dev/null."""
+    try:
+        mode = target.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(None, "it is a folder")
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        raise OSError(None, "it is not a regular file")
 
 
 def _to_text(document: Document) -> str:
@@ -152,13 +190,18 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def _read_object(path: str | Path) -> dict[str, Any]:
+def _bytes_of(path: str | Path) -> bytes:
     try:
-        text = file_bytes(path).decode()
+        return file_bytes(path)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path} does not exist: check the path") from error
     except OSError as error:
         raise FileFormatError(f"cannot read {path}: {(error.strerror or str(error)).lower()}: check it") from error
+
+
+def _object_of(read: bytes, path: str | Path) -> dict[str, Any]:
+    try:
+        text = read.decode()
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path} is a binary file, not a Pooch profile or plan: check the path") from error
     try:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from .consistency import check_profile
+from .consistency import MOST_BYTES, check_profile
 from .files import Document
 from .modelled_ranks import ModelledRanks
 from .split import Split
@@ -343,6 +343,8 @@ class Profile(Document):
         in_flight = InFlight(microbatches, resident_bytes, gradient_bytes)
         missing = replace(self, in_flight=in_flight).missing_gradients()
         added = [in_flight.others_bytes(resident_bytes, missing_bytes) for missing_bytes in missing]
+        if max(added) >= MOST_BYTES:
+            raise ValueError(f"{microbatches} microbatches of {resident_bytes} bytes in flight are beyond all memory")
         ops = tuple(
             replace(op, entry_bytes=op.entry_bytes + more, peak_bytes=op.peak_bytes + more)
             for op, more in zip(self.ops, added, strict=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx
+import psutil
 import torch
 
+from ..errors import WorkloadError
+from ..units import format_bytes
 from .dimensions import InputShape
 
+MOST_FAKE_BYTES = 1 << 60  # of inputs without contents, as everywhere in a profile
 _KEEPS_VALUES = {
     "Identity",
     "Cast",
@@ -27,7 +32,11 @@ def random_inputs(graph: onnx.GraphProto, shapes: Sequence[InputShape], seed: in
     """Make standard normal numbers for floats, valid indices for inputs that index a table, ones for other integers.
 
     An integer that is not an index is nearly always a mask, hence ones.
+
+    Raises:
+        WorkloadError: they are larger than the memory of this machine, in a file or by its open dimensions.
     """
+    _check_size(shapes)
     generator = torch.Generator().manual_seed(seed)
     bounds = index_bounds(graph)
     made = []
@@ -39,6 +48,15 @@ def random_inputs(graph: onnx.GraphProto, shapes: Sequence[InputShape], seed: in
         else:
             made.append(torch.ones(shape.sizes, dtype=shape.dtype))
     return tuple(made)
+
+
+def _check_size(shapes: Sequence[InputShape]) -> None:
+    size_bytes = sum(math.prod(shape.sizes) * shape.dtype.itemsize for shape in shapes)
+    is_fake = torch._C._len_torch_dispatch_stack() > 0  # these take no memory
+    if size_bytes > (MOST_FAKE_BYTES if is_fake else psutil.virtual_memory().total):
+        raise WorkloadError(
+            f"its inputs take {format_bytes(size_bytes)}, more than there is memory: give smaller dimensions"
+        )
 
 
 def index_bounds(graph: onnx.GraphProto) -> dict[str, int]:

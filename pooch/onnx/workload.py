@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from ..errors import UsageError, WorkloadError
+from ..errors import PoochError, UsageError, WorkloadError
 from ..workloads.base import Workload
 from ..workloads.settings import Setting
 from .building import build_model
@@ -39,13 +40,14 @@ def onnx_builder(name: str) -> Callable[..., Workload]:
         if mode not in MODES:
             raise UsageError(f"there is no mode {mode!r}: --set mode= takes {', '.join(MODES)}")
         path = Path(name)
-        proto = read_model(path)
-        shapes = input_shapes(proto.graph, batch_size, dimensions)
-        trained = trained_names(proto.graph, freeze)
-        if not trained:
-            raise WorkloadError(f"{path} has no weights to train: check what --set freeze= matches")
-        model = build_model(proto.graph, opset_of(proto, path), shapes, trained, mode, path).to(device)
-        inputs = tuple(each.to(device) for each in random_inputs(proto.graph, shapes, seed))
+        with _told_of(path):
+            proto = read_model(path)
+            shapes = input_shapes(proto.graph, batch_size, dimensions)
+            trained = trained_names(proto.graph, freeze)
+            if not trained:
+                raise WorkloadError(f"{path} has no weights to train: check what --set freeze= matches")
+            model = build_model(proto.graph, opset_of(proto, path), shapes, trained, mode, path).to(device)
+            inputs = tuple(each.to(device) for each in random_inputs(proto.graph, shapes, seed))
         position = _output_position(model, output)
         takes_tokens = not index_bounds(proto.graph).keys().isdisjoint(model.input_names)
         result_like = model.outputs_like[position]
@@ -60,6 +62,18 @@ def onnx_builder(name: str) -> Callable[..., Workload]:
         return Workload(model, forward, optimizer, path.name, batch)
 
     return build
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    """What a library raises over a file that it cannot understand, in one line about the file."""
+    try:
+        yield
+    except PoochError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        raise WorkloadError(f"{path} cannot be built: {text}: export it again") from error
 
 
 def _output_position(model: OnnxModel, wanted: str) -> int:

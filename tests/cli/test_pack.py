@@ -94,6 +94,15 @@ def test_a_bad_file_is_told_in_one_line(pooch_command: Command, tmp_path: Path, 
     assert "unexpected" not in outcome.error_line
 
 
+def test_a_cell_that_is_endless_is_told_in_a_line_that_can_be_read(pooch_command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(f"{HEADER}\n1,0,2,{'x' * 100_000}\n")
+    line = pooch_command("pack", path).error_line
+    assert "line 2: size is 'xxx" in line
+    assert line.endswith("it must be an integer")
+    assert len(line) < 1500
+
+
 def test_files_that_cannot_be_read_are_told(pooch_command: Command, tmp_path: Path) -> None:
     assert "no such file" in pooch_command("pack", tmp_path / "none.csv").error_line
     assert "cannot read" in pooch_command("pack", tmp_path).error_line

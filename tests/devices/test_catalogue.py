@@ -71,6 +71,12 @@ def test_an_unknown_device_is_told_with_what_is_near() -> None:
         find_device("V100")
 
 
+HUGE = (
+    "[x]\ntitle = 'x'\nkind = 'cpu'\nmemory_gib = {}\ntflops = {{{{ float32 = 1 }}}}\nmemory_gb_per_s = 3\n"
+    "link = {{{{ name = 'wire', out_gb_per_s = 1, in_gb_per_s = 1 }}}}\n"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -81,6 +87,14 @@ def test_an_unknown_device_is_told_with_what_is_near() -> None:
         ("{valid}memory_gb_per_s = -3\n", "memory_gb_per_s is -3.0: give a positive number"),
         ("{valid}memory_gb_per_s = nan\n", "memory_gb_per_s is nan"),
         ("{valid}memory_gb_per_s = 3\nefficiency = {{ memory = 1.5 }}\n", "efficiency.memory is 1.5: give at most 1"),
+        ("defaults = 3\n{valid}", "defaults is not a table"),
+        ("{valid}memory_gb_per_s = 3\nrecalled = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("{valid}memory_gb_per_s = " + "9" * 5000, "a number that is too large"),
+        ("{valid}memory_gb_per_s = 1e-320\n", "give 1e-06 to 1e.12"),
+        (HUGE.format("1e20"), "give at most 8 PiB"),
+        (HUGE.format("inf"), "memory_gib: input should be a finite number"),
+        (HUGE.format("1e308"), "memory_gib: unable to parse input|memory_gib: input should be"),
+        (HUGE.format("nan"), "memory_gib: input should be a finite number"),
     ],
 )
 def test_a_bad_catalogue_is_told_in_one_line(text: str, told: str, tmp_path: Path) -> None:

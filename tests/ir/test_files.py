@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,49 @@ def test_places_that_cannot_be_written_to(profile: Profile, tmp_path: Path, plac
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """As root, a file could be renamed to /dev/null, and would then be there instead of the device."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(FileFormatError, match="it is not a regular file"):
+            replace_file(path, b"new")
+    assert pipe.is_fifo()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_a_link_that_somebody_put_beside_the_target_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    beside: list[str] = []
+    real = os.open
+
+    def plant(path: str, flags: int, *rest: int) -> int:
+        if str(path).endswith(".part"):
+            Path(path).symlink_to(victim)
+            beside.append(Path(path).name)
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", plant)
+    with pytest.raises(FileFormatError, match="cannot write"):
+        replace_file(tmp_path / "plan.json", b"new")
+    with pytest.raises(FileFormatError, match="cannot write"):
+        replace_file(tmp_path / "plan.json", b"new")
+    assert victim.read_text() == "precious"
+    assert len(set(beside)) == 2, "nobody can know the name before"
+
+
+def test_threads_that_write_one_file_at_once_disturb_none(tmp_path: Path) -> None:
+    contents = [bytes([65 + number]) * 200_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda content: replace_file(tmp_path / "p.json", content), contents * 5))
+    assert (tmp_path / "p.json").read_bytes() in contents
+    assert [entry.name for entry in tmp_path.iterdir()] == ["p.json"]
+
+
 def test_missing(tmp_path: Path) -> None:
     assert "does not exist" in failure(Profile, tmp_path / "none.json")
 
@@ -189,6 +233,14 @@ def test_newer_version(profile: Profile, tmp_path: Path) -> None:
 def test_unreadable_version(profile: Profile, tmp_path: Path, version: object) -> None:
     profile.save(tmp_path / "p.json")
     assert "version" in failure(Profile, changed(tmp_path / "p.json", lambda content: content.update(version=version)))
+
+
+def test_a_version_that_is_endless_is_told_in_a_line_that_can_be_read(profile: Profile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "p.json")
+    message = failure(Profile, changed(tmp_path / "p.json", lambda content: content.update(version=[{}] * 70_000)))
+    assert "unreadable version" in message
+    assert message.endswith("record it again with `pooch profile`")
+    assert len(message) < 1500
 
 
 def test_a_field_of_another_type(profile: Profile, tmp_path: Path) -> None:

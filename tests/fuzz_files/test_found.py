@@ -1,0 +1,40 @@
+"""What the fuzzers have found, each in the words of the file that showed it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+import pooch
+from pooch.api.planning import plan_from_decisions
+from pooch.api.simulation import simulate
+from pooch.errors import PoochError, UsageError
+from pooch.ir import Plan
+from pooch.ir.profile import InFlight
+from tests.toys import blocks, random_profile, sharded
+
+pytestmark = pytest.mark.cpu
+
+
+def test_a_plan_for_more_microbatches_than_any_memory_holds_is_told() -> None:
+    profile = blocks(3)
+    plan: Plan = plan_from_decisions(profile, {profile.activations[0].id: "swap"})
+    for microbatches in (2**45, 2**62):
+        with pytest.raises(UsageError, match="beyond all memory"):
+            simulate(profile, replace(plan, microbatches_in_flight=microbatches))
+
+
+def test_a_sharded_profile_with_microbatches_in_flight_is_not_planned_either() -> None:
+    profile = sharded(random_profile(Random(5), 12), Random(5))
+    assert profile.gathered
+    with pytest.raises(UsageError, match="FSDP gathers parameters"):
+        pooch.plan(replace(profile, in_flight=InFlight(25, 0, 0)), 10**9, policy="swap_all")
+
+
+def test_a_message_is_one_line_that_a_terminal_may_be_shown() -> None:
+    told = str(PoochError("a name\nof two lines with \x1b[2J in it" + "x" * 10_000 + ": the remedy"))
+    assert told.startswith("a name of two lines with \\x1b[2J in it")
+    assert told.endswith("x: the remedy")
+    assert len(told) < 1500
