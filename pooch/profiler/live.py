@@ -134,6 +134,7 @@ class LiveTrace:
         self._unpacks: list[Unpack] = []
         self._forward = LooseStack()
         self._session = Undoing()
+        self._reads = RawLooks(self._recorder.looked)
         self._others: dict[OnlineRecord, int] = {}
         self._thread = OwnThread()
         self._is_whole = True
@@ -195,13 +196,14 @@ class LiveTrace:
         Between the call and the backward pass what the program holds counts as in use: whatever has it may read it in
         any thread, such as one that logs, and steps that follow the plan put all of it back at the end of the call.
         """
-        with RawLooks(self._recorder.looked):
+        with self._reads:
             yield
         self._recorder.hand_out_all()
 
     def close_forward(self) -> None:
         """End the forward pass: take hooks and modes away."""
         self._recorder.note_releases()
+        self._reads.leave()
         self._forward.close()
         self._recorder.end_forward(self._living_models())
         if self._marks is not None:
@@ -242,6 +244,7 @@ class LiveTrace:
 
     def stop(self) -> None:
         """Give up. In another thread than the step's, hooks and modes stay, as does a session of torch's profiler."""
+        self._reads.leave()
         self._forward.close()
         if self._thread.is_here or not isinstance(self._tracer, MemoryTracer):
             self._end_session()

@@ -157,8 +157,8 @@ class CpuArena:
         assert self._mover is not None, "the arena is closed, or has no room"
         engine = self._engine
         ticket = CpuTicket(storage, offset_bytes, outwards, self._mover, engine.thread.ensure(), engine.health.rates)
-        self._last = ticket
         engine.thread.submit(ticket)
+        self._last = ticket  # not before: nobody would end what an interrupt has kept from being submitted
         return ticket
 
     def close(self) -> None:

@@ -470,7 +470,7 @@ class Evictor:
         for other in reversed(self._records):
             if other.saved_at >= record.saved_at:
                 continue
-            if other.storage is not None:
+            if other.storage is not None or other.owner() is None:
                 continue
             if other.size_bytes > spare_bytes or not other.is_copied:
                 return

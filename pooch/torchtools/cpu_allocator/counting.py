@@ -105,7 +105,10 @@ class CountingAllocator:
             raise KeyboardInterrupt
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # else it would hold this frame, which holds it, and with them the step that it ended
 
     def knows(self, pointer: int) -> bool:
         """Whether a live block was allocated, and so counted, since the installation."""
