@@ -6,8 +6,7 @@ and the settings of PyTorch. Whether that was enough is not believed but checked
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import PlanMismatch, ReplayDiffers
-from ..torchtools.accelerators import drawing_from, random_snapshot
+from ..torchtools.accelerators import called_drawing_from, random_snapshot
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import OperatorFacts, is_foreign, operator_facts, reads_statistics
 from ..torchtools.settings import Settings, settings_now, under_settings
@@ -251,17 +250,31 @@ def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStora
 
 
 def _call_below_autograd(call: RecordedCall, args: Any, kwargs: Any) -> Any:
-    with ExitStack() as stack:
-        stack.enter_context(torch._C._AutoDispatchBelowAutograd())
-        if torch._C._len_torch_dispatch_stack() > 0:
-            # If the backward pass runs inside of a mode (rarely), that mode must not see the replays.
-            stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
-        # They say whether autocast casts here. It has run for an op that it has cast, and is off then.
-        stack.enter_context(under_settings(call.settings))
-        stack.enter_context(torch.set_grad_enabled(call.grad_enabled))
-        for device, snapshot in call.draws:
-            stack.enter_context(drawing_from(device, snapshot))
-        return call.func(*args, **kwargs)
+    with torch._C._AutoDispatchBelowAutograd():
+        if torch._C._len_torch_dispatch_stack() == 0:
+            return _call_as_then(call, args, kwargs)
+        # If the backward pass runs inside of a mode (rarely), that mode must not see the replays.
+        with torch.utils._python_dispatch._disable_current_modes():
+            return _call_as_then(call, args, kwargs)
+
+
+def _call_as_then(call: RecordedCall, args: Any, kwargs: Any) -> Any:
+    # The settings say whether autocast casts here. It has run for an op that it has cast, and is off then.
+    with under_settings(call.settings):
+        before = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(call.grad_enabled)
+            return _drawn(call.draws, partial(call.func, *args, **kwargs))
+        finally:
+            torch._C._set_grad_enabled(before)  # a single call into C, before which no Ctrl-C can come
+
+
+def _drawn(draws: Sequence[tuple[torch.device, bytes | torch.Generator]], function: Callable[[], Any]) -> Any:
+    """Call a function with the generators that it draws from as they were then."""
+    if not draws:
+        return function()
+    device, snapshot = draws[0]
+    return called_drawing_from(device, snapshot, partial(_drawn, draws[1:], function))
 
 
 def _rebuild(arguments: Any, resolve: Resolve) -> Any:

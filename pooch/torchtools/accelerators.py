@@ -8,12 +8,14 @@ itself "cuda"; Intel's XPU and vendors' NPUs provide the same functions but have
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 GRANULE_BYTES = 512  # caching allocators hand out multiples of this
 
@@ -227,29 +229,37 @@ def random_snapshot(device: torch.device) -> bytes | torch.Generator:
     return random_state(device) if generator is None else generator.clone_state()
 
 
-@contextmanager
-def drawing_from(device: torch.device, snapshot: bytes | torch.Generator) -> Iterator[None]:
-    """Context manager in which the default generator continues from a snapshot; its own state is restored afterwards.
+def called_drawing_from(
+    device: torch.device, snapshot: bytes | torch.Generator, function: Callable[[], Result]
+) -> Result:
+    """Calls a function with the default generator going on from a snapshot; its own state is restored afterwards.
 
     A generator that can share another state is never set: setting a CUDA generator makes the next recurrent layer of
     cuDNN initialize its dropout again with a newly drawn seed, which changes all later random numbers.
+
+    Ctrl-C cannot come between the function and the restoring, which is a single call into C where PyTorch has one.
     """
-    if isinstance(snapshot, bytes):
-        before = random_state(device)
-        set_random_state(device, snapshot)
-        try:
-            yield
-        finally:
-            set_random_state(device, before)
-        return
-    generator = _shared_generator(device)
-    assert generator is not None, "the snapshot is a state of this generator"
-    own = generator.graphsafe_get_state()
-    generator.graphsafe_set_state(snapshot.clone_state())  # a copy: the snapshot may be needed again
+    restore, state = _restoring(device, snapshot)
     try:
-        yield
+        if isinstance(snapshot, bytes):
+            set_random_state(device, snapshot)
+        else:
+            restore(snapshot.clone_state())  # a copy: the snapshot may be needed again
+        return function()
     finally:
-        generator.graphsafe_set_state(own)
+        restore(state)
+
+
+def _restoring(device: torch.device, snapshot: bytes | torch.Generator) -> tuple[Callable[[Any], object], Any]:
+    """Returns what sets the state of a generator as a snapshot does, and the state that it has now."""
+    if isinstance(snapshot, bytes):
+        before = torch.frombuffer(bytearray(random_state(device)), dtype=torch.uint8)
+        if has_streams(device):
+            return lambda state: _module(device).set_rng_state(state, device), before
+        return torch.default_generator.set_state, before
+    generator: Any = _shared_generator(device)
+    assert generator is not None, "the snapshot is a state of this generator"
+    return generator.graphsafe_set_state, generator.graphsafe_get_state()
 
 
 def _shared_generator(device: torch.device) -> torch.Generator | None:

@@ -32,11 +32,15 @@ def small_step() -> tuple[torch.nn.Module, Step]:
     torch.manual_seed(0)
     layers = [part for _ in range(3) for part in (torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.Dropout(0.1))]
     model, batch = torch.nn.Sequential(*layers), torch.randn(256, 32)
+    drawn: list[torch.Tensor] = []  # the random state after the forward pass, which a backward pass has to leave alone
 
     def step() -> tuple[float, str]:
+        assert not drawn or torch.equal(torch.get_rng_state(), drawn[0]), "an interrupt left another random state"
+        drawn.clear()
         torch.manual_seed(1)
         model.zero_grad()
         loss = model(batch).square().mean()
+        drawn.append(torch.get_rng_state())
         loss.backward()
         gradients = b"".join(parameter.grad.numpy().tobytes() for parameter in model.parameters())
         return loss.item(), hashlib.sha256(gradients).hexdigest()

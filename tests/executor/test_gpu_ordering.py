@@ -452,8 +452,7 @@ def test_numbers_are_drawn_from_a_snapshot_as_often_as_a_replay_needs_them() -> 
     snapshot, before = accelerators.random_snapshot(device), torch.cuda.get_rng_state()
     drawn = []
     for _ in range(2):
-        with accelerators.drawing_from(device, snapshot):
-            drawn.append(torch.rand(100, device=device))
+        drawn.append(accelerators.called_drawing_from(device, snapshot, lambda: torch.rand(100, device=device)))
     assert is_same(*drawn)
     assert is_same(torch.cuda.get_rng_state(), before)
     assert is_same(torch.rand(100, device=device), drawn[0])

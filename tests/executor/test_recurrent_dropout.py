@@ -60,8 +60,8 @@ def test_drawing_again_does_not_set_the_generator(generator: FakeGenerator) -> N
     snapshot = accelerators.random_snapshot(GPU)
     drawn = [generator.draw() for _ in range(3)]
     for _ in range(2):  # a replay may come twice
-        with accelerators.drawing_from(GPU, snapshot):
-            assert [generator.draw() for _ in range(3)] == drawn
+        again = accelerators.called_drawing_from(GPU, snapshot, lambda: [generator.draw() for _ in range(3)])
+        assert again == drawn
     assert not generator.begins_anew
     assert generator.draw() == 4
 
@@ -78,8 +78,8 @@ def test_a_generator_that_cannot_point_elsewhere_is_set_and_set_back(
     generator.__class__ = Plain
     snapshot = accelerators.random_snapshot(GPU)
     drawn = [generator.draw() for _ in range(3)]
-    with accelerators.drawing_from(GPU, snapshot):
-        assert [generator.draw() for _ in range(3)] == drawn
+    again = accelerators.called_drawing_from(GPU, snapshot, lambda: [generator.draw() for _ in range(3)])
+    assert again == drawn
     assert generator.begins_anew
     assert generator.draw() == 4
 
@@ -88,8 +88,7 @@ def test_the_generator_of_the_cpu_draws_again_what_it_drew() -> None:
     torch.manual_seed(3)
     snapshot = accelerators.random_snapshot(CPU)
     first, after = torch.rand(4), torch.get_rng_state()
-    with accelerators.drawing_from(CPU, snapshot):
-        assert torch.equal(torch.rand(4), first)
+    assert torch.equal(accelerators.called_drawing_from(CPU, snapshot, lambda: torch.rand(4)), first)
     assert torch.equal(torch.get_rng_state(), after)
 
 
