@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 import pooch
 from pooch.autopilot.autopilot import Auto
@@ -20,6 +21,7 @@ from pooch.autopilot.library import Library
 from pooch.executor import records
 from pooch.executor.step import OWN_WORK
 from pooch.torchtools import endings, raw_looks, standing_aside
+from pooch.torchtools.memory_trace import CollectorOff
 from tests.interrupts import Interrupts
 
 pytestmark = pytest.mark.cpu
@@ -82,6 +84,10 @@ def state(run: Auto) -> dict[str, Any]:
         "our hooks": len(standing_aside._HERE.hooks),
         "our modes": len(standing_aside._HERE.modes),
         "watchers": len(raw_looks._HERE.watchers),
+        "users of stand-ins": len(raw_looks._LOOKS._users | raw_looks._ASSIGNMENTS._users),
+        "users of wrappers": len(standing_aside._users),
+        "users of the collector": len(CollectorOff._users),
+        "module hooks": len(_global_forward_pre_hooks) + len(_global_forward_hooks),
         "own work": OWN_WORK.depth,
         "within": driver._here.is_within_call,
         "running": driver._running,

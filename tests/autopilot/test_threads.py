@@ -150,7 +150,7 @@ def test_a_step_left_open_by_a_thread_that_is_gone_is_over() -> None:
     kept[1].sum().backward()  # it can still be read
     assert auto.summary().steps == 5
     assert "data" not in vars(Tensor), "what watches accesses is still in place"
-    assert standing_aside._users == 0
+    assert not standing_aside._users
 
 
 def test_a_thread_with_the_number_of_another_is_not_that() -> None:

@@ -637,8 +637,7 @@ STEPS = (
     Mutation(
         "actions tied to a kept value run on the reader's stream",
         "step.py",
-        "            with torch._C._DisableTorchDispatch(), self.arena.at_home():\n"
-        "                self._act(slot)",
+        "            with torch._C._DisableTorchDispatch(), self.arena.at_home():\n                self._act(slot)",
         "            with torch._C._DisableTorchDispatch():\n                self._act(slot)",
         "replays and copies run beside the work that they depend on",
         (_forked("kept_and_made_again"),),

@@ -91,8 +91,12 @@ class ThreadTraces:
         """
         if not self._allocator.install():
             return None
-        self._observer["use"](*self._callbacks)
-        return int(self._functions["begin"]())
+        try:
+            self._observer["use"](*self._callbacks)
+            return int(self._functions["begin"]())
+        except BaseException:
+            self._allocator.remove()
+            raise
 
     def end(self, session: int) -> RawTrace:
         """End a session, in whatever thread, and return what it has recorded."""

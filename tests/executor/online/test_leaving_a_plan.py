@@ -66,6 +66,8 @@ def test_what_is_left_of_the_step_is_as_plain(
     def step(follow: Callable[[], Step] | None) -> list[Tensor]:
         model.zero_grad()
         following = None if follow is None else follow()
+        if following is not None:
+            following.open()
         loss = model(inputs).square().mean()
         if following is not None:
             following.close_forward()
@@ -116,6 +118,7 @@ def test_a_planned_step_without_room_for_what_it_keeps_lets_it_go(monkeypatch: p
         evictor.set_budget(evictor.live.now() + room_bytes)
         evictor.begin_step(RunStats())
         following = FollowingStep(evictor, plan, Known(plan=plan, table=ActionTable.of(plan)))
+        following.open()
         loss = model(inputs).square().mean()
         following.close_forward()
         assert not following.left_plan
