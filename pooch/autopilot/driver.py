@@ -14,6 +14,7 @@ import torch
 from ..errors import TierError, UsageError
 from ..executor.online import Evictor, LiveBytes
 from ..executor.statistics import RunStats
+from ..executor.step import OWN_WORK
 from ..ir import Profile
 from ..profiler.live import is_profiling, needs_profiler
 from ..torchtools.calls import CallContext
@@ -251,6 +252,7 @@ class StepDriver:
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
             known.reason = "the program has saved tensor hooks of its own around it"
+        OWN_WORK.is_over()
         self.evictor.begin_step(stats)
         self.evictor.verification.begin_step(models)
         self.budget.step_begins()

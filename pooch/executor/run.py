@@ -15,6 +15,7 @@ from ..errors import TierError, UsageError
 from ..ir import Plan
 from ..torchtools import accelerators, cuda_only
 from ..torchtools.cpu_allocator.arena_stats import ArenaStats
+from ..torchtools.endings import run_lost
 from ..torchtools.memory_meter import MemoryMeter
 from ..torchtools.split import SplitCalls, watching_losses
 from ..torchtools.standing_aside import StepHooks
@@ -26,7 +27,7 @@ from .engines.protocol import Arena, CopyEngine
 from .mode import recognising, watching
 from .snapshot import StepSnapshot
 from .statistics import RunStats, RunTotals, WarnOnce
-from .step import PlannedStep
+from .step import OWN_WORK, PlannedStep
 from .table import ActionTable
 from .verification import Verification, Verified, Verify
 from .watch import MEASURE_EVERY, RunWatch
@@ -243,6 +244,8 @@ class Run:
         self._attachment.refuse_compiled()
         self._verification.begin_step([self.model])
         _STEP.active = True
+        OWN_WORK.is_over()
+        run_lost()
         try:
             with self._planned_step():
                 yield

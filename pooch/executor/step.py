@@ -44,6 +44,10 @@ class _OwnWork(threading.local):
     def __exit__(self, *exception: object) -> None:
         self.depth -= 1
 
+    def is_over(self) -> None:
+        """Note that the thread does none, as a step begins. Ctrl-C may have kept `__exit__` from running."""
+        self.depth = 0
+
 
 OWN_WORK = _OwnWork()
 

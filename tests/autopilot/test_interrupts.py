@@ -26,7 +26,7 @@ from tests.interrupts import Interrupts
 
 pytestmark = pytest.mark.cpu
 ROOMS = ("executor", "torchtools", "autopilot")
-EVERY = int(os.environ.get("POOCH_INTERRUPT_EVERY", "10"))  # byte codes; 1 takes some minutes
+EVERY = int(os.environ.get("POOCH_INTERRUPT_EVERY", "200"))  # byte codes; 1 takes some minutes
 Step = Callable[[], tuple[float, str]]
 
 
