@@ -86,7 +86,9 @@ class _Call(CallContext):
         here = driver._here
         if here.is_within_call:
             return
-        self._begins = driver._begins(*self._call)
+        call, self._call = self._call, (0, (), {})  # it must not hold the arguments, as it is known until the next one
+        self._begins = driver._begins(*call)
+        del call
         if not self._begins and not here.is_beside:
             return
         self._is_outermost, here.call = True, self
