@@ -206,6 +206,7 @@ def test_accelerate_itself_in_any_order() -> None:
     accelerate = pytest.importorskip("accelerate")
     if next(new_net().parameters()).device.type != "cpu":
         pytest.skip("an Accelerator of the CPU moves the model there")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of another test in this process
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
     profiled = accelerator.prepare(new_net())
     plain, plan = step(profiled), plan_of(profiled)
