@@ -20,6 +20,13 @@ Entered = TypeVar("Entered")
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+_dispatch: Any = torch.utils._python_dispatch
+# What PyTorch notes for the whole process while a mode is in place, and where the mode keeps what was noted before.
+_FLAGS = (
+    ("old_dispatch_mode_flags", "_is_in_torch_dispatch_mode"),
+    ("old_non_infra_dispatch_mode_flags", "_is_in_non_infra_torch_dispatch_mode"),
+    ("old_without_ignore_compile_internals_dispatch_mode_flags", "_is_in_any_mode_without_ignore_compile_internals"),
+)
 
 
 class Undoing:
@@ -166,16 +173,18 @@ def take_mode_away(mode: TorchDispatchMode) -> None:
     Args:
         mode: The mode.
     """
-    if not any(each is mode for each in torch.utils._python_dispatch._get_current_dispatch_mode_stack()):
-        return
+    if not any(each is mode for each in _dispatch._get_current_dispatch_mode_stack()):
+        if not getattr(mode, _FLAGS[0][0], None):
+            return
+        _dispatch._push_mode(mode)  # entering it was interrupted, when PyTorch had noted that some mode is in place
     above: list[TorchDispatchMode] = []
     while (top := _get_current_dispatch_mode()) is not None and top is not mode:
         TorchDispatchMode.__exit__(top, None, None, None)
         above.append(top)
-    for name in ("", "_non_infra", "_without_ignore_compile_internals"):
-        flags = getattr(mode, f"old{name}_dispatch_mode_flags", None)
+    for name, noted in _FLAGS:
+        flags = getattr(mode, name, None)
         if flags is not None and not flags:
-            flags.append(False)  # a first try took it, and was interrupted
+            flags.append(getattr(_dispatch, noted, False))  # a first try took and noted it, and was interrupted
     TorchDispatchMode.__exit__(mode, None, None, None)
     for each in reversed(above):
         TorchDispatchMode.__enter__(each)
