@@ -36,7 +36,8 @@ class StepLock(Generic[Kind]):
             try:
                 self._empty_queue()
             except BaseException:
-                self.give_back()
+                self._depth -= 1
+                self._lock.release()  # once: `if_free` releases what it has acquired itself
                 raise
 
     def __exit__(self, *exception: object) -> None:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 
 from ...errors import TierError
-from ...ir import Link
 from ...units import format_bytes
 from ...visible import visible
 
@@ -29,10 +28,6 @@ class CopyRates:
         self._seen: dict[bool, deque[tuple[float, float]]] = {way: deque(maxlen=_COPIES) for way in (True, False)}
         self._usual: dict[bool, float] = {}
 
-    def expect(self, link: Link) -> None:
-        """Take what was measured or planned with as the usual rates."""
-        self._usual = {True: link.out_bytes_per_ms * 1000, False: link.in_bytes_per_ms * 1000}
-
     def note(self, outwards: bool, size_bytes: int, elapsed_s: float) -> None:
         """Note a copy."""
         if size_bytes >= _LEAST_BYTES and elapsed_s > 0:
@@ -45,7 +40,7 @@ class CopyRates:
             if len(copies) < _COPIES:
                 continue
             rate = statistics.median(rate for rate, _ in copies)
-            usual = self._usual.setdefault(outwards, rate)  # the first copies, where nothing else is known
+            usual = self._usual.setdefault(outwards, rate)  # that of the first copies
             if rate * FAR_SLOWER < usual and sum(elapsed_s for _, elapsed_s in copies) >= _LEAST_S:
                 return outwards, rate, usual
         return None
