@@ -1,9 +1,11 @@
 """A thousand small planned steps: tensors, process memory, threads, file descriptors and the tier have to stay flat.
 
     python -m benchmarks.soak [--steps 1000] [--output benchmarks/results]
+    python -m benchmarks.soak --ragged [--steps 10000] [--picture docs/soak.png]
 
 Every tenth forward has no backward pass and every twentieth raises, as in users' loops. Writes ten rows as a table and
-fifty samples as a picture; exit code 1 if something grows once the first tenth of the steps is over.
+fifty samples as a picture; exit code 1 if something grows once the first tenth of the steps is over. `--ragged` does so
+under `pooch.auto`, with lengths that hardly repeat: see `soak_ragged.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from benchmarks import soak_ragged
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.analysis.dataflow import Dataflow
@@ -172,16 +175,21 @@ def draw(samples: list[Sample], path: Path) -> None:
 def main() -> int:
     """Train, print, write; exit code 1 if something grows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--ragged", action="store_true")
+    parser.add_argument("--picture", type=Path, default=None)
     arguments = parser.parse_args()
+    if arguments.ragged:
+        return soak_ragged.run(arguments.steps or 10_000, arguments.output, arguments.picture)
+    steps = arguments.steps or 1000
     torch.set_num_threads(1)
-    samples = soak(arguments.steps, max(1, arguments.steps // 50))
+    samples = soak(steps, max(1, steps // 50))
     results = [asdict(sample) for sample in samples]
     rows = rows_of(results)
     grown = growth(samples[len(samples) // 10 :])  # the C library's allocator and the interpreter settle at first
     verdict = "; ".join(grown) if grown else "nothing grew"
-    title = f"{arguments.steps} planned steps that swap and recompute: {verdict}"
+    title = f"{steps} planned steps that swap and recompute: {verdict}"
     write_results("soak-cpu", title, rows, results, arguments.output)
     draw(samples, arguments.output / "soak-cpu.png")
     sys.stdout.write(f"{markdown_table(rows)}\n\n{verdict}\n")

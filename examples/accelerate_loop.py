@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import pooch_planner as pooch
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-import pooch
 
 
 def main() -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pooch_planner as pooch
 import torch
 from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
-
-import pooch
 
 RANKS = 2
 

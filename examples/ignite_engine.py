@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import pooch_planner as pooch
 import torch
 from ignite.engine import create_supervised_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-import pooch
 
 
 def main() -> None:

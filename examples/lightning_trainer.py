@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import lightning
 import torch
+from pooch_planner.integrations.lightning import PoochCallback
 from torch import Tensor, nn
-
-from pooch.integrations.lightning import PoochCallback
 
 
 class Classifier(lightning.LightningModule):

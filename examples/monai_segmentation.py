@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import pooch_planner as pooch
 import torch
 from monai.inferers import sliding_window_inference
 from monai.losses import DiceCELoss
 from monai.networks.nets import UNet
-
-import pooch
 
 
 def main() -> None:

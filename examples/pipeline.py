@@ -8,11 +8,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pooch_planner as pooch
 import torch
 from torch import distributed, multiprocessing, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-import pooch
 
 STAGES, MICROBATCHES, ROWS, WIDTH = 2, 4, 256, 64
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from tempfile import TemporaryDirectory
 
 import torch
+from pooch_planner.integrations.transformers import PoochCallback
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-
-from pooch.integrations.transformers import PoochCallback
 
 
 def main() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import pooch_planner as pooch
 import torch
-
-import pooch
 
 
 def make(batch_size: int = 4096, device: str = "cpu") -> pooch.Workload:

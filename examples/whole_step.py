@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import pooch_planner as pooch
 import torch
 from torch.nn.functional import avg_pool2d, softplus
-
-import pooch
 
 
 def multi_scale_loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -112,5 +112,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, including those that are not imported yet."""
-    return sorted({*globals(), *__all__})
+    """The public names alone, including those that are not imported yet: what completion offers."""
+    return sorted([*__all__, "__version__"])

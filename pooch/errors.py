@@ -50,6 +50,12 @@ class WorkloadError(PoochError):
     """The workload is unknown, cannot be loaded, or does not return a valid `Workload`."""
 
 
+class UnknownWorkload(WorkloadError, UsageError):
+    """No workload has that name, or its file or function does not exist."""
+
+    exit_code = 2
+
+
 class InfeasibleBudget(PoochError):
     """No plan fits into the budget.
 
@@ -118,6 +124,12 @@ class WireError(PoochError):
 
 class FileFormatError(PoochError):
     """A file is unreadable, truncated, of another kind, or written by a newer version."""
+
+
+class MissingFile(FileFormatError, UsageError):
+    """A file that was given does not exist."""
+
+    exit_code = 2
 
 
 def first_line(error: BaseException) -> str:

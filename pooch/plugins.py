@@ -1,7 +1,8 @@
-"""Optional packages that add policies, workloads, commands and file types, without the rest of Pooch importing them.
+"""Packages that add policies, workloads, commands, file types and views, without what is below importing them.
 
-Each package lists in its `plugin.py` the names that it adds and where their objects are. An object is imported when it
-is first used.
+`published` and `onnx` are optional. `report` adds the views of profiles, plans and timelines: what a notebook shows of
+them, and what their methods draw. Each package lists in its `plugin.py` the names that it adds and where their objects
+are. An object is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-ROOMS = ("published", "onnx")
+ROOMS = ("published", "onnx", "report")
 
-Kind = Literal["policies", "workloads", "commands", "workload_files", "exporters"]
+Kind = Literal["policies", "workloads", "commands", "workload_files", "exporters", "views"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Plugin:
         commands: click commands, by name.
         workload_files: functions from a path to the builder of a workload, by file suffix.
         exporters: functions that write a trained model to a file, by file suffix.
+        views: functions that show a profile, plan or timeline in some way, such as "plan_html".
     """
 
     policies: Mapping[str, Provided] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class Plugin:
     commands: Mapping[str, Provided] = field(default_factory=dict)
     workload_files: Mapping[str, Provided] = field(default_factory=dict)
     exporters: Mapping[str, Provided] = field(default_factory=dict)
+    views: Mapping[str, Provided] = field(default_factory=dict)
 
 
 @cache
@@ -60,3 +63,8 @@ def provided(kind: Kind) -> dict[str, Provided]:
     """Everything of a kind that the packages add, by name."""
     rooms = (importlib.import_module(f".{room}.plugin", __package__).PLUGIN for room in ROOMS)
     return {name: each for room in rooms for name, each in getattr(room, kind).items()}
+
+
+def view(name: str) -> Any:
+    """The function that shows something in some way, see `Plugin.views`."""
+    return provided("views")[name].load()

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _FACTORS = {
     "": 1,
-    "b": 1,
+    **dict.fromkeys(("b", "byte", "bytes"), 1),
     **{prefix + "b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
     **{prefix + end: 1024**power for power, prefix in enumerate("kmgt", start=1) for end in ("", "ib")},
 }
 _PATTERN = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*(%|[a-zA-Z]*)\s*")
 
 
-def parse_bytes(text: str, *, whole_bytes: int | None = None) -> int | None:
-    """Convert a text such as "16GiB", "800MB" or "1048576" to bytes; None if it does not parse.
+def parse_bytes(text: str, *, whole_bytes: int | None = None) -> int | float | None:
+    """Convert a text such as "16GiB", "16 GB" or "1048576" to bytes; None if it does not parse.
 
     Args:
         text: a number, with or without a unit.
         whole_bytes: what a percentage refers to. None: percentages do not parse.
+
+    Returns:
+        Whole bytes, or the fraction where there is less than one.
     """
     match = _PATTERN.fullmatch(text)
     if match is None:
         return None
     number, unit = float(match.group(1)), match.group(2).lower()
     if unit == "%":
-        return None if whole_bytes is None else int(number * whole_bytes / 100)
-    return int(number * _FACTORS[unit]) if unit in _FACTORS else None
+        return None if whole_bytes is None else _whole(number * whole_bytes / 100)
+    return _whole(number * _FACTORS[unit]) if unit in _FACTORS else None
+
+
+def _whole(number: float) -> int | float:
+    return int(number) if math.isfinite(number) and abs(number) >= 1 else number
 
 
 def format_bytes(number: int | float) -> str:
@@ -46,6 +54,11 @@ def format_ms(milliseconds: float) -> str:
     if abs(milliseconds) >= 1 or milliseconds == 0:
         return f"{milliseconds:.1f} ms"
     return f"{milliseconds * 1000:.1f} us"
+
+
+def plural(number: int, what: str) -> str:
+    """A number of things: 1, "step" -> "1 step"; 2, "step" -> "2 steps"."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def round_up(number: int, multiple: int) -> int:

@@ -18,10 +18,11 @@ def the_allocator() -> CountingAllocator:
 def counting() -> Iterator[CountingAllocator]:
     """The allocator in place, and afterwards as it was."""
     allocator = the_allocator()
-    assert allocator.install()
+    user = object()
+    assert allocator.install(user)
     try:
         yield allocator
     finally:
         allocator.lift_limit()
         allocator.ask_for_room(False)
-        allocator.remove()
+        allocator.remove(user)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import sys
 from collections.abc import Callable
@@ -11,21 +10,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pooch
+from pooch.torchtools.lost_interrupts import CTRL_C
 
 _HOME = Path(pooch.__file__).parent
-
-
-class _Signal(int):
-    """Reading `sent` is as if Ctrl-C had been pressed just then.
-
-    A function called for that would itself be interrupted, at its own end. A property in C has none: the interpreter
-    raises `KeyboardInterrupt` where it next looks for signals in the code that is being traced.
-    """
-
-    sent = property(_thread.interrupt_main)
-
-
-_CTRL_C = _Signal(2)
 
 
 class Interrupts:
@@ -79,6 +66,6 @@ class Interrupts:
                 return self._ran
             self.place = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}, byte code {frame.f_lasti}"
             sys.settrace(None)
-            _CTRL_C.sent  # noqa: B018
+            CTRL_C.again  # noqa: B018
             return None
         return self._ran

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,15 @@ def test_every_public_name_is_there() -> None:
     for name in pooch.__all__:
         assert getattr(pooch, name) is not None
         assert name in dir(pooch)
+
+
+def test_completion_offers_public_names_and_no_others() -> None:
+    assert dir(pooch) == sorted([*pooch.__all__, "__version__"])
+
+
+@pytest.mark.parametrize("name", [name for name in pooch.__all__ if name.islower() and name != "errors"])
+def test_help_shows_no_addresses(name: str) -> None:
+    assert " at 0x" not in str(inspect.signature(getattr(pooch, name)))
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -1,4 +1,4 @@
-"""The wheel shares an environment with the download helper `pooch`, which many packages require."""
+"""The wheel can be installed beside the download helper `pooch`, which many packages require."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+from tests.wheels import built_wheel, pip
 
 ROOT = Path(__file__).parents[1]
 USED = """
@@ -42,12 +44,29 @@ def test_the_package_never_names_itself_in_an_import() -> None:
             assert not any(name.partition(".")[0] == "pooch" for name in names), f"{path}:{node.lineno}"
 
 
-def pip(python: Path | str, *arguments: str) -> None:
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
-    if "No matching distribution" in finished.stderr or "ConnectionError" in finished.stderr:
-        pytest.skip("the package index cannot be reached")
-    assert finished.returncode == 0, finished.stderr
+SAME = """
+import pooch_planner as by_its_installed_name
+import pooch
+from pooch_planner.ir.plan import Plan
+from pooch_planner.integrations import budgeted
+import pooch.ir.plan, pooch.integrations.budgeted as same
+assert by_its_installed_name is pooch and by_its_installed_name.errors is pooch.errors
+assert Plan is pooch.Plan is pooch.ir.plan.Plan and budgeted is same
+assert same.__spec__.name == same.__name__ == "pooch.integrations.budgeted"
+try:
+    import pooch_planner.retrieve
+except ModuleNotFoundError as error:
+    assert error.name == "pooch.retrieve"
+    print("one package")
+"""
+
+
+def test_a_checkout_is_imported_by_both_names_and_is_there_once() -> None:
+    path = os.pathsep.join((str(ROOT), str(ROOT / "packaging")))
+    used = run([sys.executable, "-c", SAME], ROOT.parent, {**os.environ, "PYTHONPATH": path})
+    assert used.stdout.strip() == "one package", used.stderr
+    asked = run([sys.executable, "-m", "pooch_planner", "--version"], ROOT.parent, {**os.environ, "PYTHONPATH": path})
+    assert asked.stdout.startswith("pooch-planner "), asked.stderr
 
 
 def run(command: list[object], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -58,14 +77,15 @@ def run(command: list[object], folder: Path, environment: dict[str, str]) -> sub
 
 
 @pytest.mark.slow
-def test_both_work_in_one_environment_whichever_is_installed_first(tmp_path: Path) -> None:
-    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), ".")
-    (wheel,) = tmp_path.glob("*.whl")
+def test_both_work_in_one_environment_whichever_is_installed_first(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    wheel = built_wheel(tmp_path_factory)
     # What both need besides is taken from this environment; its own checkout of Pooch is not on that path.
     environment = {**os.environ, "PYTHONPATH": sysconfig.get_paths()["purelib"]}
     for name, first, second in (("helper-first", "pooch", str(wheel)), ("wheel-first", str(wheel), "pooch")):
         folder = tmp_path / name
-        venv.create(folder, with_pip=True)
+        venv.create(folder)
         python = folder / "bin" / "python"
         pip(python, "install", "--no-deps", first)
         pip(python, "install", "--no-deps", second)

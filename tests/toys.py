@@ -8,9 +8,10 @@ and bytes at every point, so that the profile is consistent by construction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -21,6 +22,11 @@ from pooch.ir.profile import Role
 FAST_LINK = Link("toy tier", 0.0, 0.0, 1e9, 1e9)
 SLOW_LINK = Link("slow toy tier", 0.01, 0.01, 100.0, 100.0)
 DISK_LINK = Link("toy disk", 0.05, 0.05, 2e6, 2e6, full_duplex=False)
+
+
+def in_full(document: Any) -> str:
+    """Everything in a plan, a profile or what holds them as text, in which numbers that are nan are equal."""
+    return repr(asdict(document))
 
 
 @dataclass

@@ -55,6 +55,7 @@ def _change(random: Random, mine: Path, other: Path) -> None:
     if mine.is_symlink() or not mine.is_dir():
         return
     path = mine / random.choice((PROFILE, PLAN, NOTE))
+    _make_way(path)
     here = path.read_bytes() if path.is_file() and path.stat().st_size else b"{}"
     match random.randrange(10):
         case 0 | 1 | 2 | 3 if path.name != NOTE and len(here) > 2:
@@ -69,7 +70,7 @@ def _change(random: Random, mine: Path, other: Path) -> None:
             if (other / path.name).is_file():
                 path.write_bytes((other / path.name).read_bytes())
         case 7:
-            path.unlink(missing_ok=True)
+            _make_way(path, also_files=True)
             # Links lead to files of the case alone, since what follows one writes over what it leads to.
             target = random.choice(("../../../canary", "../../secret", path.name, "nowhere"))
             random.choice((path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to(target), lambda: None))()
@@ -79,6 +80,14 @@ def _change(random: Random, mine: Path, other: Path) -> None:
             shutil.rmtree(mine)
             if other.is_dir():
                 random.choice((lambda: other.rename(mine), lambda: mine.symlink_to(other), mine.touch))()
+
+
+def _make_way(path: Path, *, also_files: bool = False) -> None:
+    """Take away what an earlier change has put in the place of a file: this process must not wait at a pipe."""
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    elif path.is_symlink() or path.is_fifo() or (also_files and path.exists()):
+        path.unlink()
 
 
 def _is_json(content: bytes) -> bool:

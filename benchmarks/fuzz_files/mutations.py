@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -99,12 +101,19 @@ def _nest(random: Random, holder: Any, key: Any) -> None:
 
 def _enormous(random: Random, holder: Any, key: Any) -> None:
     here, count = holder[key], random.choice((70_000, 300_000))
+    if len(json.dumps(here)) > _MOST_TEXT:
+        return  # an earlier change has made it so: its square would take all memory of the machine
     if isinstance(here, list) and here:
-        holder[key] = [*here, *([random.choice(here)] * random.choice((1000, 20_000)))]
+        again = random.choice(here)
+        copies = (copy.deepcopy(again) for _ in range(random.choice((1000, 20_000))))
+        holder[key] = [*here, *copies]  # each its own: a later change of one must not change all
     elif isinstance(here, str):
         holder[key] = (here or "x") * max(1, count // max(1, len(here)))
     else:
-        holder[key] = random.choice((["a"], [0], [[]], [{}], [None])) * count
+        holder[key] = [copy.copy(each) for each in random.choice((["a"], [0], [[]], [{}], [None])) * count]
+
+
+_MOST_TEXT = 100_000  # characters of what is multiplied
 
 
 def _odd_text(random: Random, holder: Any, key: Any) -> None:
@@ -148,12 +157,17 @@ def json_text(random: Random, tree: Any) -> str:
         tree: The tree.
     """
     text = json.dumps(tree, ensure_ascii=random.random() < 0.5, indent=random.choice((None, None, 1)))
-    while (start := text.find(f'"{DEEP}')) >= 0:
-        end = text.index('"', start + 1)
-        bracket, depth = text[start + 1 + len(DEEP)], int(text[start + 2 + len(DEEP) : end])
-        deep = "[" * depth + "]" * depth if bracket == "[" else '{"a":' * depth + "0" + "}" * depth
-        text = text[:start] + deep + text[end + 1 :]
+    text = _DEEP.sub(_nested, text, count=8)
     return text.replace(f'"{TWICE}', '"')
+
+
+# A later change may have made a long text of it, or another number.
+_DEEP = re.compile(rf'"{DEEP}([\[{{])(\d{{1,6}})"')
+
+
+def _nested(found: re.Match[str]) -> str:
+    depth = int(found[2])
+    return "[" * depth + "]" * depth if found[1] == "[" else '{"a":' * depth + "0" + "}" * depth
 
 
 def changed_bytes(random: Random, content: bytes) -> bytes:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -333,10 +334,11 @@ def open_arena(device: torch.device, options: ArenaOptions = ArenaOptions()) -> 
     if isinstance(allocator, str):
         return allocator
     _claim()
-    if not allocator.install():
+    user = object()
+    if not allocator.install(user):
         _in_use.release()
         return "another CPU allocator is in place"
-    return StepArena(allocator.arena, options, allocator.remove)
+    return StepArena(allocator.arena, options, partial(allocator.remove, user))
 
 
 def _open_on_device(device: torch.device, options: ArenaOptions) -> StepArena | str:

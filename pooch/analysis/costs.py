@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..ir.arguments import profile_of
 from ..ir.plan import Region
 from ..ir.profile import Profile
 from .dataflow import Dataflow
@@ -12,18 +14,19 @@ if TYPE_CHECKING:
     import pandas
 
 
-def activation_costs(profile: Profile, region: Region = "step") -> pandas.DataFrame:
+def activation_costs(profile: Profile | str | Path, region: Region = "step") -> pandas.DataFrame:
     """One row per activation in forward order, indexed by `activation` (its id).
 
     The columns are `label`, `size_bytes`, `copy_out_ms`, `copy_in_ms`, `replay_ms` (the time of its own recipe with its
     sources at hand; nan where it cannot be recomputed) and `refusal` (why not, else None).
 
     Args:
-        profile: the measured step.
+        profile: the measured step, or the path of a saved profile.
         region: which activations: those saved in calls of the model ("model"), or all of the step.
     """
     import pandas
 
+    profile = profile_of(profile, "activation_costs")
     dataflow, link = Dataflow(profile, region), profile.link
     rows = [
         {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import UsageError
 from ..ir import Plan
+from ..ir.arguments import plan_of
 from .arenas import arena_for
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def apply(
-    plan: Plan,
+    plan: Plan | str | Path,
     model: torch.nn.Module,
     *,
     on_mismatch: Literal["warn", "error"] = "warn",
@@ -32,7 +33,8 @@ def apply(
     detaches the plan.
 
     Args:
-        plan: made for this model, in the training mode and with the shapes in which it was profiled.
+        plan: made for this model, in the training mode and with the shapes in which it was profiled; or the path of a
+            saved plan.
         model: the model.
         on_mismatch: what to do if a step leaves the profiled path: "warn" and keep the remaining activations, or raise
             an "error".
@@ -53,14 +55,15 @@ def apply(
             `ReplayDiffers`.
 
     Raises:
-        UsageError: the model is compiled, or already under a plan; the process trains on an arena already; or
-            the plan is for several microbatches in flight and an arena is asked for.
+        UsageError: one of the two is something else; the model is compiled, or already under a plan; the process
+            trains on an arena already; or the plan is for several microbatches in flight and an arena is asked for.
         PlanMismatch: the plan was made for another model or device.
         InvalidSchedule: the plan was changed and cannot be executed.
         TierError: the swap tier cannot be set up.
     """
     from ..executor import apply_plan
 
+    plan = plan_of(plan, "apply")
     if arena and plan.microbatches_in_flight > 1:
         raise UsageError("an arena serves one step after another, not several microbatches in flight: leave out arena=")
     memory = arena_for(model) if arena else None

@@ -74,6 +74,9 @@ class PlainArena:
         if self._memory is not None:
             self._memory.close()
 
+    def __repr__(self) -> str:
+        return f"PlainArena({'none' if self.stats is None else self.stats.line()})"
+
     def __enter__(self) -> PlainArena:
         return self
 

@@ -6,11 +6,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import InfeasibleBudget, UsageError
 from ..ir import Plan, Profile, Region
-from ..units import format_bytes
+from ..ir.arguments import plan_of, profile_of
+from ..units import format_bytes, plural
+from ..visible import one_line
 from .budgets import is_smallest
 from .options import plan_options
 from .planning import budget_in_bytes, plan_with
@@ -22,11 +25,13 @@ if TYPE_CHECKING:
 
     from ..executor import Run
     from ..executor.causes import Overrun
+    from ..executor.status import Status
 
 MOST_REPAIRS = 8  # of one step
 MOST_TIGHTENED = 4  # plans made because of a measured peak, each of which takes the planning time
 UNKNOWN_SHARE = 0.05  # of the plan's peak: taken to be missing if the error does not say how much is
 Replan = Callable[[int], Plan]
+_USE = "pooch.guard(profile, budget, model)"
 Reason = Literal["out of memory", "peak over the budget", "another path"]
 
 
@@ -236,6 +241,15 @@ class Guard:
         self._replace(plan, "another path", 0)
         return plan
 
+    def status(self) -> Status:
+        """How the last step ran, for a progress bar or a log, see `Run.status`. Its steps are those of the guard."""
+        return replace(self.run.status(), steps=self._steps)
+
+    def __repr__(self) -> str:
+        repairs = f", {plural(len(self.repairs), 'repair')}" if self.repairs else ""
+        budget = f", budget {format_bytes(self.plan.budget_bytes)}" if self.plan.budget_bytes else ""
+        return f"Guard({one_line(self.plan.workload) or 'a step'}{budget}, {plural(self._steps, 'step')}{repairs})"
+
     def remove(self) -> None:
         """Detach the plan from the model."""
         self.run.remove()
@@ -249,12 +263,12 @@ class Guard:
 
 
 def guard(
-    profile: Profile,
-    budget: int | str,
+    profile: Profile | str | Path,
+    budget: float | str,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
-    plan: Plan | None = None,
+    plan: Plan | str | Path | None = None,
     region: Region = "step",
     planning: Mapping[str, Any] | None = None,
     measured_steps: int = 1,
@@ -264,11 +278,11 @@ def guard(
     """Attach a plan that repairs itself: `with pooch.guard(...) as guard: loss = guard.step(forward)`.
 
     Args:
-        profile: the measured step.
+        profile: the measured step, or the path of a saved profile.
         budget: as `plan` takes it.
         model: the model that was profiled.
         optimizer: that was profiled; only needed to profile again.
-        plan: to begin with. None: one is made.
+        plan: to begin with, or the path of a saved plan. None: one is made.
         region: of the plan that is made.
         planning: further arguments of `plan` (policy, host_budget, time_limit_s, ...), for every plan that is made.
         measured_steps: how many of the first steps under each plan have their peak measured; later steps are measured
@@ -279,11 +293,17 @@ def guard(
 
     Raises:
         InfeasibleBudget: no plan fits.
-        UsageError: the plan is for several microbatches in flight, or the model's ranks run collectives, which one rank
-            cannot repeat alone.
+        UsageError: an argument is of the wrong kind, the plan is for several microbatches in flight, or the model's
+            ranks run collectives, which one rank cannot repeat alone.
     """
+    import torch
+
     from ..torchtools.ranks import has_collectives, rank_count
 
+    measured_step = profile_of(profile, "guard")
+    plan = None if plan is None else plan_of(plan, "guard")
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"guard() takes a torch.nn.Module, not {type(model).__name__}: {_USE}")
     if has_collectives(model) and rank_count() > 1:
         raise UsageError(
             "a guard repeats a step in one rank alone, and its collectives would meet those of other steps in other "
@@ -305,13 +325,13 @@ def guard(
         return replan
 
     def reprofile(forward: Callable[[], torch.Tensor]) -> tuple[Plan, Replan]:
-        measured = make_profile(forward, model, optimizer, workload=profile.workload)
+        measured = make_profile(forward, model, optimizer, workload=measured_step.workload)
         known_bytes = budget_in_bytes(measured, budget, options) if is_smallest(budget) else budget_bytes
         replan = replan_of(measured, known_bytes)
         return replan(known_bytes), replan
 
-    budget_bytes = budget_in_bytes(profile, budget, options)
-    replan = replan_of(profile, budget_bytes)
+    budget_bytes = budget_in_bytes(measured_step, budget, options)
+    replan = replan_of(measured_step, budget_bytes)
     return Guard(
         plan if plan is not None else replan(budget_bytes),
         model,

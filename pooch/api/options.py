@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..ir import Profile, Region
 from ..ir.plan import Bound
 from ..planner import Effort
-from .budgets import parse_budget
+from .budgets import FEWEST_BYTES, parse_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class PlanOptions:
         """
         if self.host_budget is None:
             return None
-        all_bytes = parse_budget(self.host_budget, profile.peak_bytes, name="host budget")
+        fewest_bytes = FEWEST_BYTES if isinstance(self.host_budget, str) else 1  # a number may come from a computation
+        all_bytes = parse_budget(self.host_budget, profile.peak_bytes, name="host budget", fewest_bytes=fewest_bytes)
         return all_bytes // profile.in_flight.microbatches
 
     def profile_in_flight(self, profile: Profile) -> Profile:

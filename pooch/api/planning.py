@@ -11,6 +11,7 @@ from pathlib import Path
 from ..analysis.dataflow import Dataflow
 from ..errors import InfeasibleBudget, UsageError
 from ..ir import Choice, Decision, Decisions, Plan, Profile, Region
+from ..ir.arguments import profile_of
 from ..ir.layout import StepLayout
 from ..ir.plan import Bound
 from ..planner import Effort, Evaluation, PolicyOutcome, described
@@ -29,8 +30,8 @@ from .splitting import in_slices, whole_or_in_slices
 
 
 def plan(
-    profile: Profile,
-    budget: int | str,
+    profile: Profile | str | Path,
+    budget: float | str,
     *,
     policy: str = "ilp",
     host_budget: int | str | None = None,
@@ -48,10 +49,11 @@ def plan(
     """Choose keep, swap or recompute for every activation so that the step fits into the budget and loses little time.
 
     Args:
-        profile: the measured step.
+        profile: the measured step, or the path of a saved profile.
         budget: bytes, a text such as "16GiB", "60%" of the in-core peak, or "min": the smallest for which the policy
             has a plan. It bounds all device bytes of the process's tensors: parameters, gradients, optimizer state,
-            inputs, temporaries and activations.
+            inputs, temporaries and activations. Fewer than 1024 bytes are refused where that is less than 1% of the
+            in-core peak: 16 is more likely to mean "16GiB".
         policy: who decides: "ilp" (the integer program) or a published or plain method by name.
         host_budget: bytes that swapped activations may take in the swap tier; None: no limit.
         time_limit_s: most seconds to plan for; what was found until then carries its gap.
@@ -73,9 +75,9 @@ def plan(
         progress: called with what is being done and the share that is done.
 
     Raises:
-        UsageError: the budget, the policy or its parameters cannot be understood, the policy has neither effort nor
-            start, the start names no activation, the step never calls the model that a plan of region "model" is
-            for, or an arena is to hold several microbatches in flight.
+        UsageError: the profile is something else; the budget, the policy or its parameters cannot be understood; the
+            policy has neither effort nor start; the start names no activation; the step never calls the model that a
+            plan of region "model" is for; or an arena is to hold several microbatches in flight.
         PlanMismatch: a known plan was made for another profile.
         InfeasibleBudget: no plan fits; names the smallest budget that does.
     """
@@ -90,6 +92,9 @@ def plan(
         bound,
         microbatches_in_flight,
     )
+    profile = profile_of(profile, "plan")
+    if not isinstance(budget, str):
+        budget = parse_budget(budget, profile.peak_bytes)
     return plan_with(
         profile, budget, options, known=known, start=start, progress=progress, aside=is_worthwhile(profile)
     )
@@ -105,13 +110,13 @@ def plan_with(
     progress: PlanningProgress | None = None,
     aside: bool = False,
 ) -> Plan:
-    """`plan` with its options in one object.
+    """`plan` with its options in one object. A number as its budget is taken as it is, however small.
 
     Planning aside takes a second to start a process, and returns all memory with its end. It is done in any case where
     memory is limited: what the solver takes and what it leaves behind would be missing where tensors need it.
     """
     profile = options.profile_in_flight(profile)
-    if not is_smallest(budget):
+    if isinstance(budget, str) and not is_smallest(budget):
         budget = parse_budget(budget, profile.peak_bytes)
     options.host_bytes(profile)  # an error here is clearer than one of a child process
     _check_region_of(profile, options.region)
@@ -121,8 +126,13 @@ def plan_with(
         made = plan_in_child(profile, budget, options, known, start, progress)
         if made is not None:
             return made
-    budget_bytes = budget_in_bytes(profile, budget, options)
+    budget_bytes = asked_bytes(profile, budget, options)
     return plan_here(profile, budget_bytes, options, known=known, start=start, progress=progress)
+
+
+def asked_bytes(profile: Profile, budget: int | str, options: PlanOptions) -> int:
+    """The bytes of a budget that is a number, or "min"."""
+    return budget if isinstance(budget, int) else smallest_with(profile, options)
 
 
 def plan_here(
@@ -245,9 +255,9 @@ def write_lp(profile: Profile, budget_bytes: int, options: PlanOptions, path: Pa
 
 
 def plan_from_decisions(
-    profile: Profile,
+    profile: Profile | str | Path,
     decisions: Decisions,
-    budget: int | str | None = None,
+    budget: float | str | None = None,
     *,
     region: Region = "model",
     microbatches_in_flight: int = 1,
@@ -262,6 +272,7 @@ def plan_from_decisions(
         InfeasibleBudget: a budget was given and the decisions do not fit into it.
     """
     started_s = time.monotonic()
+    profile = profile_of(profile, "plan_from_decisions")
     _check_choices(decisions)
     _check_region_of(profile, checked_region(region))
     profile = in_flight(profile, microbatches_in_flight)
@@ -314,17 +325,17 @@ def manual_plan(
     return pack_plan(dataflow, planned, MANUAL, budget_bytes)
 
 
-def budget_in_bytes(profile: Profile, budget: int | str, options: PlanOptions) -> int:
+def budget_in_bytes(profile: Profile, budget: float | str, options: PlanOptions) -> int:
     """A budget for the step in bytes; "min" is the smallest that the policy is known to keep.
 
     Raises:
-        UsageError: the budget does not parse, or is not positive.
+        UsageError: the budget does not parse, is not positive, or is too small to be meant.
     """
     return smallest_with(profile, options) if is_smallest(budget) else parse_budget(budget, profile.peak_bytes)
 
 
 def smallest_budget(
-    profile: Profile,
+    profile: Profile | str | Path,
     *,
     policy: str = "ilp",
     policy_options: Mapping[str, object] | None = None,
@@ -335,7 +346,7 @@ def smallest_budget(
     """The smallest budget, in bytes, that the policy is known to keep; asking `plan` for it succeeds.
 
     Args:
-        profile: the measured step.
+        profile: the measured step, or the path of a saved profile.
         policy: who decides.
         policy_options: parameters of the policy, by name.
         host_budget: bytes that swapped activations may take in the swap tier. None: no limit.
@@ -348,7 +359,7 @@ def smallest_budget(
     options = PlanOptions(
         policy, policy_options or {}, host_budget, region=region, microbatches_in_flight=microbatches_in_flight
     )
-    return smallest_with(profile, options)
+    return smallest_with(profile_of(profile, "smallest_budget"), options)
 
 
 def smallest_with(profile: Profile, options: PlanOptions) -> int:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import ProfileError, UsageError, first_line
 from ..ir import Link, Profile
 from ..progress import Progress, silent
+from ..units import plural
 from ..workloads import Workload
 from .budgets import parse_budget
+from .called_model import CALLS_PARTS, calls_model
 from .fake_profiling import fake_profile, fake_profile_of
 from .hook_costs import with_hook_costs
 from .measured_profiling import measured_profile
@@ -35,12 +37,12 @@ def profile(
     warmup: int = 1,
     repeats: int = 1,
     mode: Mode = "auto",
-    memory_limit: int | str | None = None,
+    memory_limit: float | str | None = None,
     device_model: DeviceModel | None = None,
     ranks: RanksOptions | None = None,
     workload: str = "",
     batch_size: int = 0,
-    progress: Progress = silent,
+    progress: Progress | None = None,
 ) -> Profile:
     """Measure one training step without changing the training state.
 
@@ -75,14 +77,14 @@ def profile(
             modelled too, and plans for such a profile answer what would fit, but cannot be applied.
         workload: name for the reader of the profile.
         batch_size: for the reader of the profile.
-        progress: called with what is being done.
+        progress: called with what is being done. None: nothing is.
 
     Raises:
         ProfileError: `forward` raises, its loss cannot be differentiated, or the step differs from run to run.
         RankError: the model is data parallel or sharded, and another rank has failed. All ranks profile at the same
             time, with the same options.
-        UsageError: the model is compiled or under a plan, an argument is invalid, or `device_model` is given with a
-            mode that runs the step.
+        UsageError: the model is compiled or under a plan, `forward` uses nothing of it, an argument is invalid, or
+            `device_model` is given with a mode that runs the step.
     """
     return profile_workload(
         Workload(model, forward, optimizer, workload, batch_size),
@@ -93,7 +95,7 @@ def profile(
         memory_limit=memory_limit,
         device_model=device_model,
         ranks=ranks,
-        progress=progress,
+        progress=progress or silent,
     )
 
 
@@ -104,7 +106,7 @@ def profile_workload(
     warmup: int = 1,
     repeats: int = 1,
     mode: Mode = "auto",
-    memory_limit: int | str | None = None,
+    memory_limit: float | str | None = None,
     device_model: DeviceModel | None = None,
     link: Link | None = None,
     ranks: RanksOptions | None = None,
@@ -139,8 +141,10 @@ def profile_workload(
     options = ProfileOptions(accumulate, warmup, repeats, real_mode, workload.name, workload.batch_size, most_bytes)
     with _unchanged(workload) as (workload, calls):
         made = _profiled(workload, options, mode, device_model, is_fake, ranks, progress)
+    is_called = calls_model(made, workload.model)
     trim_freed_memory()  # the C library would keep much of what the plain steps took, and the records of the step
-    return replace(made, notes=(*made.notes, f"profiling called forward {len(calls)} times"))
+    notes = (*made.notes, f"the forward pass ran {plural(len(calls), 'time')} to profile the step")
+    return replace(made, notes=notes if is_called else (*notes, CALLS_PARTS))
 
 
 def _check(workload: Workload, warmup: int, repeats: int) -> None:
@@ -151,6 +155,8 @@ def _check(workload: Workload, warmup: int, repeats: int) -> None:
 
     forward: object = workload.forward
     model: object = workload.model
+    if isinstance(forward, torch.nn.Module) and not isinstance(model, torch.nn.Module):
+        raise UsageError("the function comes first, then the model: pooch.profile(forward, model)")
     if not callable(forward):
         kind = type(forward).__name__
         raise UsageError(f"forward is {kind}: give a function that takes no arguments and returns the loss")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..analysis.dataflow import Dataflow
 from ..errors import PlanMismatch
 from ..ir import Plan, Profile, Schedule, Timeline
+from ..ir.arguments import plan_of, profile_of
 from ..simulator import simulate as simulate_schedule
 from .evaluation import verified_timeline
 from .hooked import dataflow_of
@@ -12,14 +15,20 @@ from .options import in_flight
 from .plan_building import expected_ops
 
 
-def simulate(profile: Profile, plan: Plan) -> Timeline:
+def simulate(profile: Profile | str | Path, plan: Plan | str | Path) -> Timeline:
     """Predict one step under the plan: time, stalls, the memory curve, and what each stream does.
+
+    Args:
+        profile: the measured step, or the path of a saved profile.
+        plan: made for it, or the path of a saved plan.
 
     Raises:
         PlanMismatch: the plan was made for another profile.
-        UsageError: the profile includes another number of microbatches in flight than the plan is for.
+        UsageError: one of the two is something else, or the profile includes another number of microbatches in flight
+            than the plan is for.
         InvalidSchedule: the plan's schedule cannot be executed (a file that was changed by hand).
     """
+    profile, plan = profile_of(profile, "simulate"), plan_of(plan, "simulate")
     profile = in_flight(profile.variant(plan.splits), plan.microbatches_in_flight)
     dataflow = dataflow_of(profile, plan.region, hooked=bool(plan.schedule.actions))
     check_belongs(dataflow, plan)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 
+from .. import messages
 from ..api.budgets import parse_budget
 from ..api.options import PlanOptions
 from ..errors import UsageError
 from ..executor.engines import make_engine
 from ..executor.online import Evictor, live_bytes_of
 from ..executor.silence import Silence
+from ..executor.status import Status
 from ..executor.verification import Verification, Verify
 from ..ir import Plan, Profile
 from ..torchtools.ranks import local_count
-from ..visible import visible
+from ..units import format_bytes
+from ..visible import one_line
 from .budget import HeldBudget, budget_of
 from .cache import PlanCache, Purpose
 from .costs import costs_of
-from .driver import StepDriver, refuse_a_second
-from .governed import GovernedModels
+from .driver import StepDriver, end_held, refuse_a_second
+from .governed import GovernedModels, models_of
 from .library import Library
 from .node import tier_share
 from .remarks import Remarks
@@ -39,19 +41,22 @@ class Auto:
     def __init__(
         self,
         models: Sequence[torch.nn.Module],
-        budget: int | str,
+        budget: float | str,
         *,
-        host_budget: int | str | None = None,
+        host_budget: float | str | None = None,
         cache: str | Path | None = None,
         process_group: object = None,
         tell: Callable[[str], None] | None = None,
         verify: Verify = "first",
+        replace: bool = False,
     ) -> None:
+        size_bytes, share = budget_of(budget)
+        if replace:
+            end_held(models)
         governed = GovernedModels(models)
         device = governed.device
         refuse_a_second(device)
-        size_bytes, share = budget_of(budget)
-        tell = tell or _announce
+        tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
         node_bytes = None if host_budget is None else parse_budget(host_budget, None, name="host budget")
         ranks = ranks_of(process_group)
         self._team = Team(ranks, tier_share(node_bytes, device, 1 if ranks is None else local_count(ranks.count)), tell)
@@ -60,8 +65,7 @@ class Auto:
         live = live_bytes_of(device)
         engine = make_engine(device)
         engine.room.limit_bytes = host_bytes
-        said = tell
-        verification = Verification(verify, lambda _, text: said(text))
+        verification = Verification(verify, lambda _, text: warn(text))
         evictor = Evictor(size_bytes or 0, engine, live, device, host_bytes, verification)
         library = Library(
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
@@ -69,7 +73,7 @@ class Auto:
             costs_of(device, evictor.speed.link, self._team.gather),
             cache=None if cache is None else self._opened(cache, tell),
         )
-        remarks = Remarks(tell)
+        remarks = Remarks(tell, warn)
         evictor.silence = Silence(remarks.silence)
         held = HeldBudget(size_bytes, share, evictor, remarks)
         self._driver = StepDriver(governed, held, live, evictor, library, remarks)
@@ -149,8 +153,19 @@ class Auto:
         for key, cached in self._driver.library.kept():
             cache.keep(key, cached)
 
-    def summary(self) -> AutoSummary:
-        """Return what happened so far."""
+    def status(self) -> Status:
+        """Return how the last step ran, for a progress bar or a log: `bar.set_postfix_str(str(auto.status()))`.
+
+        It takes next to no time. `status().as_dict()` has names such as "pooch/peak_mib" and "pooch/mode".
+        """
+        return self._driver.last.status(self._driver.counters.steps, self.budget_bytes)
+
+    def summary(self, *, verbose: bool = False) -> AutoSummary:
+        """Return what happened so far; `print()` shows it, with a verdict as its first line.
+
+        Args:
+            verbose: Whether it also says what Pooch did inside of the steps.
+        """
         library = self._driver.library
         share = self._team.share
         return self._driver.counters.summary(
@@ -161,6 +176,8 @@ class Auto:
             tier_limit_bytes=share.each_bytes,
             local_ranks=share.ranks,
             verified=self._driver.evictor.verification.verified,
+            planning_s=library.planning_s,
+            is_verbose=verbose,
         )
 
     def remove(self) -> None:
@@ -174,6 +191,12 @@ class Auto:
             self._is_removed = True
             self._team.ended(self._driver.evictor.engine.room.most_bytes)
 
+    def __repr__(self) -> str:
+        counters, state = self._driver.counters, " (removed)" if self._is_removed else ""
+        budget = "not known yet" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        name = one_line(self._driver.governed.name or "model is gone")
+        return f"Auto({name}, budget {budget}, {counters.in_words}){state}"
+
     def __enter__(self) -> Auto:
         return self
 
@@ -181,21 +204,18 @@ class Auto:
         self.remove()
 
 
-def _announce(text: str) -> None:
-    sys.stderr.write(f"pooch: {visible(text)}\n")
-    sys.stderr.flush()
-
-
 def auto(
     model: torch.nn.Module | Sequence[torch.nn.Module],
-    budget: int | str,
+    budget: float | str,
     optimizer: torch.optim.Optimizer | None = None,
     *,
-    host_budget: int | str | None = None,
+    host_budget: float | str | None = None,
     cache: str | Path | None = None,
     process_group: object = None,
     tell: Callable[[str], None] | None = None,
     verify: Verify = "first",
+    quiet: bool = False,
+    replace: bool = False,
 ) -> Auto:
     """Hold a budget over any training loop, from its first step on: `pooch.auto(model, "16GiB")`.
 
@@ -206,28 +226,39 @@ def auto(
     Args:
         model: The model, or all models that are trained, which share the budget.
         budget: Device bytes of the process, such as "16GiB", or a share of the first step's in-core peak, such as
-            "60%".
+            "60%". Fewer than 1024 bytes are refused: 16 is more likely to mean "16GiB".
         optimizer: Not needed: the optimizer's state is counted as it appears.
         host_budget: Most bytes that the swap tier may take on this machine. The ranks on it share them evenly. None: no
             limit for a single process; several ranks share the host memory that is left where that is the tier.
         cache: Directory in which plans are kept for the next run of the same model, or were by `Auto.save_plans()`.
             None: they are not kept.
         process_group: The ranks that train together. None: those of the default group, if there is one.
-        tell: Called with one line for each new plan. None: they go to the standard error stream.
+        tell: Called with one line for each new plan, and whatever else is to be said. None: lines go through the logger
+            "pooch" (`logging.getLogger("pooch")`), which shows them on the standard error stream unless the program
+            has handlers for them.
         verify: What is recomputed is compared, byte by byte, with what it replaces. "first": in full until that was
             shown to give the same, then by a sample in each step, and in full again in turns. "always": in full in each
             step. "off": not at all.
+        quiet: Say nothing. `Auto.summary()` and `Auto.status()` still tell what happens.
+        replace: Take the place of a budget that is held on this device already, as where a cell of a notebook is run
+            again. Otherwise a second budget is refused.
 
     Returns:
         What holds the budget. `remove()`, or leaving it as a context manager, takes it off.
 
     Raises:
-        UsageError: The model is compiled or under a plan, the budget does not parse, or this rank is not in
-            `process_group`.
+        UsageError: The model is none, is compiled or under a plan; the budget does not parse; `quiet` is given with
+            `tell`; or this rank is not in `process_group`.
     """
-    models = [model] if isinstance(model, torch.nn.Module) else list(model)
-    if not models:
-        raise UsageError("auto() needs at least one model")
+    if quiet and tell is not None:
+        raise UsageError("quiet=True says nothing, and tell= is for what is said: give one of them")
     return Auto(
-        models, budget, host_budget=host_budget, cache=cache, process_group=process_group, tell=tell, verify=verify
+        models_of(model),
+        budget,
+        host_budget=host_budget,
+        cache=cache,
+        process_group=process_group,
+        tell=messages.be_silent if quiet else tell,
+        verify=verify,
+        replace=replace,
     )

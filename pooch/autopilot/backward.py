@@ -1,6 +1,7 @@
 """Tells when a backward pass begins and ends, whoever starts it: `loss.backward()`, `torch.autograd.grad`, a framework.
 
-All of them go through one function of `torch.autograd.graph`, which is wrapped while anything listens.
+All of them go through one function of `torch.autograd.graph`, which is wrapped while anything listens. What somebody
+else wraps around ours stays: ours is taken away when the place holds it, and until then it passes everything on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 _NAME = "_engine_run_backward"
+# Our wrappers and what they wrap. An attribute of theirs would be copied to what is wrapped around them.
+_OURS: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
 _PLACES = (torch.autograd.graph, torch.autograd)  # the second has its own reference
 
 
@@ -26,7 +29,6 @@ class BackwardWatch:
     """
 
     _listeners: list[BackwardWatch] = []  # noqa: RUF012  (of the process, like what it wraps)
-    _originals: list[Any] = []  # noqa: RUF012
     _lock = threading.Lock()
     _running = threading.local()
 
@@ -44,9 +46,9 @@ class BackwardWatch:
         with cls._lock:
             cls._listeners.append(self)
             if len(cls._listeners) == 1:
-                cls._originals[:] = [getattr(place, _NAME) for place in _PLACES]
-                for place, original in zip(_PLACES, cls._originals, strict=True):
-                    setattr(place, _NAME, _wrapped(original))
+                for place in _PLACES:
+                    if not _is_within(getattr(place, _NAME)):
+                        setattr(place, _NAME, _wrapped(getattr(place, _NAME)))
 
     def stop(self) -> None:
         """Listen no longer."""
@@ -56,8 +58,23 @@ class BackwardWatch:
                 return
             cls._listeners.remove(self)
             if not cls._listeners:
-                for place, original in zip(_PLACES, cls._originals, strict=True):
-                    setattr(place, _NAME, original)
+                for place in _PLACES:
+                    _take_away(place)
+
+
+def _is_within(function: Callable[..., Any]) -> bool:
+    """Whether a wrapper of ours is in place, perhaps within others that say what they wrap."""
+    found: Any = function
+    while found is not None and found not in _OURS:
+        found = getattr(found, "__wrapped__", None)
+    return found is not None
+
+
+def _take_away(place: Any) -> None:
+    """Take our wrapper away, unless somebody has put another one around it, which then goes on calling it."""
+    original = _OURS.get(getattr(place, _NAME))
+    if original is not None:
+        setattr(place, _NAME, original)
 
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,6 +98,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
             for listener in listeners:
                 _tell(listener._end, finished, builds_graph)
 
+    _OURS[run_backward] = original
     return run_backward
 
 

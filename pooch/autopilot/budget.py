@@ -9,8 +9,10 @@ from ..units import parse_bytes
 from .optimizers import OptimizerWatch
 from .remarks import Remarks
 
+STEPS_BEFORE_OPTIMIZER = 64  # steps in which gradients accumulate at most; beyond, no optimizer's state is waited for
 
-def budget_of(budget: int | str) -> tuple[int | None, float | None]:
+
+def budget_of(budget: float | str) -> tuple[int | None, float | None]:
     """Return the budget in bytes, or the share of the first step's in-core peak.
 
     Args:
@@ -28,7 +30,7 @@ def budget_of(budget: int | str) -> tuple[int | None, float | None]:
         if parsed is None or not 0 < parsed <= 10**6:
             raise UsageError(f"the budget {budget!r} is no share: give a percentage such as 60%, or bytes")
         return None, parsed / 10**6
-    return parse_budget(budget, None), None
+    return parse_budget(budget, None, takes_share=True), None
 
 
 class HeldBudget:
@@ -48,6 +50,7 @@ class HeldBudget:
         self.size_bytes, self._share = size_bytes, share
         self._evictor, self._remarks = evictor, remarks
         self._state: OptimizerWatch | None = None
+        self._is_told, self._steps = share is None, 0
         if share is not None:
             self._state = OptimizerWatch(self._state_appeared)
         self.hold()
@@ -59,31 +62,43 @@ class HeldBudget:
 
     def step_begins(self) -> None:
         """Hold the share of what the first step has needed so far, as long as it is not over."""
+        self._steps += 1
+        if self._steps > STEPS_BEFORE_OPTIMIZER:
+            self._tell()
         if self.size_bytes is None and self._share is not None:
             self._evictor.grow_with(self._share)
 
     def step_was_recorded(self, peak_bytes: int) -> None:
         """Take the share of the first step's in-core peak."""
         if self.size_bytes is None and self._share is not None:
-            self._is(int(self._share * peak_bytes), self._share)
+            self._is(int(self._share * peak_bytes))
 
     def step_was_counted(self) -> None:
         """Take what the share has grown to in a step that could not be recorded."""
         if self.size_bytes is None and self._share is not None:
-            self._is(self._evictor.budget_bytes, self._share)
+            self._is(self._evictor.budget_bytes)
 
     def _state_appeared(self, size_bytes: int) -> None:
         """Count the state that an optimizer has created: it is part of every later step's in-core peak."""
         if self._share is not None and self.size_bytes is not None and size_bytes > 0:
-            self._is(self.size_bytes + int(self._share * size_bytes), self._share)
+            self._is(self.size_bytes + int(self._share * size_bytes))
+        self._tell()
 
-    def _is(self, size_bytes: int, share: float) -> None:
+    def _is(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._evictor.grow_with(None)
         self._evictor.set_budget(size_bytes)
-        self._remarks.budget(size_bytes, share)
+        if self._is_told:
+            self._remarks.larger_budget(size_bytes)
+
+    def _tell(self) -> None:
+        """Tell the budget, once it is what it will stay."""
+        if not self._is_told and self.size_bytes is not None and self._share is not None:
+            self._is_told = True
+            self._remarks.budget(self.size_bytes, self._share)
 
     def stop(self) -> None:
         """Look at optimizers no longer."""
+        self._tell()
         if self._state is not None:
             self._state.stop()

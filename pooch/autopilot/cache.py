@@ -81,7 +81,7 @@ class Purpose:
         cls,
         models: Iterable[torch.nn.Module],
         device: torch.device,
-        budget: int | str,
+        budget: float | str,
         host_bytes: int | None = None,
         seat: Seat = Seat(),
     ) -> Purpose:

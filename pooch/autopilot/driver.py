@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -18,14 +19,17 @@ from ..executor.step import OWN_WORK
 from ..ir import Profile
 from ..profiler.live import is_profiling, needs_profiler
 from ..torchtools.calls import CallContext
+from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.threads import OwnThread, is_alone
+from ..torchtools.training_state import model_device
 from ..units import format_bytes
 from .backward import BackwardWatch
 from .budget import HeldBudget
 from .counting import margin_bytes
 from .governed import GovernedModels
 from .known import Known
+from .last_step import LastStep
 from .library import MOST_FAILURES, Library
 from .remarks import BY_OTHER_HOOKS, MORE_THAN_RECORDED, NOTHING_LEFT, Remarks
 from .running import RunningStep
@@ -33,7 +37,7 @@ from .signature import StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call
 from .standstill import Standstill
 from .steps import FollowingStep, InCoreStep, RecordedStep, Step, UnplannedStep
-from .summary import Counters, Decision, counted
+from .summary import Counters, Decision, StepTimes, counted
 
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
 TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched, though it fits
@@ -137,6 +141,7 @@ class StepDriver:
 
     Attributes:
         counters: What happened so far.
+        last: The step that ended last.
 
     Raises:
         UsageError: If a budget is held on the device already.
@@ -153,7 +158,7 @@ class StepDriver:
     ) -> None:
         self.governed, self.budget, self.evictor, self.library = governed, budget, evictor, library
         self._live = live
-        self.counters = Counters()
+        self.counters, self.last = Counters(), LastStep()
         self._remarks = remarks
         self._running: RunningStep | None = None  # of the thread that `_claimed` names, and changed by it alone
         self._claimed: OwnThread | None = None
@@ -171,6 +176,7 @@ class StepDriver:
         self._standstill.begin()
         self._closed = weakref.finalize(self, _close, self._standstill, self._backward, library, evictor)
         self._closed.atexit = False
+        LOST_INTERRUPTS.use(evictor)
         _ACTIVE[governed.device.type] = self
 
     def add(self, model: torch.nn.Module) -> None:
@@ -410,10 +416,12 @@ class StepDriver:
         left, known, budget_bytes = running.step.left_plan, running.known, self.budget.size_bytes
         if running.decision == "plan":
             known.left_plan = MOST_FAILURES if running.step.mismatches else known.left_plan + 1 if left else 0
-        is_slower = running.decision in ("plan", "online") and known.profile is not None
-        lost_ms = step_ms - known.profile.step_ms if is_slower and known.profile is not None else 0.0
-        step = counted(running.decision, left, running.stats, peak_bytes, lost_ms, budget_bytes)
+        plain_ms = 0.0 if known.profile is None else known.profile.step_ms
+        predicted_ms = 0.0 if known.plan is None else known.plan.predicted_step_ms
+        times = StepTimes(step_ms, plain_ms, predicted_ms)
+        step = counted(running.decision, left, running.stats, peak_bytes, times, budget_bytes)
         self.counters = self.counters.with_step(step)
+        self.last = LastStep.of(running.decision, left, peak_bytes, known.plan)
         if budget_bytes is not None and step.steps_over_budget:
             excess_bytes = peak_bytes - budget_bytes
             self._remarks.over_budget(peak_bytes, budget_bytes, *self._why_over_budget(running, excess_bytes))
@@ -490,8 +498,24 @@ def refuse_a_second(device: torch.device) -> None:
     if device.type in _ACTIVE:
         raise UsageError(
             f"a budget is held on {device.type} already: give all models in one list, as in "
-            "pooch.auto([generator, discriminator], ...), or call remove() on the other first"
+            "pooch.auto([generator, discriminator], ...), call remove() on what pooch.auto returned, or give "
+            "replace=True"
         )
+
+
+def end_held(models: Iterable[object]) -> None:
+    """End the budgets that are held on the devices of some models, so that another one can be.
+
+    Args:
+        models: The models; what is none is left to be refused.
+
+    Raises:
+        UsageError: If a step is running in another thread, which alone can end it.
+    """
+    for kind in {model_device(model).type for model in models if isinstance(model, torch.nn.Module)}:
+        held = _ACTIVE.get(kind)
+        if held is not None:
+            held.remove()
 
 
 def _leave_child_alone() -> None:
@@ -505,6 +529,7 @@ os.register_at_fork(after_in_child=_leave_child_alone)
 
 def _close(standstill: Standstill, backward: BackwardWatch, library: Library, evictor: Evictor) -> None:
     """Undo what a budget has put in place. It must not hold the driver, whose end may call it."""
+    LOST_INTERRUPTS.leave(evictor)
     standstill.end()
     backward.stop()
     library.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,7 @@ from .summary import AutoSummary
 _compiling_now = torch._C._dynamo.eval_frame.get_eval_frame_callback
 # Wrappers of a model that call it. What they hold is governed in their place.
 _TRANSPARENT = ("DistributedDataParallel",)
+_MOST_REFUSALS = 1000  # lines: a program may make models for as long as it runs
 
 
 class ModelFinder:
@@ -48,7 +51,8 @@ class ModelFinder:
 
     Attributes:
         auto: What holds the budget, or None as long as no model was trained.
-        refusals: Why models are not under it, one line each.
+        preparing_s: Time that it took to put the first model under the budget.
+        refusals: Why models are not under it, one line each, for the last thousand of them.
     """
 
     def __init__(
@@ -66,7 +70,8 @@ class ModelFinder:
         self._budget, self._tell = budget, tell
         self._options: dict[str, Any] = {"host_budget": host_budget, "cache": cache, "verify": verify}
         self.auto: Auto | None = None
-        self.refusals: list[str] = []
+        self.preparing_s = 0.0
+        self.refusals: deque[str] = deque(maxlen=_MOST_REFUSALS)
         self._live = live_bytes_of(torch.device("cpu"))  # from the beginning, so that every byte is counted
         self._refused: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._process = os.getpid()
@@ -77,8 +82,12 @@ class ModelFinder:
         self._is_on = True
         setattr(torch.nn.Module, PLACE, self)
 
-    def stop(self) -> AutoSummary | None:
-        """Look no longer, take the budget off, and return what happened, or None if no model was found."""
+    def stop(self, *, verbose: bool = False) -> AutoSummary | None:
+        """Look no longer, take the budget off, and return what happened, or None if no model was found.
+
+        Args:
+            verbose: As `Auto.summary` takes it.
+        """
         if self._is_on:
             self._is_on = False
             setattr(torch.nn.Module, PLACE, None)
@@ -86,7 +95,7 @@ class ModelFinder:
         if self.auto is None:
             return None
         self.auto.remove()
-        return self.auto.summary()
+        return self.auto.summary(verbose=verbose)
 
     # A module's own attribute comes first: that of a governed model, or of one that is compiled.
     def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> Callable[..., Any] | None:
@@ -124,7 +133,9 @@ class ModelFinder:
 
     def _govern(self, module: torch.nn.Module) -> None:
         if self.auto is None:
+            begin_s = time.monotonic()
             self.auto = auto(module, self._budget, tell=self._tell, **self._options)
+            self.preparing_s = time.monotonic() - begin_s
         else:
             self.auto.add(module)
 

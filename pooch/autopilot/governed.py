@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,11 +18,28 @@ from ..torchtools.training_state import model_device
 Surround = Callable[[int, Any, Any], AbstractContextManager[object]]
 
 
+_USE = 'pooch.auto(model, "16GiB")'
+
+
+def models_of(given: object) -> list[Any]:
+    """What `pooch.auto` was given for its models, as a list; `GovernedModels` says which of them are none.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if isinstance(given, torch.nn.Module | str) or not isinstance(given, Iterable):
+        return [given]
+    models = list(given)
+    if not models:
+        raise UsageError(f"auto() needs at least one model: {_USE}")
+    return models
+
+
 class _GovernedCall(CallRegion):
     """A call of a governed module, which may begin a step."""
 
     def __init__(self, module: torch.nn.Module, surround: Surround, number: int) -> None:
-        super().__init__(module, nullcontext, "plan" if number >= 0 else "watch")
+        super().__init__(module, nullcontext, "auto" if number >= 0 else "watch")
         self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
 
     def region_of(self, args: Any, kwargs: Any) -> AbstractContextManager[object]:
@@ -45,10 +62,12 @@ class GovernedModels:
     """
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        for model in models:
+        given: Sequence[object] = models
+        for model in given:
             if not isinstance(model, torch.nn.Module):
-                raise UsageError(f"auto() takes a torch.nn.Module or a list of them, not {type(model).__name__}")
-            refuse_taken(model)
+                kind = type(model).__name__
+                raise UsageError(f"auto() takes a torch.nn.Module or a list of them, not {kind}: {_USE}")
+            refuse_taken(model, can_replace=True)
         devices = {model_device(model) for model in models}
         if len(devices) != 1:
             raise UsageError(f"the models are on {len(devices)} devices: use pooch.auto for those of one device")
@@ -80,7 +99,8 @@ class GovernedModels:
     def _place(self, model: torch.nn.Module, number: int, surround: Surround) -> None:
         placed = [_GovernedCall(model, surround, number)]
         placed += [_GovernedCall(part, surround, -1 - number) for _, part in callable_parts(model)]
-        self._calls += [weakref.ref(each) for each in placed]
+        living = [each for each in self._calls if each() is not None]  # models may come and go with every step
+        self._calls = living + [weakref.ref(each) for each in placed]
 
     def add(self, model: torch.nn.Module, surround: Surround) -> bool:
         """Govern a further model, and return whether it is no part of one that is governed already.

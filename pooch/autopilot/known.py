@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from ..executor.table import ActionTable
 from ..ir import Plan, Profile
 from ..units import format_bytes
+from ..wording import slower_than
 from .signature import StepKey
 from .summary import Decision, PlannedShape
 
+MOST_RECORDS = 16  # of a family: all of them are sent along when another shape is derived
 DIFFERED = "a replay of it gave other bits in training"
 
 
@@ -54,6 +56,14 @@ class Known:
     reason: str = ""
     decision: Decision = "online"
 
+    def is_not_planned(self) -> None:
+        """Note that no answer will come, so that the next step of this kind asks again."""
+        self.is_pending = False
+
+    def is_not_improved(self) -> None:
+        """Note that no better plan is searched for, so that the next step of this kind asks again."""
+        self.is_improved = False
+
     def shape(self, key: StepKey) -> PlannedShape:
         """Return it as the summary shows it."""
         return PlannedShape(
@@ -74,13 +84,22 @@ class Family:
 
     Attributes:
         recording: Number of shapes that were or are being recorded.
-        recorded: The recorded ones.
+        recorded: The recorded ones that were recorded last.
         copied_steps: Number of online steps that are still to come in which nothing is replayed.
+        shapes: Number of its kinds of steps that are remembered.
     """
 
     recording: int = 0
     copied_steps: int = 0
+    shapes: int = 0
     recorded: dict[tuple[int, ...], Profile] = field(default_factory=dict)
+
+    def add(self, sizes: tuple[int, ...], profile: Profile) -> None:
+        """Take the profile of a step that was recorded."""
+        self.recorded.pop(sizes, None)
+        self.recorded[sizes] = profile
+        if len(self.recorded) > MOST_RECORDS:
+            self.recorded.pop(next(iter(self.recorded)))
 
     def has_larger_that_fits(self, sizes: tuple[int, ...], start_bytes: int, target_bytes: int) -> bool:
         """Whether a recorded step that is larger in every size would fit."""
@@ -103,10 +122,8 @@ def without_replays(profile: Profile, values: Collection[int]) -> Profile:
 
 def described(plan: Plan) -> str:
     """Return a plan in a few words."""
-    return (
-        f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(plan.in_core_peak_bytes)}, "
-        f"{_slowdown(plan):.2f} of the plain time"
-    )
+    peaks = f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(plan.in_core_peak_bytes)}"
+    return f"{peaks}, predicted {slower_than(_slowdown(plan), 'without Pooch')}"
 
 
 def _slowdown(plan: Plan) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
@@ -12,6 +14,7 @@ from .costs import CostSource
 from .jobs import Anchor
 from .known import Family, Known, described, without_replays
 from .requests import Arrival, PlanRequests
+from .shapes import KnownShapes
 from .signature import StepKey
 from .summary import Decision, PlannedShape
 
@@ -19,6 +22,7 @@ MOST_RECORDED = 3  # shapes of one family that are recorded without further reas
 MOST_FAILURES = 3  # steps in a row that left their plan, after which the step is recorded again
 OFTEN = 3  # steps of a shape that cannot be derived, after which it is recorded
 PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where values decide what it computes
+MOST_EVENTS = 1000  # lines on what was planned that the summary can list
 COPIED_STEPS = 50  # after which it is looked again whether replaying is worth its cost
 _NEVER = 2**62
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
@@ -42,14 +46,13 @@ class Library:
         cache: PlanCache | None = None,
     ) -> None:
         self._tell, self._cache = tell, cache
-        self._known: dict[StepKey, Known] = {}
-        self._families: dict[tuple[object, ...], Family] = {}
+        self._known = KnownShapes()
         self._requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
         self._is_warm = False  # whether a step was run
         self._is_settled = self._has_tier = True
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
-        self.events: list[str] = []
+        self.events: deque[str] = deque(maxlen=MOST_EVENTS)
 
     # When a step begins -----------------------------------------------------------------------------------------------
 
@@ -78,9 +81,7 @@ class Library:
         self._take_answers()
         if budget_bytes is not None:
             self._plan_ahead(start_bytes, budget_bytes)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._found(key)
+        known = self._known.find(key) or self._met(key)
         known.steps += 1
         known.decision = self._decision(key, known, start_bytes, budget_bytes)
         if known.decision == "record":
@@ -89,7 +90,7 @@ class Library:
 
     def replays(self, key: StepKey) -> bool:
         """Whether an online step of a key that begins now records its ops, so that values can be replayed."""
-        family = self._families[key.family]
+        family = self._known.family(key)
         if family.copied_steps == 0:
             return True
         family.copied_steps -= 1
@@ -97,14 +98,14 @@ class Library:
 
     def is_faster_copied(self, key: StepKey) -> None:
         """Note that recording the ops of an online step took longer than its replays gained over copies."""
-        self._families[key.family].copied_steps = COPIED_STEPS
+        self._known.family(key).copied_steps = COPIED_STEPS
 
     def is_leaner_copied(self, key: StepKey) -> None:
         """Note that an online step passed the budget. A replay needs room for all that it reads, a copy for itself."""
-        self._families[key.family].copied_steps = _NEVER
+        self._known.family(key).copied_steps = _NEVER
 
     def _decision(self, key: StepKey, known: Known, start_bytes: int, budget_bytes: int | None) -> Decision:
-        family = self._families.setdefault(key.family, Family())
+        family = self._known.family(key)
         target_bytes = _target_bytes(known, budget_bytes)
         if known.left_plan >= MOST_FAILURES and self._has_tier:
             family.recording += 1
@@ -130,15 +131,27 @@ class Library:
         self._requests.ask(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
         return "online"
 
+    def _met(self, key: StepKey) -> Known:
+        """Remember a kind of step that is new, or was forgotten."""
+        known = self._found(key)
+        is_first = not self._known.forgotten
+        self._known.add(key, known)
+        self._known.has_grown()
+        if is_first and self._known.forgotten:
+            kept = "" if self._cache is not None else "; with cache= their plans are kept on disk"
+            self._say(f"{len(self._known)} kinds of steps are remembered, and the least recent ones forgotten{kept}")
+        return known
+
     def _found(self, key: StepKey) -> Known:
-        """Return what the cache has of a new kind of step."""
+        """Return what the cache has of a new kind of step, or its family."""
         cached = None if self._cache is None else self._cache.find(key)
+        family = self._known.family(key)
         if cached is None:
-            return Known()
+            profile = family.recorded.get(key.sizes)
+            return Known() if profile is None else Known(profile, "recorded")
         if cached.is_recorded:
-            family = self._families.setdefault(key.family, Family())
-            family.recorded[key.sizes] = cached.profile
-            family.recording += 1
+            family.recording += key.sizes not in family.recorded
+            family.add(key.sizes, cached.profile)
         table = None if cached.plan is None else ActionTable.of(cached.plan)
         origin = "cached" if cached.is_recorded else "cached, derived"
         return Known(cached.profile, origin, plan=cached.plan, table=table, is_improved=True)
@@ -147,7 +160,7 @@ class Library:
         """Have plans made for steps that were recorded, before they come again. The optimizer's state is there now."""
         fresh, self._fresh = self._fresh, []
         for key in fresh:
-            known = self._known[key]
+            known = self._known.look(key) or Known()
             profile, target_bytes = known.profile, _target_bytes(known, budget_bytes)
             if profile is not None and profile.peak_bytes + start_bytes - profile.persistent_bytes > target_bytes:
                 self._requests.ask(key, known, [Anchor(key.sizes, profile)], start_bytes, target_bytes)
@@ -176,7 +189,8 @@ class Library:
     def _take_answers(self) -> None:
         for arrival in self._requests.arrivals():
             arrival.known.is_pending = False
-            self._take(arrival)
+            if self._known.look(arrival.key) is arrival.known:  # else it was forgotten meanwhile
+                self._take(arrival)
 
     def _take(self, arrival: Arrival) -> None:
         key, known, answer = arrival.key, arrival.known, arrival.answer
@@ -187,6 +201,7 @@ class Library:
             return
         if known.profile is None:
             known.profile, known.origin = answer.profile, "derived"
+            self._known.has_grown()
         if answer.plan is not None:
             again = "" if known.plan is None else " again"
             known.profile, known.plan, known.table = answer.profile, answer.plan, arrival.table
@@ -217,12 +232,13 @@ class Library:
         """
         if not (self._is_warm and self._is_settled):  # only its bytes are of use
             self._is_warm = True
-            self._families[key.family].recording -= 1
+            self._known.family(key).recording -= 1
             return
         known.profile, known.origin, known.calls = profile, "recorded", calls
         known.plan = known.table = None
         known.minimum_bytes, known.cannot_derive = 0, False
-        self._families[key.family].recorded[key.sizes] = profile
+        self._known.family(key).add(key.sizes, profile)
+        self._known.has_grown()
         self._fresh.append(key)
 
     def banned(self, known: Known, recipes: list[Hashable]) -> None:
@@ -249,7 +265,7 @@ class Library:
 
     def not_recorded(self, key: StepKey, known: Known) -> None:
         """Note that a step could not be recorded after all, as when no backward pass followed."""
-        self._families[key.family].recording -= 1
+        self._known.family(key).recording -= 1
         known.failed_records += 1
         known.never_recorded |= known.failed_records >= MOST_FAILURES
 
@@ -258,20 +274,28 @@ class Library:
     @property
     def is_planning(self) -> bool:
         """Whether any plan is being made."""
-        return any(known.is_pending for known in list(self._known.values())) and not self._requests.have_come
+        return any(known.is_pending for known in self._known.values()) and not self._requests.have_come
+
+    @property
+    def planning_s(self) -> float:
+        """Time for which was planned beside training."""
+        return self._requests.planning_s
 
     @property
     def plans(self) -> dict[StepKey, Plan]:
-        """The plans that are in use."""
+        """The plans that are in use, with the budget that is held: they are made for a little less."""
         self._take_answers()
-        return {key: known.plan for key, known in self._known.items() if known.plan is not None}
+        return {key: self._shown(known.plan) for key, known in self._known.items() if known.plan is not None}
+
+    def _shown(self, plan: Plan) -> Plan:
+        return replace(plan, budget_bytes=max(self._budget_bytes, plan.budget_bytes))
 
     def planned(self) -> Iterator[tuple[str, Profile, Plan]]:
         """The shapes, profile and plan of each kind of step that has one; the most frequent first."""
         self._take_answers()
         for key, known in sorted(self._known.items(), key=lambda item: -item[1].steps):
             if known.profile is not None and known.plan is not None:
-                yield key.text, known.profile, known.plan
+                yield key.text, known.profile, self._shown(known.plan)
 
     def kept(self) -> Iterator[tuple[StepKey, Cached]]:
         """What a later run can begin with: each kind of step that has a plan."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..bounded import Topics
 from ..units import format_bytes
 
 BY_OTHER_HOOKS = "the program has saved-tensor hooks of its own, so nothing is done: take them away"
@@ -20,11 +21,12 @@ class Remarks:
 
     Args:
         tell: Called with one line each.
+        warn: Called with those of them that the user should look at. None: as the others.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._told: set[str] = set()
+    def __init__(self, tell: Callable[[str], None], warn: Callable[[str], None] | None = None) -> None:
+        self._tell, self._warn = tell, warn or tell
+        self._told = Topics()
         self._margin_bytes = 0
 
     def over_budget(self, peak_bytes: int, budget_bytes: int, why: str, reason: str = "") -> None:
@@ -37,32 +39,30 @@ class Remarks:
             reason: What tells it from other reasons where it has figures.
         """
         reason = reason or why
-        if reason not in self._told:
-            self._told.add(reason)
-            self._tell(
+        if self._told.is_new(reason):
+            self._warn(
                 f"a step took {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - budget_bytes)} over the budget of "
                 f"{format_bytes(budget_bytes)}: {why}"
             )
 
     def plan_left(self, why: str) -> None:
         """Tell that a step could not follow its plan, once for each reason."""
-        if why not in self._told:
-            self._told.add(why)
+        if self._told.is_new(why):
             self._tell(f"a step could not follow its plan, and is recorded and planned again: {why}")
 
     def tier(self, text: str) -> None:
         """Tell what is wrong with the swap tier."""
-        self._tell(text)
+        self._warn(text)
 
     def silence(self, text: str) -> None:
         """Tell what is not governed."""
-        self._tell(text)
+        self._warn(text)
 
     def margin(self, found_bytes: int) -> None:
         """Tell by how much the budget may be passed where live bytes are not counted all the time."""
         if found_bytes > _CLEARLY_MORE * self._margin_bytes:
             self._margin_bytes = found_bytes
-            self._tell(
+            self._warn(
                 f"live bytes are counted now and then, so a step may pass the budget by up to "
                 f"{format_bytes(found_bytes)}: install a C++ compiler, or lower the budget by that"
             )
@@ -70,6 +70,10 @@ class Remarks:
     def budget(self, budget_bytes: int, share: float) -> None:
         """Tell the budget that a share has turned out to be."""
         self._tell(
-            f"the budget is {format_bytes(budget_bytes)}, {share:.0%} of the first step's in-core peak, with the "
-            "optimizer's state as far as it exists"
+            f"the budget is {format_bytes(budget_bytes)}: {share:.0%} of what the first step takes without Pooch, with "
+            "the optimizer's state"
         )
+
+    def larger_budget(self, budget_bytes: int) -> None:
+        """Tell the budget where another optimizer has created its state since it was told."""
+        self._tell(f"the budget is {format_bytes(budget_bytes)} from now on: another optimizer has created its state")

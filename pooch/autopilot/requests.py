@@ -67,7 +67,7 @@ class PlanRequests:
         known.is_pending = True
         self._costs.prepare(target_bytes - start_bytes)
         job = Job(key.sizes, tuple(anchors), start_bytes, target_bytes, replace(self._options, effort="fast"))
-        self._worker.plan(job, lambda answer: self._arrived(key, known, job, answer))
+        self._worker.plan(job, lambda answer: self._arrived(key, known, job, answer), dropped=known.is_not_planned)
 
     def ask_for_better(self, key: StepKey, known: Known) -> None:
         """Have a plan searched for longer, once nothing else is to be planned. Only a better one is an answer."""
@@ -81,7 +81,7 @@ class PlanRequests:
             if answer.plan is not None and answer.plan.predicted_step_ms < plan.predicted_step_ms:
                 self._arrived(key, known, job, answer)
 
-        self._worker.plan(job, done, urgency=1)
+        self._worker.plan(job, done, urgency=1, dropped=known.is_not_improved)
 
     def _arrived(self, key: StepKey, known: Known, job: Job, answer: Answer) -> None:
         """Take an answer, in the worker's thread."""
@@ -104,6 +104,11 @@ class PlanRequests:
     def have_come(self) -> bool:
         """Whether there are answers to be taken."""
         return bool(self._arrivals)
+
+    @property
+    def planning_s(self) -> float:
+        """Time for which was planned, and measured what planning needs, beside training."""
+        return self._worker.busy_s
 
     def close(self) -> None:
         """Plan no longer."""

@@ -29,7 +29,7 @@ class StepKey:
         shapes, position = [], 0
         for kind in self.family[0]:  # type: ignore[attr-defined]
             if isinstance(kind, tuple):
-                shapes.append("x".join(map(str, self.sizes[position : position + kind[1]])))
+                shapes.append("x".join(map(str, self.sizes[position : position + kind[1]])) or "scalar")
                 position += kind[1]
         return ", ".join(dict.fromkeys(shapes)) or "no tensors"
 

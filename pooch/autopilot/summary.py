@@ -7,7 +7,9 @@ from typing import Literal
 
 from ..executor.statistics import RunStats
 from ..executor.verification import NOTHING_VERIFIED, Verified
-from ..units import format_bytes
+from ..units import format_bytes, plural
+from ..wording import slower
+from .verdict import doubt, verdict
 
 Decision = Literal["in-core", "plan", "online", "record"]
 
@@ -53,6 +55,10 @@ class Counters:
         between_peak_bytes: Highest measured peak between the passes, such as that of the optimizer's step.
         steps_over_budget: Number of steps whose measured peak was over the budget.
         lost_ms: Time lost against plain training, as far as the recorded op times tell.
+        steps_ms: Time of all steps.
+        ms_on_plan: Time of the steps that followed a plan to the end.
+        plain_ms_on_plan: Time that these would take in plain training, as recorded.
+        predicted_ms_on_plan: Time that their plans predict.
         swapped_bytes: Bytes copied to the tier.
         recomputed_ops: Number of ops replayed.
         ungoverned: Number of saved tensors and of calls that were left alone, since they cannot be watched.
@@ -67,6 +73,10 @@ class Counters:
     between_peak_bytes: int = 0
     steps_over_budget: int = 0
     lost_ms: float = 0.0
+    steps_ms: float = 0.0
+    ms_on_plan: float = 0.0
+    plain_ms_on_plan: float = 0.0
+    predicted_ms_on_plan: float = 0.0
     swapped_bytes: int = 0
     recomputed_ops: int = 0
     ungoverned: int = 0
@@ -75,6 +85,14 @@ class Counters:
     def steps(self) -> int:
         """Number of steps, each a forward and a backward pass."""
         return self.steps_in_core + self.steps_on_plan + self.steps_online
+
+    @property
+    def in_words(self) -> str:
+        """How many steps ran in which way, and the highest peak."""
+        ways = {"on plan": self.steps_on_plan, "online": self.steps_online, "in-core": self.steps_in_core}
+        parts = ", ".join(f"{count} {way}" for way, count in ways.items() if count)
+        peak = f"; peak {format_bytes(self.peak_bytes)}" if self.peak_bytes else ""
+        return f"{plural(self.steps, 'step')}{': ' if parts else ''}{parts}{peak}"
 
     def with_step(self, step: Counters) -> Counters:
         """Return the counters with those of one more step: sums, and the highest of peaks."""
@@ -92,6 +110,8 @@ class Counters:
         tier_limit_bytes: int | None = None,
         local_ranks: int = 1,
         verified: Verified = NOTHING_VERIFIED,
+        planning_s: float = 0.0,
+        is_verbose: bool = False,
     ) -> AutoSummary:
         """Return them with what else is told; see `AutoSummary`."""
         counted = {each.name: getattr(self, each.name) for each in fields(Counters)}
@@ -104,11 +124,28 @@ class Counters:
             tier_limit_bytes=tier_limit_bytes,
             local_ranks=local_ranks,
             verified=verified,
+            planning_s=planning_s,
+            is_verbose=is_verbose,
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long one step took, beside what was expected.
+
+    Attributes:
+        step_ms: Its time.
+        plain_ms: That of plain training, as recorded; 0 if it is not known.
+        predicted_ms: That under its plan; 0 without one.
+    """
+
+    step_ms: float
+    plain_ms: float = 0.0
+    predicted_ms: float = 0.0
+
+
 def counted(
-    decision: Decision, left_plan: bool, stats: RunStats, peak_bytes: int, lost_ms: float, budget_bytes: int | None
+    decision: Decision, left_plan: bool, stats: RunStats, peak_bytes: int, times: StepTimes, budget_bytes: int | None
 ) -> Counters:
     """Return the counters of one step.
 
@@ -117,18 +154,24 @@ def counted(
         left_plan: Whether it left its plan.
         stats: What was counted while it ran.
         peak_bytes: Its measured peak.
-        lost_ms: Time lost, or 0 if it is not known.
+        times: Its times.
         budget_bytes: The budget, or None if it was not known yet.
     """
+    follows = decision == "plan" and not left_plan
+    is_lost = decision != "in-core" and times.plain_ms > 0
     return Counters(
         steps_in_core=int(decision == "in-core"),
-        steps_on_plan=int(decision == "plan" and not left_plan),
+        steps_on_plan=int(follows),
         steps_online=int(decision in ("online", "record") or left_plan),
         steps_recorded=int(decision == "record"),
         steps_left_plan=int(left_plan),
         peak_bytes=peak_bytes,
         steps_over_budget=int(budget_bytes is not None and peak_bytes > budget_bytes),
-        lost_ms=max(0.0, lost_ms),
+        lost_ms=max(0.0, times.step_ms - times.plain_ms) if is_lost else 0.0,
+        steps_ms=times.step_ms,
+        ms_on_plan=times.step_ms if follows and is_lost else 0.0,
+        plain_ms_on_plan=times.plain_ms if follows and is_lost else 0.0,
+        predicted_ms_on_plan=times.predicted_ms if follows and is_lost else 0.0,
         swapped_bytes=stats.swapped_out_bytes,
         recomputed_ops=stats.recomputed_ops,
         ungoverned=stats.ungoverned,
@@ -147,6 +190,8 @@ class AutoSummary(Counters):
         tier_limit_bytes: The most that it may take: its share of the machine's host budget. None: no limit.
         local_ranks: Number of ranks that share the machine.
         verified: Which replays gave the same bytes as what they replaced.
+        planning_s: Time for which was planned, in another process beside training.
+        is_verbose: Whether `str()` also tells what Pooch did inside of the steps.
     """
 
     budget_bytes: int | None = None
@@ -156,45 +201,67 @@ class AutoSummary(Counters):
     tier_limit_bytes: int | None = None
     local_ranks: int = 1
     verified: Verified = NOTHING_VERIFIED
+    planning_s: float = 0.0
+    is_verbose: bool = False
+
+    def __repr__(self) -> str:
+        budget = "not known" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        return f"AutoSummary(budget {budget}, {self.in_words})"
 
     @property
     def totals(self) -> tuple[str, ...]:
-        """What happened in all steps together, one line each."""
+        """What happened in all steps together, one line each; the first one is the verdict."""
         if not self.steps:
-            return ("no step was run under the budget",)
-        budget = "unknown" if self.budget_bytes is None else format_bytes(self.budget_bytes)
-        held = f"{self.steps_over_budget} steps over it" if self.steps_over_budget else "never passed"
-        lines = [
-            f"{self.steps} steps: {self.steps_on_plan} on plan, {self.steps_online} online "
-            f"({self.steps_recorded} recorded, {self.steps_left_plan} left a plan), {self.steps_in_core} in-core",
-            f"highest peak {format_bytes(self.peak_bytes)}, budget {budget} ({held}); between the passes, as in "
-            f"the optimizer's step, {format_bytes(self.between_peak_bytes)}",
-            f"{format_bytes(self.swapped_bytes)} swapped, {self.recomputed_ops} ops replayed, about "
-            f"{self.lost_ms / 1000:.1f} s lost",
-        ]
-        if self.verified != NOTHING_VERIFIED:
-            lines.append(f"replays compared with what they replace: {self.verified}")
+            return (verdict(self),)
+        lines = [verdict(self), self._ways, self._peaks, self._work]
+        doubted = doubt(self)
+        if doubted is not None:
+            lines.insert(1, doubted)
         if self.ungoverned:
             lines.append(f"{self.ungoverned} saved tensors and calls were not governed, as they cannot be watched")
         if self.tier_limit_bytes is not None:
             limit = format_bytes(self.tier_limit_bytes)
             whole = f"{limit} for each of {self.local_ranks} ranks" if self.local_ranks > 1 else limit
             lines.append(f"swap tier: {format_bytes(self.tier_bytes)} taken, of {whole}")
-        return tuple(lines)
+        return (*lines, *self._internals) if self.is_verbose else tuple(lines)
+
+    @property
+    def _ways(self) -> str:
+        in_core = f", {self.steps_in_core} in-core" if self.steps_in_core else ""
+        return f"{plural(self.steps, 'step')}: {self.steps_on_plan} on plan, {self.steps_online} online{in_core}"
+
+    @property
+    def _peaks(self) -> str:
+        plain = max((shape.in_core_peak_bytes or 0 for shape in self.shapes), default=0)
+        without = f"peak without Pooch {format_bytes(plain)}; " if plain else ""
+        return f"{without}peak during optimizer.step() {format_bytes(self.between_peak_bytes)}"
+
+    @property
+    def _work(self) -> str:
+        moved = f"{format_bytes(self.swapped_bytes)} swapped, {plural(self.recomputed_ops, 'op')} recomputed"
+        return f"{moved}; about {self.lost_ms / 1000:.1f} s longer than plain steps"
+
+    @property
+    def _internals(self) -> tuple[str, ...]:
+        ways = f"of the online steps, {self.steps_recorded} recorded and {self.steps_left_plan} that left a plan"
+        compared = f"replays compared with what they replace: {self.verified}"
+        return (ways,) if self.verified == NOTHING_VERIFIED else (ways, compared)
 
     def __str__(self) -> str:
         lines = list(self.totals)
-        for shape in self.shapes[:MOST_SHAPES] if self.steps else ():
-            planned = ""
-            if shape.predicted_peak_bytes is not None and shape.predicted_slowdown is not None:
-                planned = (
-                    f", predicted {format_bytes(shape.predicted_peak_bytes)} and {shape.predicted_slowdown:.2f} of the "
-                    "plain time"
-                )
-            plain = "" if shape.in_core_peak_bytes is None else f", plainly {format_bytes(shape.in_core_peak_bytes)}"
-            why = f" ({shape.reason})" if shape.reason else ""
-            lines.append(f"{shape.shapes}: {shape.steps} steps, {shape.decision}{plain}{planned}{why}")
+        if self.steps:
+            lines += [_of_shape(shape) for shape in self.shapes[:MOST_SHAPES]]
         if self.steps and len(self.shapes) > MOST_SHAPES:
             rest = self.shapes[MOST_SHAPES:]
-            lines.append(f"{len(rest)} other shapes: {sum(shape.steps for shape in rest)} steps")
+            lines.append(f"{len(rest)} other shapes: {plural(sum(shape.steps for shape in rest), 'step')}")
         return "\n".join(f"pooch: {line}" for line in lines)
+
+
+def _of_shape(shape: PlannedShape) -> str:
+    how = "on a plan" if shape.decision == "plan" else shape.decision
+    line = f"{shape.shapes}: {plural(shape.steps, 'step')}, {how}"
+    if shape.in_core_peak_bytes is not None:
+        line += f"; peak without Pooch {format_bytes(shape.in_core_peak_bytes)}"
+    if shape.predicted_peak_bytes is not None and shape.predicted_slowdown is not None:
+        line += f", predicted {format_bytes(shape.predicted_peak_bytes)} and {slower(shape.predicted_slowdown)}"
+    return line + (f" ({shape.reason})" if shape.reason else "")

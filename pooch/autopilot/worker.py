@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +14,8 @@ from ..errors import PoochError
 from ..progress import silent
 from .costs import CostSource
 from .jobs import WIRE, Anchor, Answer, Job
+from .waiting import JobQueue, Waiting
 
-_STOP = -1
 IDLE_S = 60.0  # after which the planning process ends; the next job starts another
 
 
@@ -23,26 +24,36 @@ class PlanningWorker:
 
     Args:
         costs: What copies and hooks cost. Closed with the thread.
+
+    Attributes:
+        busy_s: Time for which it has measured and planned.
     """
 
     def __init__(self, costs: CostSource) -> None:
-        self._jobs: queue.PriorityQueue[tuple[int, int, Job | None, Callable[[Answer], None]]] = queue.PriorityQueue()
-        self._count = 0
-        self.costs = costs
+        self._jobs = JobQueue()
+        self.costs, self.busy_s = costs, 0.0
         self._thread: threading.Thread | None = None
         self._process = _PlanningProcess()
 
     def warm_up(self) -> None:
         """Start the process, which takes a while, since a job will come soon."""
-        self._put(1, None, _ignored)
+        self._put(Waiting(1, None, _ignored, _nothing))
 
-    def plan(self, job: Job, done: Callable[[Answer], None], *, urgency: int = 0) -> None:
-        """Have a job done, and call `done` with the answer in the worker's thread. A low urgency goes first."""
-        self._put(urgency, job, done)
+    def plan(
+        self, job: Job, done: Callable[[Answer], None], *, urgency: int = 0, dropped: Callable[[], None] | None = None
+    ) -> None:
+        """Have a job done.
 
-    def _put(self, urgency: int, job: Job | None, done: Callable[[Answer], None]) -> None:
-        self._count += 1
-        self._jobs.put((urgency, self._count, job, done))
+        Args:
+            job: The job.
+            done: Called with the answer, in the worker's thread.
+            urgency: A low one goes first.
+            dropped: Called if it is not done, as too many others wait. None: nobody wants to know.
+        """
+        self._put(Waiting(urgency, job, done, dropped or _nothing))
+
+    def _put(self, waiting: Waiting) -> None:
+        self._jobs.put(waiting)
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_serve, args=(self._jobs, self._process, weakref.ref(self)), name="pooch-planning", daemon=True
@@ -51,7 +62,7 @@ class PlanningWorker:
 
     def stop(self) -> None:
         """End the process, and have the thread end. A job that is being done is not answered."""
-        self._jobs.put((_STOP, 0, None, _ignored))
+        self._jobs.stop()
         self._process.kill(for_good=True)
 
     def join(self) -> None:
@@ -69,7 +80,7 @@ class PlanningWorker:
 
 
 def _serve(
-    jobs: queue.PriorityQueue[tuple[int, int, Job | None, Callable[[Answer], None]]],
+    jobs: JobQueue,
     process: _PlanningProcess,
     worker: weakref.ref[PlanningWorker],
 ) -> None:
@@ -77,19 +88,22 @@ def _serve(
     try:
         while True:
             try:
-                urgency, _, job, done = jobs.get(timeout=IDLE_S)
+                waiting = jobs.next(IDLE_S)
             except queue.Empty:
                 process.let_go()
                 if worker() is None:
                     return
                 continue
             owner = worker()
-            if urgency == _STOP or owner is None:
+            if waiting is None or owner is None:
                 return
-            answer = _answer(owner, process, job)
+            begin_s = time.monotonic()
+            answer = _answer(owner, process, waiting.job)
+            owner.busy_s += time.monotonic() - begin_s
             del owner
             if answer is not None:
-                done(answer)
+                waiting.done(answer)
+            del waiting  # not until the next one has come
     finally:
         process.let_go()
         owner = worker()
@@ -111,6 +125,10 @@ def _answer(owner: PlanningWorker, process: _PlanningProcess, job: Job | None) -
 
 def _ignored(_: Answer) -> None:
     """Do nothing with an answer."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class _PlanningProcess:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..api.budgets import parse_budget
 from ..api.in_core import fits_in_core, unless_out_of_memory
 from ..api.options import plan_options
 from ..api.profiling import Mode, profile_workload
@@ -64,14 +65,16 @@ class SizedWorkload:
 
 
 def _profiles_of(
-    sized: SizedWorkload, mode: Mode, device_model: DeviceModel | None, progress: Progress
+    sized: SizedWorkload, mode: Mode, device_model: DeviceModel | None, repeats: int, progress: Progress
 ) -> Callable[[int], Profile]:
     """What profiles the workload at one size; in mode "fake" the link is measured once."""
     link: Link | None = None
 
     def profile_at(size: int) -> Profile:
         nonlocal link
-        profile = profile_workload(sized.at(size), mode=mode, device_model=device_model, link=link, progress=progress)
+        profile = profile_workload(
+            sized.at(size), mode=mode, device_model=device_model, link=link, repeats=repeats, progress=progress
+        )
         link = profile.link if mode == "fake" else None
         return profile
 
@@ -80,7 +83,7 @@ def _profiles_of(
 
 def max_batch(
     workload: str | Callable[..., Workload],
-    budget: int | str,
+    budget: float | str,
     *,
     grow: str = "batch_size",
     batch_size: int | None = None,
@@ -92,7 +95,8 @@ def max_batch(
     most: int | None = None,
     points: int = CURVE_POINTS,
     measure_steps: int = 0,
-    progress: Progress = silent,
+    repeats: int = 1,
+    progress: Progress | None = None,
     **planning: Any,
 ) -> MaxBatch:
     """Find the largest batch (volume, length, ...) of a workload that fits into a budget under a plan.
@@ -100,7 +104,7 @@ def max_batch(
     Args:
         workload: a built-in name, `file.py:function`, or a function that returns a `pooch.Workload` and takes the
             setting that grows as a keyword argument.
-        budget: bytes, or a text such as "16GiB".
+        budget: bytes, or a text such as "16GiB". Fewer than 1024 bytes are refused.
         grow: the setting that grows; a built-in workload says which of its values are legal.
         batch_size: of the workload, if another setting grows.
         device: of the workload.
@@ -111,6 +115,7 @@ def max_batch(
         most: no larger size is tried.
         points: number of planned sizes of the throughput curve; 2: only its two ends.
         measure_steps: number of steps to train at the largest size, and plainly at the largest in-core size.
+        repeats: number of timed steps of each size, where steps are run to profile it.
         progress: called with what is being done.
         **planning: `policy`, `policy_options`, `host_budget`, `time_limit_s`, `region` (default: "step") and `explain`,
             as `pooch.plan` takes them.
@@ -123,11 +128,12 @@ def max_batch(
     """
     if measure_steps and device_model is not None:
         raise UsageError("a device that is only modelled cannot be measured: leave out the device model, or measuring")
+    budget_bytes, progress = parse_budget(budget, None), progress or silent
     sized = SizedWorkload(workload, grow, batch_size, device, settings)
     result = largest_size(
-        _profiles_of(sized, mode, device_model, progress),
+        _profiles_of(sized, mode, device_model, repeats, progress),
         sized.sizes(most),
-        budget,
+        budget_bytes,
         plan_options(**{"region": "step", **planning}),
         start=FIRST_BATCH if start is None and grow == "batch_size" else start,
         points=points,
@@ -172,7 +178,7 @@ def _measured_plainly(
 def _measured(workload: Workload, point: SizePoint, plan: Plan | None, steps: int, progress: Progress) -> MeasuredSize:
     from ..executor.engines.pinned import blocks_kept
 
-    progress(f"training {'under the plan' if plan else 'plainly'} at {point.size}")
+    progress(f"training {'under the plan' if plan else 'without a plan'} at {point.size}")
     with blocks_kept():
         trained = train_steps(workload, plan, steps, progress)
         with applied(plan, workload) as run:
@@ -187,4 +193,5 @@ def _measured(workload: Workload, point: SizePoint, plan: Plan | None, steps: in
         step_ms=statistics.median(samples_ms),
         predicted_peak_bytes=point.peak_bytes if plan else point.in_core_peak_bytes,
         predicted_step_ms=point.step_ms if plan else point.in_core_step_ms,
+        samples_ms=tuple(samples_ms),
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..ir import Device, Plan
+from ..units import format_bytes
+from ..visible import one_line
 from .line_search import MOST_INDEX
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ class MeasuredSize:
         predicted_step_ms: of the plan, or of the profile for plain training.
         reserved_bytes: highest bytes that a caching allocator reserved; None on a CPU.
         rounding_bytes: the part of the peak that comes from the allocator rounding up.
+        samples_ms: the times of the steps, in order.
     """
 
     size: int
@@ -102,6 +105,7 @@ class MeasuredSize:
     predicted_step_ms: float
     reserved_bytes: int | None = None
     rounding_bytes: int = 0
+    samples_ms: tuple[float, ...] = ()
 
     def is_within(self, budget_bytes: int) -> bool:
         """Whether the peak without the allocator's rounding is within the budget."""
@@ -146,6 +150,14 @@ class MaxBatch:
     profiles: int
     plans: int
     measured: tuple[MeasuredSize, ...] = ()
+
+    def __repr__(self) -> str:
+        budget, setting = format_bytes(self.budget_bytes), self.sizes.setting
+        in_core = "none" if self.in_core is None else self.in_core.size
+        return (
+            f"MaxBatch({one_line(self.workload)}, budget {budget}: {setting} {self.largest.size} by "
+            f"{one_line(self.policy, 24)}, {in_core} without a plan)"
+        )
 
     @property
     def best(self) -> SizePoint:

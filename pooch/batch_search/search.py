@@ -25,7 +25,7 @@ ProfileAt = Callable[[int], Profile]
 def largest_size(
     profile_at: ProfileAt,
     sizes: Sizes,
-    budget: int | str,
+    budget: float | str,
     options: PlanOptions = PlanOptions(region="step"),  # noqa: B008 - frozen
     *,
     start: int | None = None,
@@ -47,9 +47,10 @@ def largest_size(
         UsageError: the budget or an option is invalid.
         InfeasibleBudget: not even the smallest size fits.
     """
-    budget_bytes = parse_budget(budget, None)
+    budget_bytes = budget if isinstance(budget, int) else parse_budget(budget, None)
     if options.host_budget is not None:
-        options = replace(options, host_budget=parse_budget(options.host_budget, None, name="host budget"))
+        host_bytes = parse_budget(options.host_budget, None, name="host budget")
+        options = replace(options, host_budget=host_bytes)
     return _Search(profile_at, sizes, budget_bytes, options, progress).run(start, points)
 
 
@@ -123,7 +124,7 @@ class _Search:
         profile, size = self._profile(index), self._sizes.size(index)
 
         def progress(text: str, share: float) -> None:
-            self._progress(f"{self._sizes.setting} {size}: {text}")
+            self._progress(f"planning {self._sizes.setting} {size}: {text} ({share:.0%})")
 
         try:
             plan = plan_with(profile, self._budget_bytes, self._options, progress=progress)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from ..errors import PoochError, first_line
-from .output import say
+from .output import forget_printed, has_printed_json, print_json, say
 
 SUCCESS, FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     own = given[: given.index("exec")] if "exec" in given[:2] else given  # what follows may be meant for a script
-    debug = "--debug" in own
+    debug, as_json = "--debug" in own, "--json" in own
+    forget_printed()
     try:
         program = cli.main(
             [*(each for each in own if each != "--debug"), *given[len(own) :]], prog_name="pooch", standalone_mode=False
@@ -33,14 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error gets an exit code
         if debug:
             traceback.print_exc()
-        return _reported(error)
+        return _reported(error, as_json)
     if callable(program):  # a user's, whose errors are not the command's
         program()
     return SUCCESS
 
 
-def _reported(error: BaseException) -> int:
-    """Print the error in one line on stderr, and return the exit code."""
+def _reported(error: BaseException, as_json: bool) -> int:
+    """Print the error in one line on stderr and, for `--json`, as a document on stdout. Return the exit code."""
     if isinstance(error, BrokenPipeError):  # the reader of the output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SUCCESS
@@ -48,7 +49,10 @@ def _reported(error: BaseException) -> int:
         say(error.format_message(), err=True)
         return WRONG_USAGE
     text, code = _text_and_code(error)
-    say(f"pooch: {' '.join(text.split())}", err=True)
+    line = " ".join(text.split())
+    if as_json and not has_printed_json():  # a document with what was measured says by itself what is wrong
+        print_json({"error": line, "exit_code": code, "smallest_budget_bytes": getattr(error, "minimum_bytes", None)})
+    say(f"pooch: {line}", err=True)
     return code
 
 

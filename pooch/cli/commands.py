@@ -7,6 +7,7 @@ import importlib
 import click
 
 from ..plugins import provided
+from ..wording import did_you_mean
 
 # One line each for `pooch --help`, so that help imports no command.
 _COMMANDS = {
@@ -46,6 +47,15 @@ class LazyGroup(click.Group):
         added = provided("commands").get(cmd_name)
         return None if added is None else added.load()
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which one may be meant."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            ctx.fail(f"No such command {name!r}: {did_you_mean(name, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in `pooch --help`, without importing the commands."""
         with formatter.section("Commands"):
@@ -63,7 +73,13 @@ def _print_version(context: click.Context, parameter: click.Parameter, is_asked:
 
 @click.group(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
 )
 def cli() -> None:
     """Train a PyTorch model under a byte budget: keep, swap or recompute each activation."""

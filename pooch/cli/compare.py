@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
+from .checks import refuse_missing_device
 from .options import (
     PATH,
+    device_option,
     force_option,
     json_option,
     options_by_policy,
@@ -17,6 +19,7 @@ from .options import (
     plot_option,
     ranks_option,
     shared_planning_options,
+    spill_directory_option,
 )
 from .output import print_json, print_tables, progress_shown
 
@@ -41,11 +44,13 @@ if TYPE_CHECKING:
 @ranks_option
 @output_option("--csv", "csv_path", help="Write all rows as CSV.")
 @plot_option("Draw time against memory")
+@click.option("--all", "draw_all", is_flag=True, help="For --plot: also policies that others beat under every budget.")
 @click.option("--measure", metavar="WORKLOAD", help="Also train under each plan: the workload of the profile.")
 @click.option("--batch-size", type=int, metavar="N", help="For --measure (default: that of the profile).")
-@click.option("--device", metavar="cpu|cuda", help="For --measure (default: that of the profile).")
+@device_option("For --measure (default: that of the profile).")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="For --measure: a setting of the workload.")
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to measure.")
+@spill_directory_option
 @json_option
 @force_option
 def command(
@@ -56,6 +61,7 @@ def command(
     ranks: int,
     csv_path: Path | None,
     plot: Path | None,
+    draw_all: bool,
     measure: str | None,
     batch_size: int | None,
     device: str | None,
@@ -83,7 +89,7 @@ def command(
         )
         if factory is not None:
             rows = measure_rows(rows, factory, steps=steps, progress=progress)
-    _write(profile, rows, csv_path, plot)
+    _write(profile, rows, csv_path, plot, draw_all)
     _print(rows, as_json)
 
 
@@ -96,11 +102,14 @@ def _factory(
         return None
     from ..workloads import WorkloadFactory, parse_settings
 
+    refuse_missing_device(device)
     batch_size = batch_size or profile.batch_size or None
     return WorkloadFactory(name, batch_size, device or profile.device.kind, parse_settings(settings))
 
 
-def _write(profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | None, plot: Path | None) -> None:
+def _write(
+    profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | None, plot: Path | None, draw_all: bool
+) -> None:
     if csv_path is not None:
         from ..ir.files import replace_file
         from ..report.summaries import comparison_csv
@@ -111,7 +120,7 @@ def _write(profile: Profile, rows: tuple[ComparisonRow, ...], csv_path: Path | N
         from ..report.figures import save_figure
         from ..report.pareto import draw_pareto
 
-        save_figure(draw_pareto(rows, profile_title(profile)), plot)
+        save_figure(draw_pareto(rows, profile_title(profile), show_all=draw_all), plot)
 
 
 def _print(rows: tuple[ComparisonRow, ...], as_json: bool) -> None:

@@ -7,16 +7,17 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from .options import PATH, json_option
+from .options import PATH, device_option, json_option, spill_directory_option
 from .output import print_json, print_tables, progress_shown, say
 
 
 @click.command("devices")
 @click.option("--all", "show_all", is_flag=True, help="List the names that --device-model takes.")
 @click.option("--measure", is_flag=True, help="Measure a device of this machine and add it to a catalogue.")
-@click.option("--device", metavar="cpu|cuda", help="Device to measure (default: the GPU if there is one).")
+@device_option("Device to measure (default: the GPU if there is one).")
 @click.option("--name", default="here", show_default=True, help="Name of the measured device.")
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Catalogue to add it to (default: your own).")
+@spill_directory_option
 @json_option
 def command(show_all: bool, measure: bool, device: str | None, name: str, output: Path | None, as_json: bool) -> None:
     """List the devices of this machine with their measured transfer rates, or all that can be modelled (--all)."""

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
+import shlex
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from .. import messages
 from ..errors import PoochError, UsageError, first_line
-from ..visible import visible
-from .options import force_option, output_option, verify_option
+from .checks import use_spill_directory
+from .options import PATH, force_option, output_option, verbose_option, verify_option
+from .output import command_line
+from .run_times import RunTimes, process_age_s
 
 if TYPE_CHECKING:
     from ..autopilot.finding import ModelFinder
+    from ..autopilot.summary import AutoSummary
     from ..executor.verification import Verify
+    from ..report.page.live import LivePage
 
 
 class ProgramCommand(click.Command):
@@ -25,18 +32,47 @@ class ProgramCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Mark where the options of the command end."""
-        return super().parse_args(ctx, self._marked(args))
+        marked = self._marked(args)
+        self._refuse_misplaced_budget(marked)
+        return super().parse_args(ctx, marked)
 
-    def _marked(self, args: list[str]) -> list[str]:
-        takes_value = {
+    def _refuse_misplaced_budget(self, args: list[str]) -> None:
+        """Say where --budget belongs, if it stands behind the script and nowhere else.
+
+        Raises:
+            UsageError: it does.
+        """
+        end = self._options_end(args)
+        given = [each.partition("=")[0] for each in args]
+        if "--budget" in given[:end] or "--budget" not in given[end:] or {"--help", "-h"} & set(given[:end]):
+            return
+        place = given.index("--budget", end)
+        taken = 1 if "=" in args[place] else 2
+        moved = [*args[place : place + taken], *args[:place], *args[place + taken :]]
+        written = shlex.join(each for each in moved if each != "--")
+        raise UsageError(f"--budget stands after the script, so it goes to the script: write pooch exec {written}")
+
+    def _options_end(self, args: list[str]) -> int:
+        """The place of the first argument that is not an option of the command."""
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] != "--":
+            place += 2 if args[place] in self._takes_value else 1
+        return place
+
+    @property
+    def _takes_value(self) -> set[str]:
+        """The options that the next argument belongs to."""
+        return {
             name for each in self.params if isinstance(each, click.Option) and not each.is_flag for name in each.opts
         }
+
+    def _marked(self, args: list[str]) -> list[str]:
         place = 0
         while place < len(args) and args[place].startswith("-"):
             if args[place].startswith("-m"):
                 end = place + (2 if args[place] == "-m" else 1)
                 return [*args[:end], "--", *args[end:]]
-            place += 2 if args[place] in takes_value else 1
+            place += 2 if args[place] in self._takes_value else 1
         return args
 
 
@@ -50,7 +86,7 @@ class ProgramCommand(click.Command):
     "--budget",
     required=True,
     metavar="BYTES",
-    help="16GiB, 800MB, a number of bytes, or 60%: of the in-core peak of the first step.",
+    help="16GiB, 800MB, a number of bytes, or 60%: of what the first step takes without Pooch.",
 )
 @click.option(
     "--host-budget",
@@ -63,8 +99,16 @@ class ProgramCommand(click.Command):
     metavar="DIRECTORY",
     help="Where plans are kept for the next run (default: nowhere).",
 )
+@click.option(
+    "--spill-directory",
+    type=PATH,
+    metavar="DIRECTORY",
+    help="Where a machine without a GPU keeps what is swapped (default: POOCH_SPILL_DIRECTORY, or the system's "
+    "temporary directory, which may be in RAM).",
+)
 @verify_option
-@output_option("--report", help="Write what happened, and the plans, as one HTML page.")
+@output_option("--report", help="Write what happened, and the plans, as one HTML page; rewritten while SCRIPT runs.")
+@verbose_option
 @click.option("--quiet", is_flag=True, help="Print neither plans nor the summary on standard error.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT] [ARGUMENTS]...")
@@ -73,8 +117,10 @@ def command(
     budget: str,
     host_budget: str | None,
     cache: Path | None,
+    spill_directory: Path | None,
     verify: Verify,
     report: Path | None,
+    verbose: bool,
     quiet: bool,
     module: str | None,
     program: tuple[str, ...],
@@ -89,6 +135,8 @@ def command(
 
     if module is None and not program:
         raise UsageError("there is no script: give one, as in `pooch exec --budget 16GiB train.py`, or -m MODULE")
+    if spill_directory is not None:
+        use_spill_directory(spill_directory)
     run = script_runner(program[0], program[1:]) if module is None else module_runner(module, program)
     if report is not None:
         from ..report.page.writing import plotly_source
@@ -97,12 +145,17 @@ def command(
 
     from ..autopilot.finding import ModelFinder
 
-    tell = _nothing if quiet else _tell
+    tell = messages.be_silent if quiet else _tell
     finder = ModelFinder(budget, host_budget=host_budget, cache=cache, tell=tell, verify=verify)
+
+    typed = command_line()  # before the script has a command line of its own
+    conclusion = _Conclusion(finder, os.getpid(), report, quiet, verbose, module or program[0], typed)
 
     def governed() -> None:
         # Called by Python before it ends, after the script's threads and whatever way the script ends.
-        atexit.register(_conclude, finder, os.getpid(), report, quiet, script=module or program[0])
+        atexit.register(conclusion, process_age_s())
+        if report is not None:
+            _live_page(finder, report, module or program[0], typed).watch()
         finder.start()
         try:
             run()
@@ -129,29 +182,69 @@ def _tell_of_failure(error: BaseException) -> None:
     _tell(f"rank {_rank()} failed: {type(error).__name__}: {first_line(error)}; the other ranks end with it")
 
 
-def _conclude(finder: ModelFinder, process: int, report: Path | None, quiet: bool, *, script: str) -> None:
-    """Print the summary, and write the page."""
-    if os.getpid() != process:  # a worker that the script has forked
-        return
-    summary = finder.stop()
-    if summary is None or not summary.steps:
-        why = finder.refusals or ["no model with trainable parameters was called with gradients enabled"]
-        _tell(f"no step was run under the budget: {'; '.join(why)}")
-        return
-    if not quiet:
-        for line in str(summary).splitlines():
-            _tell(line.removeprefix("pooch: "))
-    if report is not None:
-        _write_page(finder, report, script, quiet)
+@dataclass(frozen=True, slots=True)
+class _Conclusion:
+    """Prints the summary, and writes the page.
+
+    Attributes:
+        finder: What held the budget.
+        process: The process that it was held in.
+        report: The page to write, or None.
+        quiet: Whether nothing is printed.
+        verbose: Whether what Pooch did inside of the steps is printed too.
+        script: What was run.
+        typed: The command line.
+    """
+
+    finder: ModelFinder
+    process: int
+    report: Path | None
+    quiet: bool
+    verbose: bool
+    script: str
+    typed: str
+
+    def __call__(self, starting_s: float) -> None:
+        """Conclude, unless this is a worker that the script has forked."""
+        if os.getpid() != self.process:
+            return
+        begin_s = time.monotonic()
+        summary = self.finder.stop(verbose=self.verbose)
+        if summary is None or not summary.steps:
+            why = self.finder.refusals or ["no model with trainable parameters was called with gradients enabled"]
+            _tell(f"no step was run under the budget: {'; '.join(why)}")
+            return
+        if not self.quiet:
+            times = RunTimes(starting_s, self.finder.preparing_s, time.monotonic() - begin_s, process_age_s())
+            verdict, *others = (line.removeprefix("pooch: ") for line in str(summary).splitlines())
+            for line in (verdict, times.line(summary), *others):
+                _tell(line)
+        if self.report is not None:
+            _write_page(self.finder, self.report, self.script, self.typed, self.quiet)
 
 
-def _write_page(finder: ModelFinder, report: Path, script: str, quiet: bool) -> None:
+def _live_page(finder: ModelFinder, report: Path, script: str, typed: str) -> LivePage:
+    """The page while the script runs."""
+    from ..report.page.live import LivePage
+
+    def summary() -> AutoSummary | None:
+        return None if finder.auto is None else finder.auto.summary()
+
+    return LivePage(_page_path(report), script, summary, command=typed)
+
+
+def _page_path(report: Path) -> Path:
+    """The page of this rank."""
+    return report.with_stem(f"{report.stem}.rank{_rank()}") if _rank() else report
+
+
+def _write_page(finder: ModelFinder, report: Path, script: str, typed: str, quiet: bool) -> None:
     from ..report.page.run import write_run_report
 
     assert finder.auto is not None
-    path = report.with_stem(f"{report.stem}.rank{_rank()}") if _rank() else report
+    path = _page_path(report)
     try:
-        write_run_report(finder.auto.summary(), finder.auto.planned, path, title=script)
+        write_run_report(finder.auto.summary(), finder.auto.planned, path, title=script, command=typed)
     except PoochError as error:
         _tell(f"the report was not written: {error}")
         return
@@ -171,10 +264,4 @@ def _world_size() -> int:
 
 
 def _tell(text: str) -> None:
-    who = f"pooch (rank {_rank()})" if _world_size() > 1 else "pooch"
-    sys.stderr.write(f"{who}: {visible(text)}\n")
-    sys.stderr.flush()
-
-
-def _nothing(text: str) -> None:
-    pass
+    messages.report(text, speaker=f"pooch (rank {_rank()})" if _world_size() > 1 else "pooch")

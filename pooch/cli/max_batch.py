@@ -16,7 +16,7 @@ from .options import (
     plot_option,
     workload_options,
 )
-from .output import print_json, print_tables, print_written, progress_shown
+from .output import print_json, print_tables, print_written, progress_shown, say
 
 if TYPE_CHECKING:
     from ..api.options import PlanOptions
@@ -39,8 +39,11 @@ if TYPE_CHECKING:
 )
 @device_model_option
 @planning_options(region="step")
-@click.option("--measure", is_flag=True, help="Train at the largest size, and plainly at the largest in-core size.")
+@click.option("--measure", is_flag=True, help="Train at the largest size, and at the largest that fits without Pooch.")
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to measure.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Timed steps of a size that is run."
+)
 @plot_option("Draw throughput against size")
 @json_option
 @force_option
@@ -57,7 +60,13 @@ def command(
     """Find the largest batch of WORKLOAD that fits into --budget under a plan, and the throughput up to it."""
     from ..batch_search.max_batch import max_batch
     from ..devices import find_device
-    from ..report.growing import draw_max_batch, max_batch_record, max_batch_tables
+    from ..report.growing import (
+        doubt_of_max_batch,
+        draw_max_batch,
+        max_batch_record,
+        max_batch_tables,
+        max_batch_verdict,
+    )
 
     with progress_shown() as progress:
         result = max_batch(
@@ -78,5 +87,9 @@ def command(
     if as_json:
         print_json(max_batch_record(result))
     else:
+        say(max_batch_verdict(result))
+        doubt = doubt_of_max_batch(result)
+        if doubt is not None:
+            say(doubt)
         print_tables(*max_batch_tables(result))
         print_written(plot)

@@ -21,6 +21,7 @@ from .options import (
     ranks_option,
     refuse_existing,
     training_options,
+    verbose_option,
     workload_options,
 )
 from .output import print_json, print_tables, progress_shown
@@ -60,6 +61,7 @@ def _check_folder(context: click.Context, parameter: click.Parameter, folder: Pa
     callback=_check_folder,
     help="Save profile.json and plan.json there.",
 )
+@verbose_option
 @json_option
 @force_option
 def command(
@@ -68,6 +70,7 @@ def command(
     options: PlanOptions,
     folder: Path | None,
     export_path: Path | None,
+    verbose: bool,
     as_json: bool,
     **measuring: Any,
 ) -> None:
@@ -76,10 +79,10 @@ def command(
     from ..report.summaries import plan_record, profile_record
     from ..report.tables import choices_table, plan_table, profile_table
     from ..report.training import training_record
-    from .run import print_training, refuse_broken_promise
+    from .run import print_training, print_verdict, refuse_broken_promise
 
     export = Export(export_path, factory.name)
-    with progress_shown() as progress:
+    with progress_shown(planning=options.time_limit_s) as progress:
         result = optimize(factory, budget, options, when_trained=export, progress=progress, **measuring)
     if folder is not None:
         _save(result, folder)
@@ -87,8 +90,10 @@ def command(
         parts = {"profile": profile_record(result.profile), "plan": plan_record(result.plan)}
         print_json(parts | {"training": training_record(result.training)} | export.record())
     else:
-        print_tables(profile_table(result.profile), plan_table(result.plan), choices_table(result.plan))
-        print_training(result.training, export)
+        print_verdict(result.training, result.plan)
+        profile = profile_table(result.profile, verbose=verbose)
+        print_tables(profile, plan_table(result.plan), choices_table(result.plan))
+        print_training(result.training, export, verbose=verbose)
     refuse_broken_promise(result.training, export)
 
 

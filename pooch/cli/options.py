@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
+from .checks import device_name, refuse_missing_device, spill_directory
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -29,6 +30,22 @@ def _together(*decorators: Decorator) -> Decorator:
     return decorate
 
 
+def device_option(help: str) -> Decorator:  # noqa: A002 - as click has it
+    """--device."""
+    return click.option("--device", metavar="cpu|cuda", callback=device_name, help=help)
+
+
+spill_directory_option = click.option(
+    "--spill-directory",
+    type=PATH,
+    metavar="DIRECTORY",
+    expose_value=False,
+    callback=spill_directory,
+    help="Where a machine without a GPU keeps what is swapped (default: POOCH_SPILL_DIRECTORY, or the system's "
+    "temporary directory, which may be in RAM).",
+)
+
+
 def workload_options(function: Function) -> Function:
     """WORKLOAD, --batch-size, --device and --set, which the command gets as `factory`."""
 
@@ -38,13 +55,16 @@ def workload_options(function: Function) -> Function:
     ) -> Any:
         from ..workloads import WorkloadFactory, parse_settings
 
+        if others.get("measure") or (others.get("mode") != "fake" and others.get("device_model") is None):
+            refuse_missing_device(device)  # fake tensors need none
         return function(factory=WorkloadFactory(workload, batch_size, device, parse_settings(settings)), **others)
 
     options = _together(
         click.argument("workload"),
         click.option("--batch-size", type=int, metavar="N", help="Items per step (default: the workload's own)."),
-        click.option("--device", metavar="cpu|cuda", help="Where to train (default: the workload's own)."),
+        device_option("Where to train (default: the workload's own)."),
         click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the workload."),
+        spill_directory_option,
     )
     return options(command)
 
@@ -120,7 +140,8 @@ def shared_planning_options(region: str) -> Decorator:
             type=click.Choice(["model", "step"]),
             default=region,
             show_default=True,
-            help="What the plan covers: calls of the model, or the whole step with the loss.",
+            help="What the plan covers: calls of the model, for `pooch.apply(plan, model)` alone, or the whole step "
+            "with the loss, for training inside `with run.step():`, as `pooch run` does.",
         ),
     )
 
@@ -142,13 +163,20 @@ training_options = _together(
         help="Also train in processes that the operating system or the allocator limits to the budget.",
     ),
     click.option("--arena", is_flag=True, help="Also train with the memory of the steps from one arena."),
+    click.option(
+        "--repeats",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Timed steps, plain and planned in turns (default: as many as --steps); `optimize` also profiles N.",
+    ),
     verify_option,
 )
+verbose_option = click.option("--verbose", is_flag=True, help="Also print what Pooch did and costs inside of the step.")
 budget_option = click.option(
     "--budget",
     required=True,
     metavar="BYTES",
-    help="16GiB, 800MB, a number of bytes, 60% of the in-core peak, or min: the smallest budget that has a plan.",
+    help="16GiB, 800MB, a number of bytes, 60% of the peak without Pooch, or min: the smallest budget that has a plan.",
 )
 ranks_option = click.option(
     "--ranks",
@@ -163,7 +191,7 @@ mode_option = click.option(
     type=click.Choice(["auto", "run", "offload", "fake"]),
     default="auto",
     show_default=True,
-    help="How to profile: plainly (run), with saved tensors off the device, without running it, or whichever fits.",
+    help="How to profile: as it is (run), with saved tensors off the device, without running it, or whichever fits.",
 )
 memory_limit_option = click.option(
     "--memory-limit",
@@ -265,6 +293,8 @@ def refuse_existing(context: click.Context, path: Path) -> None:
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
+        if str(path) == "-":
+            raise UsageError("'-' is not standard output here: give the name of a file, or print results with --json")
         refuse_existing(context, path)
         if not path.resolve().parent.is_dir():
             raise UsageError(f"the folder of {path} does not exist: make it first, or give another name")

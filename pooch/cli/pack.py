@@ -99,7 +99,7 @@ def command(
         from ..report.figures import save_figure
 
         save_figure(draw_layout(blocks, layout), plot)
-    _tell_python_search(layout)
+    _tell_missing_compiler(layout)
     _save_offsets(output, blocks, layout)
     if as_json:
         print_json(_record(blocks, layout) | {"seconds": seconds, "verified": True})
@@ -197,9 +197,9 @@ def _save_offsets(output: Path | None, blocks: Sequence[Block], layout: Layout) 
         save_offsets(output, blocks, layout)
 
 
-def _tell_python_search(layout: Layout) -> None:
+def _tell_missing_compiler(layout: Layout) -> None:
     if layout.policy == "ours" and not layout.is_native:
-        say("  no C++ compiler: the search ran in Python and got less far; install g++", err=True)
+        say("  no C++ compiler: nothing was searched, so the arena may be larger; install g++", err=True)
 
 
 def _record(blocks: Sequence[Block], layout: Layout) -> dict[str, object]:

@@ -18,7 +18,7 @@ from .options import (
     planning_options,
     ranks_option,
 )
-from .output import print_json, print_tables, print_written, progress_shown
+from .output import print_json, print_tables, print_written, progress_shown, say
 
 if TYPE_CHECKING:
     from ..api.options import PlanOptions
@@ -49,10 +49,11 @@ def command(
     from ..ir import Profile
     from ..report.summaries import plan_record
     from ..report.tables import choices_table, plan_table
+    from ..report.verdict import plan_verdict
 
     options = replace(options, microbatches_in_flight=microbatches_in_flight)
     profile = Profile.load(profile_path).shared_by(ranks)
-    with progress_shown() as progress:
+    with progress_shown(everything=options.time_limit_s) as progress:
         plan = plan_with(profile, budget, options, progress=progress)
     if output is not None:
         plan.save(output)
@@ -61,5 +62,6 @@ def command(
     if as_json:
         print_json(plan_record(plan) | {"output": str(output) if output else None})
     else:
+        say(plan_verdict(plan))
         print_tables(plan_table(plan), choices_table(plan))
         print_written(output)

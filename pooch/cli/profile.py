@@ -15,6 +15,7 @@ from .options import (
     mode_option,
     modelled_ranks_options,
     output_option,
+    verbose_option,
     workload_options,
 )
 from .output import print_json, print_tables, print_written, progress_shown
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Plain steps before.")
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Timed steps.")
 @click.option("--accumulate", is_flag=True, help="Gradients live throughout the step.")
+@verbose_option
 @json_option
 @force_option
-def command(factory: WorkloadFactory, output: Path, device_model: str | None, as_json: bool, **profiling: Any) -> None:
+def command(
+    factory: WorkloadFactory, output: Path, device_model: str | None, verbose: bool, as_json: bool, **profiling: Any
+) -> None:
     """Measure one training step of WORKLOAD, or model it (--mode fake, --device-model)."""
     from ..api.profiling import profile_workload
     from ..devices import find_device
@@ -50,5 +54,5 @@ def command(factory: WorkloadFactory, output: Path, device_model: str | None, as
     if as_json:
         print_json(profile_record(profile) | {"output": str(output)})
     else:
-        print_tables(profile_table(profile), layers_table(profile))
+        print_tables(profile_table(profile, verbose=verbose), layers_table(profile))
         print_written(output)

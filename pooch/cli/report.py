@@ -16,7 +16,7 @@ from .options import (
     ranks_option,
     time_limit_option,
 )
-from .output import print_json, progress_shown, say
+from .output import command_line, print_json, progress_shown, say
 
 
 @click.command("report")
@@ -72,6 +72,7 @@ def command(
             host_budget=host_budget,
             time_limit_s=time_limit_s,
             progress=progress,
+            command=command_line(),
         )
     size_bytes = output.stat().st_size
     if as_json:

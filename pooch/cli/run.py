@@ -9,23 +9,30 @@ import click
 
 from ..errors import PoochError
 from .exporting import Export
-from .options import PATH, export_option, force_option, json_option, training_options, workload_options
+from .options import PATH, export_option, force_option, json_option, training_options, verbose_option, workload_options
 from .output import print_json, print_tables, progress_shown, say
 
 if TYPE_CHECKING:
+    from ..ir import Plan
     from ..measure.training_report import TrainingReport
     from ..workloads import WorkloadFactory
 
 
 @click.command("run")
 @workload_options
-@click.option("--plan", "plan_path", type=PATH, metavar="PLAN.json", help="The plan (default: train plainly).")
+@click.option("--plan", "plan_path", type=PATH, metavar="PLAN.json", help="The plan (default: train without one).")
 @training_options
 @export_option
+@verbose_option
 @json_option
 @force_option
 def command(
-    factory: WorkloadFactory, plan_path: Path | None, export_path: Path | None, as_json: bool, **training: Any
+    factory: WorkloadFactory,
+    plan_path: Path | None,
+    export_path: Path | None,
+    verbose: bool,
+    as_json: bool,
+    **training: Any,
 ) -> None:
     """Train WORKLOAD for a few steps under a plan, and report memory, time and whether the numbers are the same."""
     from ..ir import Plan
@@ -39,15 +46,29 @@ def command(
     if as_json:
         print_json(training_record(report) | export.record())
     else:
-        print_training(report, export)
+        print_verdict(report, plan)
+        print_training(report, export, verbose=verbose)
     refuse_broken_promise(report, export)
 
 
-def print_training(report: TrainingReport, export: Export) -> None:
+def print_verdict(report: TrainingReport, plan: Plan | None) -> None:
+    """Print what a person wants to know, and whether the times can be trusted."""
+    from ..measure.doubt import doubt_of_training
+    from ..report.verdict import EVERYTHING_FITS, needs_no_plan, training_verdict
+
+    if plan is not None and needs_no_plan(plan):
+        say(EVERYTHING_FITS)
+    say(training_verdict(report))
+    doubt = doubt_of_training(report)
+    if doubt is not None:
+        say(doubt)
+
+
+def print_training(report: TrainingReport, export: Export, *, verbose: bool) -> None:
     """Print the tables of a training, and the line of an export if there was one."""
     from ..report.training import training_tables
 
-    print_tables(*training_tables(report))
+    print_tables(*training_tables(report, verbose=verbose))
     if export.report is not None:
         say(export.report.line())
 

@@ -27,6 +27,8 @@ def script_runner(script: str, arguments: Sequence[str]) -> Callable[[], None]:
         UsageError: There is no such file, or it cannot be read.
     """
     path = Path(script)
+    if script == "-":
+        raise UsageError("a script is not read from standard input: give the path of a file, or -m MODULE")
     if not path.exists():
         raise UsageError(f"there is no script {script}: give the path of a Python file, or -m MODULE")
     is_package = pkgutil.get_importer(str(path.resolve())) is not None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import UsageError
 from ..ir import Plan, Profile
 from ..ir.files import load_document
-from .options import PATH, force_option, json_option, plot_option
+from .options import PATH, force_option, json_option, plot_option, verbose_option
 from .output import print_json, print_tables, print_written
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @click.command("show")
@@ -20,6 +24,7 @@ from .output import print_json, print_tables, print_written
 @click.option("--depth", type=click.IntRange(min=1), default=2, show_default=True, help="Module names per layer.")
 @click.option("--all", "show_all", is_flag=True, help="Every activation of a plan, not only the largest.")
 @click.option("--reasons", is_flag=True, help="Reasons in words instead of numbers.")
+@verbose_option
 @json_option
 @force_option
 def command(
@@ -29,11 +34,14 @@ def command(
     depth: int,
     show_all: bool,
     reasons: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Show a profile or a plan, or draw it with --plot (a plan needs its --profile for that)."""
     document = load_document(path, Profile, Plan)
     plan = document if isinstance(document, Plan) else None
+    if plan is None and profile_path is not None:
+        raise UsageError(f"{path} is a profile, and --profile is for a plan: leave it out, or show the plan")
     if isinstance(document, Profile):
         profile: Profile | None = document
     else:
@@ -43,7 +51,7 @@ def command(
     if as_json:
         _print_records(profile, plan, depth)
     else:
-        _print_tables(profile, plan, depth, show_all, reasons)
+        _print_tables(profile, plan, depth, show_all, reasons, verbose)
         print_written(plot)
 
 
@@ -70,16 +78,18 @@ def _print_records(profile: Profile | None, plan: Plan | None, depth: int) -> No
     print_json(record)
 
 
-def _print_tables(profile: Profile | None, plan: Plan | None, depth: int, show_all: bool, reasons: bool) -> None:
+def _print_tables(
+    profile: Profile | None, plan: Plan | None, depth: int, show_all: bool, reasons: bool, verbose: bool
+) -> None:
     from ..report import tables
 
-    shown = []
+    shown: list[RenderableType] = []
     if plan is not None:
         shown += [tables.plan_table(plan), tables.choices_table(plan)]
         shown += [tables.splits_table(plan)] if plan.splits else []
         longest = len(plan.choices) if show_all else tables.LONGEST_TABLE
         shown.append(tables.decisions_table(plan, longest=longest, reasons=reasons))
     if profile is not None:
-        shown += [] if plan is not None else [tables.profile_table(profile)]
+        shown += [] if plan is not None else [tables.profile_table(profile, verbose=verbose)]
         shown.append(tables.layers_table(profile, plan, depth=depth))
     print_tables(*shown)

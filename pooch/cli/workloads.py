@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
+from ..wording import did_you_mean
 from .options import json_option
 from .output import print_json, print_tables, say
 
@@ -26,7 +27,7 @@ def command(name: str | None, as_json: bool) -> None:
     else:
         entry = built_in(name)
         if entry is None:
-            raise UsageError(f"there is no built-in workload {name!r}: there are {', '.join(built_in_workloads())}")
+            raise UsageError(f"there is no built-in workload {name!r}: {did_you_mean(name, built_in_workloads())}")
         entries = [entry]
     if as_json:
         print_json([_record(entry) for entry in entries])

@@ -14,15 +14,14 @@ from typing import Any
 import pydantic
 import tomli_w
 
-from ..errors import FileFormatError, UsageError
-from ..ir.files import first_fault, replace_file
+from ..errors import FileFormatError, MissingFile, UsageError
+from ..ir.files import replace_file
+from ..ir.validation import first_fault, validator_of
 from ..reading import file_bytes
 from .model import DeviceModel
 
 _GIB = 2**30
 _MOST_BYTES = 2**20  # of a file; a device takes less than a thousandth of it
-
-_READER = pydantic.TypeAdapter(DeviceModel)
 
 
 def user_catalogue() -> Path:
@@ -85,6 +84,8 @@ def read_catalogue(path: str | Path) -> dict[str, DeviceModel]:
     """
     try:
         text = file_bytes(path, _MOST_BYTES).decode()
+    except FileNotFoundError as error:
+        raise MissingFile(f"cannot read {path}: there is no such file: give a catalogue of devices") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise FileFormatError(f"cannot read {path}: {reason.lower()}: give a catalogue of devices") from error
@@ -119,13 +120,14 @@ def _model(device: str, table: dict[str, Any], name: str) -> DeviceModel:
         is_number = isinstance(memory_gib, int | float) and math.isfinite(float(memory_gib) * _GIB)
         table["memory_bytes"] = round(memory_gib * _GIB) if is_number else memory_gib
     try:
-        return _READER.validate_python({**table, "name": device})
+        model: DeviceModel = validator_of(DeviceModel).validate_python({**table, "name": device})
     except pydantic.ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
         if first["type"] == "value_error":  # of `DeviceModel` itself
             raise FileFormatError(f"{name}: {first['ctx']['error']}") from error
         fault = first_fault(error).replace("memory_bytes", "memory_gib")
         raise FileFormatError(f"{name}: [{device}] {fault}: correct it") from error
+    return model
 
 
 def write_device(model: DeviceModel, path: str | Path) -> None:

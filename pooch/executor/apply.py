@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import PlanMismatch, PoochError, UsageError
+from ..errors import PlanMismatch, UsageError
 from ..ir import Plan
 from ..ir.executable import check_executable
 from ..ir.modelled_ranks import is_of_modelled_ranks
@@ -56,7 +56,7 @@ def apply_plan(
         The run, whose `remove()` takes the plan off the model.
 
     Raises:
-        UsageError: If the model is compiled, or already under a plan.
+        UsageError: If the model is none, is compiled, or is already under a plan.
         PlanMismatch: If the plan was made for another model or device, or has replays that cannot be repeated exactly.
         InvalidSchedule: If the plan was altered so that it cannot be executed.
         TierError: If the swap tier cannot be set up.
@@ -66,7 +66,7 @@ def apply_plan(
     if measure_every is not None and (not isinstance(measure_every, int) or measure_every < 0):
         raise UsageError(f"measure_every={measure_every!r}: give a number of steps, or None to measure none")
     if not isinstance(model, torch.nn.Module):
-        raise PoochError(f"apply() takes a torch.nn.Module, not {type(model).__name__}")
+        raise UsageError(f"apply() takes a torch.nn.Module, not {type(model).__name__}: pooch.apply(plan, model)")
     refuse_taken(model)
     device = model_device(model)
     if is_of_modelled_ranks(plan.model_signature):

@@ -45,7 +45,9 @@ ORDER = (
     "bytes",
     "unknown",
 )
-OFF_PATH = Cause("off the path", "the step left the profiled path, so the rest of its activations were kept", AGAIN)
+OFF_PATH = Cause(
+    "off the path", "the step left the profiled path, and what it took beyond the plan could not leave", AGAIN
+)
 SECOND_ORDER = Cause(
     "second order",
     "its backward pass builds a graph of its own (create_graph=True), which no plan covers",

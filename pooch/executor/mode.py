@@ -23,11 +23,6 @@ from .step import OWN_WORK, PlannedStep
 class StepMode(SilentMode):
     """Passes every op of the region to the step, below autograd."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Leave out the wrapper that hides `__torch_dispatch__` from Dynamo: it costs as much as all of this mode."""
-        return False
-
     def __init__(self, step: PlannedStep | OnlineStep) -> None:
         super().__init__()
         self._step = step
@@ -48,16 +43,16 @@ class StepMode(SilentMode):
         step = self._step
         if self.is_silent:
             step.unseen(facts, args, kwargs)
-            return call(*args, **kwargs)
+            return called_as_unwatched(func, facts, args, kwargs, call)
         is_alone = step.begin_op()
         try:
             if step.arena.is_beside():
                 step.beside(facts, args, kwargs)
-                return call(*args, **kwargs)
+                return called_as_unwatched(func, facts, args, kwargs, call)
             keys = argument_keys(args, kwargs)
             written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
             step.before_op(func, facts, args, kwargs, written)
-            result = called_as_unwatched(func, args, kwargs, call) if facts.is_foreign else call(*args, **kwargs)
+            result = called_as_unwatched(func, facts, args, kwargs, call)
             outputs = result_tensors(result)
             made = new_tensors(written, outputs, keys)
             if made:

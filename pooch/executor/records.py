@@ -13,6 +13,8 @@ from .engines.protocol import Ticket
 from .witness import Place, Witness
 
 Kind = TypeVar("Kind", bound="SavedRecord")
+# Address of a tensor, and the number of the node that made it.
+Identity = tuple[int, int]
 
 
 class SavedRecord:
@@ -77,7 +79,7 @@ class VersionProbe:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._version = version_of(tensor)
-        self._probe: torch.Tensor | None = tensor.detach()
+        self._probe: torch.Tensor | None = _detached(tensor)
         if tensor.is_conj() or tensor.is_neg():  # ordinary data cannot be assigned to these, but to a view of them
             self._probe = _plain_view(self._probe)
         if self._probe is not None:
@@ -91,6 +93,25 @@ class VersionProbe:
     def can_tell(self) -> bool:
         """Whether changes are detected at all."""
         return self._probe is not None
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same version counter, also in the middle of an op, as where an allocation asks for room.
+
+    There PyTorch has left out the layer in which views share their counter with what they are views of.
+    """
+    if not _is_left_out(_VIEWS):
+        return tensor.detach()
+    _leave_out(_VIEWS, False)
+    try:
+        return tensor.detach()
+    finally:
+        _leave_out(_VIEWS, True)
+
+
+_VIEWS = torch._C.DispatchKey.ADInplaceOrView
+_is_left_out: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
+_leave_out: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def _plain_view(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -155,7 +176,7 @@ class Reassigned:
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[tuple[int, int], torch.Tensor] = {}
+        self._tensors: dict[tuple[Identity, int], torch.Tensor] = {}
 
     def __bool__(self) -> bool:
         return bool(self._tensors)
@@ -167,8 +188,10 @@ class Reassigned:
             tensor: The tensor.
             value: What its storage holds.
         """
-        if value is not None and tensor.grad_fn is not None:
-            self._tensors[id(tensor), value] = tensor  # held, so that no other tensor gets its identity
+        node = tensor.grad_fn
+        if value is not None and node is not None:
+            # It is held, so that no other tensor gets its identity from here on.
+            self._tensors[(id(tensor), node._sequence_nr()), value] = tensor
 
     def instead_of(self, packed: Any) -> torch.Tensor | None:
         """Return what to read in place of a tensor that autograd has saved, if it was given other data since."""
@@ -179,22 +202,27 @@ class Reassigned:
         else:
             value = packed.record.value if isinstance(packed, PackedRecord) else packed.value
             identity = packed.identity
-        tensor = self._tensors.get((identity, value))
+        tensor = None if identity is None else self._tensors.get((identity, value))
         return None if tensor is None else tensor.detach()
 
 
-def saved_identity(tensor: torch.Tensor) -> int:
-    """Return what tells a tensor that autograd is saving from others, or 0 if it saves the result of the newest node.
+def saved_identity(tensor: torch.Tensor) -> Identity | None:
+    """Return what tells a tensor that autograd is saving from others, or None if it saves the result of the newest
+    node.
 
-    Of its own result a node saves the memory alone, so that data assigned to the tensor later is not read.
+    Of its own result a node saves the memory alone, so that data assigned to the tensor later is not read. An address
+    is not enough: the tensor may end, and another one come to the same address, before data is assigned to that.
     """
     node = tensor.grad_fn
-    if node is None or node._sequence_nr() == torch.autograd._get_sequence_nr() - 1:  # type: ignore[attr-defined]
-        return 0
-    return id(tensor)
+    if node is None:
+        return None
+    number: int = node._sequence_nr()
+    if number == torch.autograd._get_sequence_nr() - 1:  # type: ignore[attr-defined]
+        return None
+    return id(tensor), number
 
 
-def pack_kept(tensor: torch.Tensor, value: int | None) -> tuple[torch.Tensor, int, int | None, int]:
+def pack_kept(tensor: torch.Tensor, value: int | None) -> tuple[torch.Tensor, int, int | None, Identity | None]:
     """Return what autograd holds for a kept value: the tensor, its version, the value's id and the tensor's identity.
 
     The version is needed since hooks disable PyTorch's own check. It is a plain tuple since there is one for each saved
@@ -212,7 +240,7 @@ def pack_kept(tensor: torch.Tensor, value: int | None) -> tuple[torch.Tensor, in
     return tensor, tensor._version, value, identity
 
 
-def pack_whole(tensor: torch.Tensor) -> tuple[torch.Tensor, int, None, int]:
+def pack_whole(tensor: torch.Tensor) -> tuple[torch.Tensor, int, None, Identity | None]:
     """Return the same for a tensor without ordinary memory, whose type may have a way of its own to be detached."""
     identity = saved_identity(tensor)
     if tensor.grad_fn is not None:

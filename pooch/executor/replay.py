@@ -18,7 +18,7 @@ from ..errors import PlanMismatch, ReplayDiffers
 from ..torchtools.accelerators import called_drawing_from, random_snapshot
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import OperatorFacts, is_foreign, operator_facts, reads_statistics
-from ..torchtools.settings import Settings, settings_now, under_settings
+from ..torchtools.settings import Settings, settings_within, under_settings
 from ..torchtools.tensors import (
     Geometry,
     copied_storage,
@@ -172,7 +172,7 @@ def record_call(
         named = {name: _without_generator(each) for name, each in named.items()}
         if not own:
             draws = tuple((each, random_snapshot(each)) for each in _drawn_from(func, args, kwargs, device))
-    return RecordedCall(func, recorded, named, torch.is_grad_enabled(), settings_now(), draws)
+    return RecordedCall(func, recorded, named, torch.is_grad_enabled(), settings_within(func, facts), draws)
 
 
 def _without_generator(argument: Any) -> Any:

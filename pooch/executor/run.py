@@ -16,17 +16,23 @@ from ..ir import Plan
 from ..torchtools import accelerators, cuda_only
 from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 from ..torchtools.endings import run_lost
+from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.memory_meter import MemoryMeter
 from ..torchtools.split import SplitCalls, watching_losses
 from ..torchtools.standing_aside import StepHooks
 from ..torchtools.training_state import model_device
+from ..units import format_bytes, plural
+from ..visible import one_line
 from .actions import StepActions
 from .attachment import Attachment
 from .causes import Overrun
 from .engines.protocol import Arena, CopyEngine
+from .floor import Floor
 from .mode import recognising, watching
+from .online import OnlineStep
 from .snapshot import StepSnapshot
 from .statistics import RunStats, RunTotals, WarnOnce
+from .status import Mode, Status, predicted_slowdown
 from .step import OWN_WORK, PlannedStep
 from .table import ActionTable
 from .verification import Verification, Verified, Verify
@@ -105,6 +111,11 @@ class Run:
         self._watch = RunWatch(
             plan, model, self._device, self._warn_once, measure_every, on_overrun, compares, engine.health
         )
+        self._floor: Floor | None = None
+        if plan.budget_bytes and not self._table.does_nothing and self._device.type == "cpu":
+            self._floor = Floor(
+                plan.budget_bytes, plan.persistent_bytes, engine, self._device, self._verification, warn_once
+            )
         self._removed = self._paused = self._begun = False
         self._memory: StepMemory | None = None  # not closed by a run that could not be made
         # Fail now rather than in the middle of a step.
@@ -114,6 +125,7 @@ class Run:
         outside = None if self._table.does_nothing else self._warn_outside
         self._attachment = Attachment(model, self._region if plan.region == "model" else self._unmarked, outside)
         self._memory = memory
+        LOST_INTERRUPTS.use(self)
 
     @property
     def plan(self) -> Plan:
@@ -224,6 +236,8 @@ class Run:
     @contextmanager
     def _region(self) -> Iterator[None]:
         if self._paused or _STEP.active or not torch.is_grad_enabled() or self._bypassed():
+            if self._paused and self._floor is not None:
+                self._floor.rest()
             yield
             return
         if accelerators.has_streams(self._device):
@@ -243,6 +257,8 @@ class Run:
         _refuse_capture()
         self._attachment.refuse_compiled()
         self._verification.begin_step([self.model])
+        if self._floor is not None:
+            self._floor.begin_step(self._stats)
         _STEP.active = True
         OWN_WORK.is_over()
         run_lost()
@@ -265,12 +281,13 @@ class Run:
             )
         return not seen
 
-    def _new_step(self, arena: Arena) -> PlannedStep:
+    def _new_step(self, arena: Arena, floor: Floor | None) -> PlannedStep:
         self._stats.device_clock = arena.clock
         actions = StepActions(
             self._table, arena, self._device, self._stats, self._warn_once, self._verification, self._engine
         )
-        return PlannedStep(actions, self._on_mismatch)
+        online = None if floor is None else OnlineStep(floor)
+        return PlannedStep(actions, self._on_mismatch, online)
 
     @contextmanager
     def _planned_step(self) -> Iterator[None]:
@@ -282,11 +299,13 @@ class Run:
             with self._in_slices(None), self._keeping():
                 yield
             return
-        step = self._new_step(arena)
+        step = self._new_step(arena, self._floor)
         with self._watch.following(step):
             with self._in_slices(step), watching(step) if self._table.emptied else recognising(step):
                 yield
             step.end_forward()
+        if self._floor is not None:
+            self._floor.live.raise_failure()
 
     @contextmanager
     def _in_slices(self, step: PlannedStep | None) -> Iterator[None]:
@@ -308,7 +327,7 @@ class Run:
     @contextmanager
     def _keeping(self) -> Iterator[None]:
         """Measure a step in which nothing is done: hooks keep everything, and only notice the backward pass."""
-        step = self._new_step(self._engine.open_arena(0))
+        step = self._new_step(self._engine.open_arena(0), None)
         step.on_path = False
         with self._watch.following(step), StepHooks(step.pack, step.unpack):
             yield
@@ -342,6 +361,7 @@ class Run:
         if self._removed:
             return
         self._removed = True
+        LOST_INTERRUPTS.leave(self)
         self._watch.close()
         # Training that bypasses the plan, as after model.compile(), goes unnoticed except for the changed parameters.
         if not self._begun and not self._table.does_nothing and self._attachment.was_trained():
@@ -351,9 +371,28 @@ class Run:
                 "plan of region 'step') as it was when the plan was applied, without torch.compile",
             )
         self._attachment.remove()
+        if self._floor is not None:
+            self._floor.stop()
         self._engine.close()
         if self._memory is not None:
             self._memory.close()
+
+    def status(self) -> Status:
+        """How the last step ran, for a progress bar or a log; `status().as_dict()` has names such as "pooch/peak_mib".
+
+        On a CPU, the peak is that of the last measured step.
+        """
+        stats, totals, plan = self.stats, self.totals, self._plan
+        if not totals.steps:
+            return Status.of(0, "none", None, plan.budget_bytes or None, None)
+        mode: Mode = "off-path" if stats.mismatches else "in-core" if self._table.does_nothing else "plan"
+        slowdown = None if stats.mismatches else predicted_slowdown(plan)
+        return Status.of(totals.steps, mode, stats.peak_bytes, plan.budget_bytes or None, slowdown)
+
+    def __repr__(self) -> str:
+        budget = f", budget {format_bytes(self._plan.budget_bytes)}" if self._plan.budget_bytes else ""
+        state = " (removed)" if self._removed else ""
+        return f"Run({one_line(self._plan.workload) or 'a step'}{budget}, {plural(self.totals.steps, 'step')}){state}"
 
     def __enter__(self) -> Run:
         return self

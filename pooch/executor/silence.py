@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..bounded import Topics
 from ..torchtools import function_modes
 from ..torchtools.tensors import may_move
 from .records import pack_whole
@@ -25,7 +26,7 @@ class Silence:
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._told: set[str] = set()
+        self._told = Topics()
 
     def note(self, what: str, stats: RunStats) -> None:
         """Count a saved tensor or a call that is left alone.
@@ -35,8 +36,7 @@ class Silence:
             stats: Counters of the step.
         """
         stats.ungoverned += 1
-        if what not in self._told:
-            self._told.add(what)
+        if self._told.is_new(what):
             module = running_module()
             place = f" in module {module!r}" if module else ""
             self._tell(f"{what}{place} is not governed: what it saves stays on the device")
@@ -50,8 +50,7 @@ class Silence:
         frame: Any = sys._getframe()
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__):
             frame = frame.f_back
-        if frame.f_code is _APPLY and what not in self._told:
-            self._told.add(what)
+        if frame.f_code is _APPLY and self._told.is_new(what):
             name = frame.f_locals["cls"].__name__
             self._tell(
                 f"{name} saves a {what}, and its backward pass gets it back as a plain tensor: if it looks at the "

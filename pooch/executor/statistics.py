@@ -6,7 +6,9 @@ import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from ..bounded import Topics
 from ..torchtools.cpu_allocator.arena_stats import ArenaStats
+from ..units import format_bytes, format_ms, plural
 from ..visible import visible
 from .engines.step_clock import StepClock
 
@@ -53,6 +55,15 @@ class RunStats:
     ungoverned: int = 0
     device_clock: StepClock | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        """What is not 0, on a device with streams without the times that reading would wait for."""
+        sizes = {"peak": self.peak_bytes, "out": self.swapped_out_bytes, "in": self.swapped_in_bytes}
+        parts = [f"{format_bytes(size)} {what}" for what, size in sizes.items() if size]
+        counts = {"recomputed": self.recomputed_ops, "late": self.late_swaps, "kept": self.kept_after_errors}
+        parts += [f"{count:,} {what}" for what, count in counts.items() if count]
+        parts += ["left the path"] if self.mismatches else []
+        return f"RunStats({', '.join([format_ms(self.host_step_ms), *parts])})"
+
     @property
     def step_ms(self) -> float:
         """Time from the beginning of the region to the last read of a saved value.
@@ -92,15 +103,25 @@ class RunTotals:
     peak_bytes: int | None = None
     arena: ArenaStats | None = None
 
+    def __repr__(self) -> str:
+        counts = {
+            "off path": self.steps_off_path,
+            "measured": self.steps_measured,
+            "over budget": self.steps_over_budget,
+        }
+        parts = [f"{count} {what}" for what, count in counts.items() if count]
+        parts += [f"{format_bytes(self.peak_bytes)} peak"] if self.peak_bytes is not None else []
+        parts += ["on an arena"] if self.arena is not None else []
+        return f"RunTotals({', '.join([plural(self.steps, 'step'), *parts])})"
+
 
 class WarnOnce:
     """Warns about a topic the first time it comes up. Later occurrences are only counted."""
 
     def __init__(self) -> None:
-        self._told: set[Hashable] = set()
+        self._told = Topics()
 
     def __call__(self, topic: Hashable, text: str) -> None:
         """Warn, unless this topic was reported before."""
-        if topic not in self._told:
-            self._told.add(topic)
+        if self._told.is_new(topic):
             warnings.warn(visible(text), stacklevel=3)

@@ -32,6 +32,8 @@ from .replay import OuterArgument, outer_arguments, preserve, record_call
 from .silence import SavedTensors, Silence
 from .statistics import RunStats
 
+_AGAIN = "profile and plan again to follow the new path"
+
 
 class _OwnWork(threading.local):
     """Marks what the current thread does as Pooch's own work rather than the program's: `with OWN_WORK: ...`."""
@@ -60,8 +62,7 @@ class PlannedStep(SavedTensors):
 
     Args:
         actions: Runs the actions of the schedule.
-        on_mismatch: "warn", "error" or "follow", for a step that leaves the path. "follow" says nothing, since
-            `online` holds the budget.
+        on_mismatch: "warn", "error" or "follow", for a step that leaves the path. "follow" says nothing.
         online: Holds what the plan keeps, so that it can leave if the step takes more than planned, and takes over
             where the step leaves the path. None keeps it.
 
@@ -132,7 +133,7 @@ class PlannedStep(SavedTensors):
         try:
             self.actions.act(slot)
         except PlanMismatch as error:
-            if self.online is None:
+            if self.online is None or self.on_mismatch == "error":
                 raise
             self.mismatches.append(str(error))
             self._leave_path("a step that the schedule is made for", str(error))
@@ -292,19 +293,20 @@ class PlannedStep(SavedTensors):
         self.stats.mismatches = 1
         self.restore()
         self.actions.keep_what_is_held()
+        text = f"the step left the planned path at op {self._next}: expected {expected}, got {actual}"
+        if self.on_mismatch == "error":
+            raise PlanMismatch(f"{text}; {_AGAIN}")
         if self.online is not None:
             with self.online.evictor.lock, torch._C._DisableTorchDispatch():
                 self.let_kept_leave()
             self.online.evictor.take_over(self.actions)
         if self.on_mismatch == "follow":
             return
-        text = (
-            f"the step left the planned path at op {self._next}: expected {expected}, got {actual}; the rest of the "
-            "step keeps its activations and may exceed the budget (profile and plan again to follow the new path)"
-        )
-        if self.on_mismatch == "error":
-            raise PlanMismatch(text)
-        self.actions.warn_once(("path", _kind(expected), _kind(actual)), text)
+        if self.online is not None and self.online.evictor.is_held:
+            rest = "the budget is held without the plan, which takes longer"
+        else:
+            rest = "the rest of the step keeps its activations and may exceed the budget"
+        self.actions.warn_once(("path", _kind(expected), _kind(actual)), f"{text}; {rest} ({_AGAIN})")
 
     def writing_over(self, tensor: torch.Tensor) -> Callable[[], bool]:
         """Return what tells in the backward pass whether neither autograd nor a replay will read the tensor again."""

@@ -9,10 +9,11 @@ all of them unproven again.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from types import FrameType
@@ -20,10 +21,12 @@ from typing import Any, Literal
 
 import torch
 
+from ..bounded import RecentlyUsed
 from ..errors import ReplayDiffers, UsageError
 from ..torchtools.operators import is_foreign
 from ..torchtools.settings import settings_now
 from ..torchtools.tensors import storage_of
+from ..visible import one_line
 from .witness import Level, Witness
 
 Verify = Literal["always", "first", "off"]
@@ -34,7 +37,8 @@ PERIOD = 64  # steps in which each proven recipe is compared wholly once
 _MOST_TRIES = 8  # steps in which a value is copied although nothing is ever replayed for it
 _MOST_CONTEXTS = 16
 _NEVER = 2**62
-_MOST_RECIPES = 2**16  # in one context; beyond, the one that was not used for the longest time is unproven again
+_MOST_RECIPES = 2**16  # in all contexts; beyond, the one that was not used for the longest time is unproven again
+_MOST_DIFFERENCES = 1000  # that are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Verified:
         compared: Number of comparisons of all bytes of a value.
         sampled: Number of comparisons of a sample.
         compared_bytes: Bytes that were compared wholly.
-        differences: Replays that gave other bytes. Their recipes are banned.
+        differences: Replays that gave other bytes, the last thousand of them. Their recipes are banned.
     """
 
     recipes: int = 0
@@ -78,6 +82,9 @@ class Verified:
     sampled: int = 0
     compared_bytes: int = 0
     differences: tuple[Difference, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Verified({one_line(str(self), 100)})"
 
     def __str__(self) -> str:
         if not self.recipes and not self.differences:
@@ -102,6 +109,7 @@ class _Proof:
     needed: int
     matches: int = 0
     tries: int = 0
+    last_try: int = -1
     last_step: int = -1
     was_compared: bool = False
 
@@ -111,7 +119,7 @@ class _Counts:
     compared: int = 0
     sampled: int = 0
     compared_bytes: int = 0
-    differences: list[Difference] = field(default_factory=list)
+    differences: deque[Difference] = field(default_factory=lambda: deque(maxlen=_MOST_DIFFERENCES))
 
 
 class Verification:
@@ -131,7 +139,9 @@ class Verification:
         self.verify, self._tell = verify, tell
         self._contexts: OrderedDict[Hashable, OrderedDict[Hashable, _Proof]] = OrderedDict()
         self._proofs: OrderedDict[Hashable, _Proof] = OrderedDict()
-        self._banned: dict[Hashable, Difference] = {}
+        self._recipes = 0  # in all contexts
+        self._numbers = itertools.count()
+        self._banned: RecentlyUsed[Hashable, Difference] = RecentlyUsed(_MOST_RECIPES)
         self._counts = _Counts()
         self._new: list[Hashable] = []
         self._step = 0
@@ -158,12 +168,12 @@ class Verification:
             self._proofs = self._contexts.setdefault(context, OrderedDict())
             self._contexts.move_to_end(context)
             while len(self._contexts) > _MOST_CONTEXTS:
-                self._contexts.popitem(last=False)
+                self._recipes -= len(self._contexts.popitem(last=False)[1])
 
     def ban(self, keys: Iterable[Hashable]) -> None:
         """Ban recipes that were banned in an earlier run."""
         for key in keys:
-            self._banned.setdefault(key, Difference("", "", "found in an earlier run", True))
+            self._banned.put(key, self._banned.get(key) or Difference("", "", "found in an earlier run", True))
 
     def take_new(self) -> list[Hashable]:
         """Return the recipes that were banned since the last call."""
@@ -231,7 +241,7 @@ class Verification:
             is_foreign: Whether the recipe runs operators that are not PyTorch's own.
             device_type: Where the value is. There are no samples where the host would wait for the device.
         """
-        if key in self._banned:
+        if key in self._banned and self._banned.get(key):
             return Level.BANNED
         if self.verify == "off":
             return Level.NONE
@@ -239,17 +249,26 @@ class Verification:
             proof = self._proofs.get(key)
             if proof is None:
                 needed = PROOFS_OF_FOREIGN if is_foreign else PROOFS
-                proof = self._proofs[key] = _Proof(len(self._proofs), needed)
-                if len(self._proofs) > _MOST_RECIPES:
-                    self._proofs.popitem(last=False)
+                proof = self._proofs[key] = _Proof(next(self._numbers), needed)
+                self._forget_beyond_limit()
+            else:
+                self._proofs.move_to_end(key)
             if proof.matches < proof.needed and proof.tries < _MOST_TRIES + proof.needed:
-                proof.tries += 1
+                if proof.last_try != self._step:  # a value may leave many times in one step
+                    proof.last_try, proof.tries = self._step, proof.tries + 1
                 return Level.COPIED
         if (self._step + proof.number) % PERIOD == 0:
             return Level.COPIED
         if self.verify == "always" or is_foreign:
             return Level.WHOLE
         return Level.SAMPLE if device_type == "cpu" else Level.NONE
+
+    def _forget_beyond_limit(self) -> None:
+        """Note one recipe more, and forget one for it: that of the context, and in it that, which is least recent."""
+        self._recipes += 1
+        if self._recipes > _MOST_RECIPES:
+            next(filter(None, self._contexts.values())).popitem(last=False)
+            self._recipes -= 1
 
     def matched(self, witness: Witness, size_bytes: int) -> None:
         """Note that a replay gave what was there."""
@@ -282,8 +301,9 @@ class Verification:
     def differed(self, witness: Witness, difference: Difference) -> None:
         """Ban a recipe that gave something else, and tell."""
         with self._lock:
-            known = self._banned.setdefault(witness.key, difference)
+            known = self._banned.get(witness.key) or difference
             if known is difference:
+                self._banned.put(witness.key, difference)
                 self._counts.differences.append(difference)
                 self._new.append(witness.key)
         if known is difference:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..autopilot import auto as hold_budget
 from ..errors import UsageError
+from ..visible import one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,19 +23,36 @@ class BudgetedTraining:
         budget: as `pooch.auto` takes it.
         host_budget: as `pooch.auto` takes it.
         cache: as `pooch.auto` takes it.
+        quiet: as `pooch.auto` takes it.
 
     Attributes:
         auto: what holds the budget while a training runs, else None.
     """
 
     def __init__(
-        self, budget: int | str, *, host_budget: int | str | None = None, cache: str | Path | None = None
+        self,
+        budget: float | str,
+        *,
+        host_budget: float | str | None = None,
+        cache: str | Path | None = None,
+        quiet: bool = False,
     ) -> None:
         super().__init__()
         self._budget = budget
-        self._options: dict[str, Any] = {"host_budget": host_budget, "cache": cache}
+        self._options: dict[str, Any] = {"host_budget": host_budget, "cache": cache, "quiet": quiet}
         self.auto: Auto | None = None
         self._summary: AutoSummary | None = None
+
+    def __repr__(self) -> str:
+        held = "no training is running" if self.auto is None else repr(self.auto)
+        return f"{type(self).__name__}({one_line(str(self._budget))}, {held})"
+
+    def logged(self) -> dict[str, float]:
+        """Returns how the last step ran, in numbers by the names under which they are logged; none before the first."""
+        if self.auto is None:
+            return {}
+        status = self.auto.status()
+        return status.as_numbers() if status.steps else {}
 
     def hold(self, models: nn.Module | Sequence[nn.Module]) -> None:
         """Attaches to the models. A training that ended with an error may still be attached, and is detached."""

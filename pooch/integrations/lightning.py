@@ -18,12 +18,14 @@ class PoochCallback(BudgetedTraining, Callback):  # type: ignore[misc, unused-ig
     """Trains within a budget: `Trainer(..., callbacks=[PoochCallback("16GiB")])`.
 
     The LightningModule itself is not called while it trains, `training_step` calls its submodules: these are what Pooch
-    attaches to. Manual optimization, several optimizers and DDP work alike; validation is unaffected.
+    attaches to. Manual optimization, several optimizers and DDP work alike; validation is unaffected. How the last step
+    ran is logged with the module's own metrics, as `pooch/peak_mib`, `pooch/on_plan` and others (`Auto.status()`).
 
     Args:
         budget: as `pooch.auto` takes it.
         host_budget: as `pooch.auto` takes it.
         cache: as `pooch.auto` takes it.
+        quiet: as `pooch.auto` takes it.
 
     Attributes:
         auto: what holds the budget while a training runs, else None.
@@ -37,6 +39,14 @@ class PoochCallback(BudgetedTraining, Callback):  # type: ignore[misc, unused-ig
                 f"{type(pl_module).__name__} has no submodule with parameters: hold the network as an attribute of it"
             )
         self.hold(modules)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """Logs how the last step ran."""
+        numbers = self.logged()
+        if numbers:
+            pl_module.log_dict(numbers, on_step=True, on_epoch=False, batch_size=1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Detaches, and says so if nothing was covered."""

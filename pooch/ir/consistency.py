@@ -79,6 +79,9 @@ def _frame_faults(profile: Profile) -> Iterator[str]:
     in_flight = profile.in_flight
     if in_flight.microbatches < 1 or not are_bytes(in_flight.resident_bytes, in_flight.gradient_bytes):
         yield f"{in_flight.microbatches} microbatches are in flight, or their bytes are negative or too large"
+    each_bytes = sum(value.allocated_bytes for value in profile.values) + profile.peak_bytes
+    if in_flight.microbatches > 1 and in_flight.microbatches * each_bytes >= MOST_BYTES:
+        yield f"{in_flight.microbatches} microbatches in flight are beyond all memory"
     if not 0 <= profile.batch_size < MOST_BYTES:
         yield f"the batch size is {profile.batch_size}"
 

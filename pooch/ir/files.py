@@ -19,13 +19,11 @@ import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from ..errors import FileFormatError
+from ..errors import FileFormatError, MissingFile
 from ..reading import file_bytes
-
-if TYPE_CHECKING:
-    import pydantic
+from .validation import first_fault, validator_of
 
 _PART_OF_WORD = re.compile(r"[\\\w.+-]{0,9}")  # of a number, an escape or a literal, with nothing else after the error
 _LONGEST = 2**16  # characters of a text, and texts of a list
@@ -194,7 +192,9 @@ def _bytes_of(path: str | Path) -> bytes:
     try:
         return file_bytes(path)
     except FileNotFoundError as error:
-        raise FileFormatError(f"{path} does not exist: check the path") from error
+        if str(path) == "-":
+            raise MissingFile("'-' is not read as standard input: give the path of a file") from error
+        raise MissingFile(f"{path} does not exist: check the path") from error
     except OSError as error:
         raise FileFormatError(f"cannot read {path}: {(error.strerror or str(error)).lower()}: check it") from error
 
@@ -266,12 +266,6 @@ def _format_of(content: dict[str, Any], path: str | Path) -> str:
     return name
 
 
-def first_fault(error: pydantic.ValidationError) -> str:
-    """Where the first fault is and what it is, in one line."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}"
-
-
 def _validated(cls: type[Kind], content: dict[str, Any], path: str | Path) -> Kind:
     import pydantic
 
@@ -280,7 +274,7 @@ def _validated(cls: type[Kind], content: dict[str, Any], path: str | Path) -> Ki
     if kind.has_checksum and content["version"] < kind.newest_version:
         raise FileFormatError(f"{path} was written by an older Pooch, without a checksum: {kind.remedy}")
     try:
-        document = pydantic.TypeAdapter(cls).validate_json(json.dumps(fields))
+        document: Kind = validator_of(cls).validate_json(json.dumps(fields))
     except pydantic.ValidationError as error:
         raise FileFormatError(f"{path} is damaged ({first_fault(error)}): {kind.remedy}") from error
     fault = document.fault()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from ..units import format_bytes, plural
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -37,7 +39,7 @@ class Layout:
         bound_bytes: the highest sum of live bytes: no arena can be smaller.
         policy: what made it.
         rounds: of search that were begun; the same number with the same seed gives the same offsets.
-        is_native: whether the compiled search ran, not its slower twin in Python.
+        is_native: whether there was a C++ compiler, without which nothing is searched.
         is_proven: whether no arena is smaller by one unit of alignment or more: this one is at the bound, or all others
             were tried.
     """
@@ -115,6 +117,12 @@ class StepLayout:
     arena_bytes: int
     bound_bytes: int
     blocks: tuple[PlacedBlock, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"StepLayout({self.policy}: {plural(len(self.blocks), 'block')} in {format_bytes(self.arena_bytes)}, "
+            f"{self.ratio:.4f} times its bound)"
+        )
 
     @property
     def total_bytes(self) -> int:

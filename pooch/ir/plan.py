@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from ..plugins import view
+from .descriptions import describe_plan
 from .executable import check_plan
 from .files import Document
 from .layout import StepLayout
@@ -14,6 +17,9 @@ from .split import Split
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
+
+    from .profile import Profile
 
 Choice = Literal["keep", "swap", "recompute"]
 Region = Literal["model", "step"]
@@ -149,6 +155,49 @@ class Plan(Document):
         """Why the plan cannot be executed, or None."""
         return check_plan(self)
 
+    def __repr__(self) -> str:
+        return describe_plan(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(view("plan_html")(self))
+
+    def plot(self, profile: Profile, path: str | Path | None = None) -> Figure:
+        """Draw live bytes over time, in-core and planned, and what the three streams do; needs matplotlib.
+
+        Args:
+            profile: what the plan was made for.
+            path: a file to write the picture to (.png, .pdf or .svg). None: it is only returned.
+
+        Returns:
+            The figure, which a notebook shows.
+
+        Raises:
+            PlanMismatch: the plan was made for another profile.
+            UsageError: the file ends in something else.
+            FileFormatError: the file cannot be written.
+        """
+        figure: Figure = view("plan_figure")(self, profile, path)
+        return figure
+
+    def report(
+        self, path: str | Path, profile: Profile, *, budgets: int | Sequence[int | str] = 9, time_limit_s: float = 30.0
+    ) -> None:
+        """Write one HTML page to look at the plan and to send it, as `pooch report` does; needs plotly.
+
+        Args:
+            path: the page to write.
+            profile: what the plan was made for.
+            budgets: other budgets to choose from on the page, each of which is planned: how many, or which. 0: none.
+            time_limit_s: most seconds to plan for, for each of them.
+
+        Raises:
+            UsageError: plotly is not installed, or a budget cannot be understood.
+            PlanMismatch: the plan was made for another profile.
+            FileFormatError: the file cannot be written.
+        """
+        view("plan_page")(profile, self, path, budgets=budgets, time_limit_s=time_limit_s)
+
     def to_frame(self) -> pandas.DataFrame:
         """One row per activation in forward order with its decision and reason, indexed by `activation` (its id)."""
         import pandas
@@ -157,5 +206,5 @@ class Plan(Document):
         columns = ["value", "choice", "label", "size_bytes", "copy_ms", "replay_ms", *changes, "reason"]
         rows = [{name: getattr(decision, name) for name in columns} for decision in self.choices]
         frame = pandas.DataFrame(rows, columns=columns).set_index("value").rename_axis("activation")
-        frame[changes] = frame[changes].astype(float)  # nan if it was not simulated
-        return frame
+        # Not simulated is nan. A plan without decisions has columns of the same types.
+        return frame.astype({"size_bytes": "int64", **dict.fromkeys(changes, float)})

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from ..plugins import view
 from .consistency import MOST_BYTES, check_profile
+from .descriptions import describe_profile
 from .files import Document
 from .modelled_ranks import ModelledRanks
 from .split import Split
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 Phase = Literal["forward", "backward"]
 SizeKind = Literal["requested", "rounded", "allocated"]
@@ -378,6 +382,30 @@ class Profile(Document):
     def fault(self) -> str | None:
         """The first inconsistency of the profile, or None."""
         return check_profile(self)
+
+    def __repr__(self) -> str:
+        return describe_profile(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(view("profile_html")(self))
+
+    def plot(self, path: str | Path | None = None, *, depth: int | None = 2) -> Figure:
+        """Draw live bytes over time, and the bytes of activations by layer; needs matplotlib, and no display.
+
+        Args:
+            path: a file to write the picture to (.png, .pdf or .svg). None: it is only returned.
+            depth: number of names of the module path that make up a layer. None: all.
+
+        Returns:
+            The figure, which a notebook shows.
+
+        Raises:
+            UsageError: the file ends in something else.
+            FileFormatError: the file cannot be written.
+        """
+        figure: Figure = view("profile_figure")(self, path, depth=depth)
+        return figure
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per activation in forward order, indexed by `activation` (its id).

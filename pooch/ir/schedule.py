@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .descriptions import describe_schedule
+
 ActionKind = Literal["copy_out", "free", "empty", "refill", "copy_in", "wait", "replay", "drop"]
 TIER_ALIGNMENT_BYTES = 4096  # of a value's room, as direct I/O requires
 
@@ -59,3 +61,6 @@ class Schedule:
     swapped: tuple[int, ...]
     host_offsets: tuple[tuple[int, int], ...]
     host_bytes: int
+
+    def __repr__(self) -> str:
+        return describe_schedule(self)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy
 
+from ..plugins import view
+from .descriptions import describe_timeline
+
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 Stream = Literal["compute", "copy_out", "copy_in"]
 
@@ -58,6 +63,29 @@ class Timeline:
     slot_start_ms: numpy.ndarray
     host_bytes: int
     intervals: tuple[Interval, ...] = ()
+
+    def __repr__(self) -> str:
+        return describe_timeline(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(view("timeline_html")(self))
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw live bytes over time, and what the three streams do; needs matplotlib.
+
+        Args:
+            path: a file to write the picture to (.png, .pdf or .svg). None: it is only returned.
+
+        Returns:
+            The figure, which a notebook shows.
+
+        Raises:
+            UsageError: the file ends in something else.
+            FileFormatError: the file cannot be written.
+        """
+        figure: Figure = view("timeline_figure")(self, path)
+        return figure
 
     def memory_curve(self) -> pandas.DataFrame:
         """The predicted memory over time: columns `time_ms` and `live_bytes`.

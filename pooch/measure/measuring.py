@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..api.budgets import check_budget
 from ..api.options import PlanOptions
 from ..api.planning import budget_in_bytes, plan_with
 from ..api.planning_aside import is_worthwhile
@@ -43,6 +44,7 @@ class TrainingOptions:
             `hard_limit`, train on an arena in such a process.
         when_trained: called with the workload after its last step.
         verify: how closely replays are compared with what they replace, as `pooch.apply` takes it.
+        repeats: number of timed steps, plain and planned in turns. None: as many as `steps`.
         progress: called with what is being done.
     """
 
@@ -52,6 +54,7 @@ class TrainingOptions:
     arena: bool = False
     when_trained: Callable[[Workload], None] | None = None
     verify: Verify = "first"
+    repeats: int | None = None
     progress: Progress = silent
 
 
@@ -101,7 +104,7 @@ def _measure_plan(
             options.when_trained(workload)
         assert planned.plan is not None
         plan = planned.plan
-        timing = time_in_turns(workload, plan, steps, progress, options.verify)
+        timing = time_in_turns(workload, plan, options.repeats or steps, progress, options.verify)
     device = model_device(workload.model)
     del workload
     outcomes = _train_under_limit(factory, plan, options, device) if options.hard_limit else {}
@@ -175,7 +178,9 @@ def optimize(
         InfeasibleBudget: no plan fits.
     """
     how = TrainingOptions(**training)
-    profile = profile_workload(factory(), mode=mode, memory_limit=memory_limit, progress=how.progress)
+    check_budget(budget)  # before a step is measured in vain
+    profiling: dict[str, Any] = {"mode": mode, "memory_limit": memory_limit, "repeats": how.repeats or 1}
+    profile = profile_workload(factory(), progress=how.progress, **profiling)
     shared = profile.shared_by(ranks)
     budget_bytes = budget_in_bytes(shared, budget, options)
 
@@ -184,7 +189,7 @@ def optimize(
             shared,
             target_bytes,
             options,
-            progress=lambda text, _: how.progress(f"planning: {text}"),
+            progress=lambda text, share: how.progress(f"planning: {text} ({share:.0%})"),
             aside=is_worthwhile(shared),
         )
         return replace(made, budget_bytes=budget_bytes)

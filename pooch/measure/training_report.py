@@ -66,6 +66,11 @@ class TrainingReport:
         arena_difference: first difference to the same training without an arena, if they were compared.
         hard_limit_arena: how planned training on an arena ended under the same limit.
         verified: which replays gave the same bytes as what they replaced, in one line.
+        steps_over_budget: number of steps whose peak without the allocator's rounding was over the budget.
+        plain_step_samples_ms: of the plain steps, in order; plain_step_ms is their median.
+        measured_step_samples_ms: of the planned steps, in order; measured_step_ms is their median.
+        replay_differences: number of replays that gave other bytes; their values are copied since. None: nothing was
+            compared.
     """
 
     workload: str
@@ -112,6 +117,10 @@ class TrainingReport:
     arena_difference: str | None = None
     hard_limit_arena: str | None = None
     verified: str | None = None
+    steps_over_budget: int | None = None
+    plain_step_samples_ms: tuple[float, ...] = ()
+    measured_step_samples_ms: tuple[float, ...] = ()
+    replay_differences: int | None = None
 
     @property
     def excess_bytes(self) -> int:
@@ -150,6 +159,7 @@ def report_of(
     stats, peak, rounding = planned.stats, planned.peak_bytes, planned.rounding_bytes
     assert stats is not None
     off_plan = sum(step.left_plan for step in planned.steps)
+    was_compared = planned.verified is not None and bool(planned.verified.recipes or planned.verified.differences)
     return TrainingReport(
         workload=plan.workload,
         policy=plan.policy,
@@ -182,6 +192,12 @@ def report_of(
         plain_reserved_bytes=plain.reserved_bytes if plain else None,
         steps_off_plan=off_plan,
         verified=None if planned.verified is None or not stats.recomputed_ops else str(planned.verified),
+        steps_over_budget=sum(each.peak_bytes - each.rounding_bytes > plan.budget_bytes for each in planned.steps)
+        if plan.budget_bytes
+        else None,
+        plain_step_samples_ms=timing.plain_samples_ms,
+        measured_step_samples_ms=timing.planned_samples_ms,
+        replay_differences=len(planned.verified.differences) if planned.verified and was_compared else None,
     )
 
 

@@ -6,20 +6,21 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import WorkloadError
+from ..errors import UnknownWorkload, WorkloadError
 from ..workloads.base import Workload
 
-EXTRA = "pip install 'pooch-planner[onnx]'"
+REMEDY = "pip install onnx onnxruntime onnxscript"  # an extra has no name that pip finds in every environment
 
 
 def onnx_function(name: str) -> Callable[..., Workload]:
     """Return the builder for a file.
 
     Raises:
-        WorkloadError: the file is missing, or the onnx package is not installed.
+        UnknownWorkload: the file is missing.
+        WorkloadError: the onnx package is not installed.
     """
     if not Path(name).is_file():
-        raise WorkloadError(f"the ONNX file {name!r} does not exist: check the path")
+        raise UnknownWorkload(f"the ONNX file {name!r} does not exist: check the path")
     require("onnx", f"the workload {name!r}")
     from .workload import onnx_builder
 
@@ -37,4 +38,4 @@ def require(package: str, what: str) -> None:
         WorkloadError: it is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise WorkloadError(f"{what} needs the package {package!r}, which is not installed: {EXTRA}")
+        raise WorkloadError(f"{what} needs the package {package!r}, which is not installed: {REMEDY}")

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import FileFormatError
+from ..errors import FileFormatError, MissingFile
 from ..ir.files import replace_file
 from ..ir.layout import Block, Layout
 from ..reading import file_bytes
@@ -32,6 +32,8 @@ def load_blocks(path: str | Path) -> list[Block]:
         rows.fieldnames = columns
         _check_columns(path, columns)
         blocks = [_block(row, f"{path}, line {rows.line_num}") for row in rows]
+    except FileNotFoundError as error:
+        raise MissingFile(f"{path} does not exist: check the path") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise FileFormatError(f"cannot read {path} ({reason}): give a CSV file of blocks") from error

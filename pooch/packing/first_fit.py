@@ -47,6 +47,11 @@ def first_fit(instance: Instance, order: Integers, limit_s: float = math.inf) ->
     return found
 
 
+def by_size(instance: Instance) -> Integers:
+    """Return the order of the largest block first; the longest lifetime, then the first given, on ties."""
+    return np.lexsort((-instance.lifetimes, -instance.sizes))
+
+
 def filled(
     instance: Instance, blocks: Integers, placed: Integers, offsets: Integers, limit_s: float = math.inf
 ) -> Integers:

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..ir.layout import Block
 
 Integers = NDArray[np.int64]
+Order = NDArray[np.int32]
 _MOST_BYTES = 2**60
 _MOST_TIME = 2**62
 
@@ -73,7 +74,7 @@ def instance_of(blocks: Sequence[Block]) -> Instance:
         lower=begins.astype(np.int32),
         upper=ends.astype(np.int32),
         lifetimes=upper - lower,
-        sizes=np.ascontiguousarray(sizes),
+        sizes=sizes,
         alignments=np.ascontiguousarray(alignments),
         n_times=len(times),
         bound_bytes=int(np.cumsum(changes).max(initial=0)),
@@ -88,11 +89,11 @@ def part_of(instance: Instance, chosen: Integers) -> Instance:
     return replace(
         instance,
         places=instance.places[chosen],
-        lower=np.ascontiguousarray(instance.lower[chosen]),
-        upper=np.ascontiguousarray(instance.upper[chosen]),
+        lower=instance.lower[chosen],
+        upper=instance.upper[chosen],
         lifetimes=instance.lifetimes[chosen],
-        sizes=np.ascontiguousarray(instance.sizes[chosen]),
-        alignments=np.ascontiguousarray(instance.alignments[chosen]),
+        sizes=instance.sizes[chosen],
+        alignments=instance.alignments[chosen],
     )
 
 

@@ -10,12 +10,14 @@ import numpy as np
 
 from ..errors import UsageError
 from ..ir.layout import Block, Layout, bound_of
-from .first_fit import TooLate, filled, first_fit
-from .instance import Instance, Integers, arena_of, instance_of, part_of
-from .kernels import NO_ROUND_LIMIT, Kernels, Order, kernels
+from .fallback import best_of_rules, skyline
+from .first_fit import TooLate, by_size, filled, first_fit
+from .instance import Instance, Integers, Order, arena_of, instance_of, part_of
+from .kernels import Kernels, kernels
 
-SHORTEST_S = 1e-6  # of a search
-Policy = Callable[[Instance, Kernels, int, int, float], tuple[Integers, int]]
+_NO_ROUND_LIMIT = 2**62
+_SHORTEST_S = 1e-6  # of a search
+Policy = Callable[[Instance, Kernels | None, int, int, float], tuple[Integers, int]]
 
 
 def pack(
@@ -24,10 +26,11 @@ def pack(
     policy: str = "ours",
     time_limit_s: float = 10.0,
     seed: int = 0,
-    max_rounds: int = NO_ROUND_LIMIT,
-    with_kernels: Kernels | None = None,
+    max_rounds: int = _NO_ROUND_LIMIT,
 ) -> Layout:
     """Place blocks in one arena such that no two that live at the same time overlap.
+
+    Without a C++ compiler nothing is searched: "ours" is the best of its first layouts and of first fit.
 
     Args:
         blocks: what to place.
@@ -36,7 +39,6 @@ def pack(
         seed: of the search.
         max_rounds: of the search. A search that this or the bound ends gives the same layout every time; one that the
             clock ends need not.
-        with_kernels: the compiled or the Python search. None: compiled where there is a compiler.
 
     Raises:
         UsageError: no such policy, or a block without a lifetime, with negative bytes or without an alignment.
@@ -47,33 +49,34 @@ def pack(
         raise UsageError("a search needs more than 0 seconds, 0 or more rounds, and a seed of 64 bits")
     begun_s = time.thread_time()
     instance = instance_of(blocks)
-    time_limit_s = max(time_limit_s - 2 * (time.thread_time() - begun_s), SHORTEST_S)  # as much again at the end
+    time_limit_s = max(time_limit_s - 2 * (time.thread_time() - begun_s), _SHORTEST_S)  # as much again at the end
     offsets, rounds, is_proven = np.zeros(len(blocks), dtype=np.int64), 0, True
-    used = with_kernels or kernels()
+    used = kernels()
     if len(instance.sizes):
         found, rounds = POLICIES[policy](instance, used, seed, max_rounds, time_limit_s)
         is_proven = arena_of(instance, found) <= instance.bound_bytes
-        if policy == "ours" and not is_proven:
+        if policy == "ours" and used is not None and not is_proven:
             found, is_proven = proven(instance, used, found)
         offsets[instance.places] = found
     ends = [offset + block.size_bytes for offset, block in zip(offsets.tolist(), blocks, strict=True)]
     return Layout(
-        tuple(offsets.tolist()), max(ends, default=0), bound_of(blocks), policy, rounds, used.is_native, is_proven
+        tuple(offsets.tolist()), max(ends, default=0), bound_of(blocks), policy, rounds, used is not None, is_proven
     )
 
 
 def sekiyama(
-    instance: Instance, used: Kernels, seed: int, max_rounds: int, time_limit_s: float
+    instance: Instance, used: Kernels | None, seed: int, max_rounds: int, time_limit_s: float
 ) -> tuple[Integers, int]:
     """Best fit on a skyline, the longest lifetime first (Sekiyama et al. 2018); the first given on ties."""
-    return used.decode(instance, _descending(instance.lifetimes)), 0
+    order = _descending(instance.lifetimes)
+    return (skyline(instance, order) if used is None else used.decode(instance, order)), 0
 
 
 def greedy_by_size(
-    instance: Instance, used: Kernels, seed: int, max_rounds: int, time_limit_s: float
+    instance: Instance, used: Kernels | None, seed: int, max_rounds: int, time_limit_s: float
 ) -> tuple[Integers, int]:
     """First fit, the largest block first; the longest lifetime, then the first given, on ties."""
-    return first_fit(instance, np.lexsort((-instance.lifetimes, -instance.sizes))), 0
+    return first_fit(instance, by_size(instance)), 0
 
 
 _MOST_PROVEN = 60  # blocks of an instance that is small enough to try all layouts
@@ -82,12 +85,17 @@ _NODES = 20_000  # of the tree of layouts, after which the proof is given up
 _LEVELS = (0.003, 0.001, 0.0)
 
 
-def ours(instance: Instance, used: Kernels, seed: int, max_rounds: int, time_limit_s: float) -> tuple[Integers, int]:
+def ours(
+    instance: Instance, used: Kernels | None, seed: int, max_rounds: int, time_limit_s: float
+) -> tuple[Integers, int]:
     """Skylines of eight orders, then a search over orders and ejections in turns, the large blocks first.
 
     Many small blocks make every step of a search slow and decide little. So it begins with the largest blocks alone,
     until they fit below the bound of all; then smaller ones come where first fit has room for them, and so on.
+    Without kernels, the skylines and first fit are all.
     """
+    if used is None:
+        return best_of_rules(instance, starting_orders(instance), time_limit_s), 0
     started_s = time.thread_time()
 
     def left_s() -> float:
@@ -112,7 +120,7 @@ def ours(instance: Instance, used: Kernels, seed: int, max_rounds: int, time_lim
         part = part_of(instance, level)
         try:
             start = filled(part, level, chosen, placed, left_s()) if len(chosen) else None
-            for_search_s = max(left_s() - filling_s, SHORTEST_S) * share
+            for_search_s = max(left_s() - filling_s, _SHORTEST_S) * share
             placed, more = used.search(part, starting_orders(part), seed, most, for_search_s, start)
             chosen, rounds, before_s = level, rounds + more, left_s()
             whole = filled(instance, np.arange(len(instance.sizes)), chosen, placed, before_s)

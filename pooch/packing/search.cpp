@@ -1,7 +1,6 @@
 // Packs blocks into one arena: a skyline decoder, a search over its orders, and ejections under a falling ceiling.
 //
-// Times are ranks 0 .. n_times - 1 of the distinct times; bytes are 64-bit integers. python_search.py does the same in
-// Python, draw by draw, for machines without a compiler: change both or none.
+// Times are ranks 0 .. n_times - 1 of the distinct times; bytes are 64-bit integers.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,14 +1,16 @@
-"""Finds op times that a disturbance made too long, by the times of the same op elsewhere in the step."""
+"""Finds times that a disturbance made too long: of ops by those of the same op elsewhere, of steps by other steps."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
+from ..units import format_ms
 from .slots import StepAssembly
 
 MOST_TIMES_THE_SIBLINGS = 4.0
 WORTH_A_RUN = 0.03  # share of the step that outliers must take together to be measured again
+BUSY = 1.5  # times the fastest of some equal steps that the slowest takes on a machine that does something else, too
 _SIBLINGS = 3
 
 
@@ -46,3 +48,17 @@ def are_worth_a_run(found: dict[int, float], times_ms: Sequence[float]) -> bool:
     """Returns whether the step has to be recorded once more to measure these ops."""
     excess_ms = sum(times_ms[slot] - median_ms for slot, median_ms in found.items())
     return excess_ms > WORTH_A_RUN * sum(times_ms)
+
+
+def spread_notes(samples_ms: Sequence[float]) -> tuple[str, ...]:
+    """Returns a remark on how long equal steps took; none for a single one.
+
+    Args:
+        samples_ms: the times of the steps.
+    """
+    if len(samples_ms) < 2:
+        return ()
+    fastest_ms, slowest_ms = min(samples_ms), max(samples_ms)
+    taken = f"the {len(samples_ms)} timed steps took {format_ms(fastest_ms)} to {format_ms(slowest_ms)}"
+    is_busy = slowest_ms > BUSY * fastest_ms
+    return (f"{taken}: times vary by {slowest_ms / fastest_ms:.1f}x, so the machine was busy" if is_busy else taken,)

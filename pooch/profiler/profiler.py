@@ -29,7 +29,7 @@ from .fitting import expected_peak_bytes
 from .hardware import describe_device
 from .host_times import host_times_ms
 from .offload import OffloadStore, saved_tensors_offloaded
-from .outliers import are_worth_a_run, outliers, sibling_kinds
+from .outliers import are_worth_a_run, outliers, sibling_kinds, spread_notes
 from .persistent import foreseen_state_bytes, gradient_bytes
 from .recorder import ForwardRecorder
 from .release import record_releases
@@ -147,11 +147,13 @@ class _Profiling:
         return room if limit_bytes is None else min(room, limit_bytes)
 
     def _profile_plainly(self, released: ForwardRecorder, persistent: _Persistent) -> ProfiledStep:
-        for number in range(max(self.options.warmup, int(self.has_streams))):
-            self._time_step(f"warm-up {number + 1}")
+        warmup, repeats = max(self.options.warmup, int(self.has_streams)), max(1, self.options.repeats)
+        for number in range(warmup):
+            self._time_step(f"warm-up step {number + 1} of {warmup}")
         persistent = self._with_workspaces(persistent)
         assembly, recorded_ms, notes = self._recorded("run", released)
-        plain = tuple(self._time_step(f"timed step {n + 1}") for n in range(max(1, self.options.repeats)))
+        plain = tuple(self._time_step(f"timed step {number + 1} of {repeats}") for number in range(repeats))
+        notes = (*notes, *spread_notes([times.step_ms for times in plain]))
         profile = self._make("run", assembly, recorded_ms, persistent, notes, typical(plain).step_ms)
         return ProfiledStep(self._with_host_times(profile, assembly, typical(plain)), plain)
 

@@ -16,7 +16,7 @@ from ..errors import ProfileError
 from ..torchtools import accelerators
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.memory_trace import marker
-from ..torchtools.operators import OperatorFacts, call_refusal, is_foreign, operator_facts, reads_statistics
+from ..torchtools.operators import OperatorFacts, call_refusal, operator_facts, reads_statistics
 from ..torchtools.recurrent_dropout import INITIALISER, SEED_FINGERPRINTS
 from ..torchtools.settings import called_as_unwatched
 from ..torchtools.sharding import GATHERING, ShardedUnit, sharded_units
@@ -225,7 +225,7 @@ class ForwardRecorder(SilentMode):
         for key in written_tensors(facts, args, kwargs):
             if key in self._value_of:
                 self.values[self._value_of[key]].role = "transient"
-        return func(*args, **kwargs)
+        return called_as_unwatched(func, facts, args, kwargs)
 
     def _is_made_here(self, tensor: torch.Tensor) -> bool:
         """Returns whether the step may have made a tensor without ordinary memory, which a replay could not hold."""
@@ -237,7 +237,7 @@ class ForwardRecorder(SilentMode):
         """Runs an op under its marker; returns its result and its time in ms."""
         with marker(f"op {call}"):
             start = time.perf_counter()
-            result = called_as_unwatched(func, args, kwargs) if is_foreign(func) else func(*args, **kwargs)
+            result = called_as_unwatched(func, operator_facts(func), args, kwargs)
             return result, (time.perf_counter() - start) * 1000
 
     def _address(self, storage: torch.UntypedStorage) -> int:

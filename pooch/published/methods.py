@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..errors import UsageError
 from ..ir import Profile
 from ..planner import policy_names
+from ..wording import did_you_mean
 
 WITHIN_BACKWARD = "ilp_backward_only"
 
@@ -39,7 +40,7 @@ def find_method(name: str) -> Method:
     if name == WITHIN_BACKWARD:
         return Method(name, "ilp", empties=False)
     if name not in policy_names():
-        raise UsageError(f"there is no method {name!r}: choose {WITHIN_BACKWARD} or one of {', '.join(policy_names())}")
+        raise UsageError(f"there is no method {name!r}: {did_you_mean(name, (WITHIN_BACKWARD, *policy_names()))}")
     return Method(name, name)
 
 

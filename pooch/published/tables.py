@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rich import box
-from rich.table import Table
-
+from ..report.fitting import Column, FittedTable, Kind
 from ..report.summaries import Record
 from ..units import format_bytes, format_ms
 from .claims import claim_text
@@ -42,14 +40,11 @@ class TextTable:
     rows: tuple[tuple[str, ...], ...]
     prose: bool = False
 
-    def rich(self) -> Table:
+    def rich(self) -> FittedTable:
         """Return the table for a terminal."""
-        table = Table(
-            title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )  # fmt: skip
-        for place, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if place and not self.prose else "left", overflow="fold")
+        kind: Kind = "text" if self.prose else "figures"
+        names, *others = self.columns
+        table = FittedTable(self.title, [Column(names, "text"), *(Column(each, kind) for each in others)])
         for row in self.rows:
             table.add_row(*row)
         return table

@@ -9,14 +9,14 @@ from matplotlib.figure import Figure
 
 from ..api.simulation import simulate, simulate_in_core
 from ..api.step_layouts import tick_times_ms
+from ..colours import BLOCK_EDGE, BLOCKS, BOUND, BUDGET, HATCHES, KINDS, PLANNED
 from ..ir import Plan, Profile
 from ..ir.layout import StepLayout
 from ..packing import Block, Layout
 from ..units import format_bytes, format_ms
-from .colours import BLOCKS, BOUND, BUDGET, KINDS, PLANNED
 from .curves import mark_passes, profile_title
 
-_SHADES = (KINDS["op"], KINDS["copy"], KINDS["replay"], BOUND, "#CC79A7", "#F0E442")
+_SHADES = (KINDS["op"], KINDS["copy"], KINDS["replay"], BOUND, BLOCKS["gradient"], BLOCKS["temporary"])
 _MIB = 2**20
 
 
@@ -80,7 +80,10 @@ def draw_step_layout(profile: Profile, layout: StepLayout, plan: Plan | None = N
                 low, high = block.offset / scale, (block.offset + block.size_bytes) / scale
                 corners.append([(left, low), (right, low), (right, high), (left, high)])
         if corners:
-            shown = PolyCollection(corners, facecolors=BLOCKS[kind], edgecolors="#333333", linewidths=0.25, label=name)
+            shown = PolyCollection(
+                corners, facecolors=BLOCKS[kind], edgecolors=BLOCK_EDGE, linewidths=0.25, label=name,
+                hatch=HATCHES.get(kind),
+            )  # fmt: skip
             axes.add_collection(shown)
     bound = f"bound {format_bytes(layout.bound_bytes)}: the most bytes that live at once"
     axes.axhline(layout.bound_bytes / scale, color="black", linestyle=":", linewidth=1.4, label=bound)

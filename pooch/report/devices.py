@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.table import Table
-
 from ..devices import DeviceModel
 from ..units import format_bytes
-from .tables import titled_table
+from .fitting import Column, FittedTable
 
 _RATES = ("float32", "tf32", "float16", "bfloat16")
 
 
-def catalogue_tables(models: Iterable[DeviceModel]) -> list[Table]:
+def catalogue_tables(models: Iterable[DeviceModel]) -> list[FittedTable]:
     """Figures of each device, and where they are from."""
     models = list(models)
-    table = titled_table("devices to model: peak rates, dense, in TFLOP/s; GB/s of memory, and of the link each way")
-    for name in ("name", "memory", *_RATES, "GB/s", "link GB/s", "link"):
-        table.add_column(name, justify="left" if name in ("name", "link") else "right", overflow="fold")
-    sources = titled_table("where the figures are from")
-    for name in ("name", "device", "source", "recalled, not checked"):
-        sources.add_column(name, overflow="fold")
+    title = "devices to model: peak rates, dense, in TFLOP/s; GB/s of memory, and of the link each way"
+    rates = [Column(name, drop=2 if name in ("tf32", "float16") else 0) for name in _RATES]
+    others = [Column("GB/s"), Column("link GB/s"), Column("link", "text", drop=1)]
+    table = FittedTable(title, [Column("name", "word"), Column("memory"), *rates, *others])
+    names = ("device", "source", "recalled, not checked")
+    sources = FittedTable(
+        "where the figures are from", [Column("name", "word"), *(Column(each, "text") for each in names)]
+    )
     for model in models:
         table.add_row(*_figures(model))
         sources.add_row(model.name, model.title, model.source, ", ".join(model.recalled))

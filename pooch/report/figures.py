@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..api.simulation import simulate, simulate_in_core
+from ..colours import BOUND, BUDGET, IN_CORE, KIND_HATCHES, KINDS, PLANNED
 from ..errors import UsageError
 from ..ir import Plan, Profile, Timeline
 from ..ir.files import replace_file
 from ..units import format_bytes, format_ms
-from .colours import BUDGET, IN_CORE, KINDS, PLANNED
 from .curves import mark_passes, memory_curve, profile_title, stream_bars
 from .layers import layer_frame
 
@@ -57,9 +57,9 @@ def draw_profile(profile: Profile, *, depth: int | None = 2, longest: int = 24) 
     memory, layers = figure.subplots(2, 1, height_ratios=(3.2, 0.4 + 0.2 * len(shown)))
     divisor, unit = _time_unit(in_core.step_ms)
     scale = _byte_unit(in_core)
-    _draw_curve(memory, "in-core", in_core, PLANNED, divisor, scale)
+    _draw_curve(memory, "in-core", in_core, IN_CORE, divisor, scale)
     label = f"persistent {format_bytes(profile.persistent_bytes)}"
-    memory.axhline(profile.persistent_bytes / scale, color=IN_CORE, linestyle="--", linewidth=1.2, label=label)
+    memory.axhline(profile.persistent_bytes / scale, color=BOUND, linestyle="--", linewidth=1.2, label=label)
     backward = float(in_core.slot_start_ms[profile.forward_ops]) / divisor
     memory.axvline(backward, color="black", linestyle=":", linewidth=1)
     _finish_memory(memory, scale, profile_title(profile))
@@ -67,6 +67,19 @@ def draw_profile(profile: Profile, *, depth: int | None = 2, longest: int = 24) 
     memory.set_xlabel(f"time since the step began ({unit})")
     which = f"the {len(shown)} largest of {len(sizes)} layers" if len(shown) < len(sizes) else "layers"
     _draw_layers(layers, {str(layer): int(size) for layer, size in shown.items()}, which)
+    return figure
+
+
+def draw_timeline(timeline: Timeline) -> Figure:
+    """Top: live bytes over time. Bottom: what the three streams do, if that was simulated."""
+    figure = Figure(figsize=(10, 6.2), layout="constrained")
+    memory, streams = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.15))
+    divisor, unit = _time_unit(timeline.step_ms)
+    scale = _byte_unit(timeline)
+    _draw_curve(memory, "simulated", timeline, PLANNED, divisor, scale)
+    _finish_memory(memory, scale, "simulated step")
+    _draw_streams(streams, timeline, divisor)
+    streams.set_xlabel(f"time since the step began ({unit})")
     return figure
 
 
@@ -117,7 +130,10 @@ def _draw_streams(axes: Axes, timeline: Timeline, divisor: float) -> None:
         label = kind if kind not in named else None
         named.add(kind)
         row = _STREAM_ROWS[stream]
-        axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=KINDS[kind], linewidth=0, label=label)
+        axes.broken_barh(
+            spans, (row - 0.38, 0.76), facecolors=KINDS[kind], linewidth=0, label=label,
+            hatch=KIND_HATCHES[kind], edgecolor="white",
+        )  # fmt: skip
     axes.set_yticks(list(_STREAM_ROWS.values()), ["compute", "copy-out", "copy-in"])
     axes.set_ylim(-0.6, 2.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -125,7 +141,7 @@ def _draw_streams(axes: Axes, timeline: Timeline, divisor: float) -> None:
 
 
 def _draw_layers(axes: Axes, sizes: Mapping[str, int], which: str) -> None:
-    axes.barh(range(len(sizes)), [size_bytes / _MIB for size_bytes in sizes.values()], color=KINDS["copy"])
+    axes.barh(range(len(sizes)), [size_bytes / _MIB for size_bytes in sizes.values()], color=IN_CORE)
     axes.set_yticks(range(len(sizes)), list(sizes), fontsize=8)
     axes.invert_yaxis()
     axes.margins(y=0.01)

@@ -9,10 +9,21 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from ..batch_search.results import MaxBatch
+from ..colours import BOUND, BUDGET, IN_CORE, PLANNED
+from ..measure.doubt import BUSY, SPREAD, doubt_of_sizes, spread_of
 from ..units import format_bytes, format_ms
-from .colours import BOUND, BUDGET, IN_CORE, PLANNED
+from .fitting import Column, FittedTable
 from .summaries import Record
 from .tables import facts_table, frame_table
+
+_TIMES = {
+    "device": ("modelled", "modelled: no op was run; the times are those of a model of the device"),
+    "ops": (
+        "ops measured",
+        "modelled from ops, each measured by itself on this machine; no step was run (mode fake)",
+    ),
+    "steps": ("steps measured", "without a plan, measured steps on this machine; under plans, simulated from these"),
+}
 
 
 def max_batch_record(result: MaxBatch) -> Record:
@@ -33,6 +44,9 @@ def max_batch_record(result: MaxBatch) -> Record:
         "best": result.best.size,
         "refused": result.refused[0] or None,
         "refused_minimum_bytes": result.refused[1] or None,
+        "times": _TIMES[_kind_of_times(result)][0],
+        "verdict": max_batch_verdict(result),
+        "doubt": doubt_of_max_batch(result),
         "profiles": result.profiles,
         "plans": result.plans,
         "curve": frame.to_dict(orient="records"),
@@ -43,10 +57,39 @@ def max_batch_record(result: MaxBatch) -> Record:
     }
 
 
-def max_batch_tables(result: MaxBatch) -> list[Table]:
+def _kind_of_times(result: MaxBatch) -> str:
+    return "device" if result.device.modelled else "ops" if result.mode == "fake" else "steps"
+
+
+def max_batch_verdict(result: MaxBatch) -> str:
+    """The largest size, and what it costs, in one line."""
+    setting, largest = result.sizes.setting, result.largest
+    fits = f"{setting} {largest.size} fits into {format_bytes(result.budget_bytes)}"
+    if result.in_core is None:
+        return f"{fits} under a plan; without Pooch, not even {result.sizes.smallest} does"
+    if result.in_core.size == largest.size:
+        return f"{fits} without Pooch, and no larger one {'under a plan' if result.refused[0] else 'was tried'}"
+    more = f"{result.multiple:.1f} times the {result.in_core.size} without Pooch"
+    return f"{fits} under a plan, {more}, at {result.relative_throughput:.0%} of its throughput (predicted)"
+
+
+def doubt_of_max_batch(result: MaxBatch) -> str | None:
+    """Why the times are not to be trusted, in one line, or None."""
+    spread = max((spread_of(each.samples_ms) for each in result.measured), default=1.0)
+    if spread >= SPREAD:
+        return f"measured times vary by {spread:.1f}x: {BUSY}; repeat with --steps 5"
+    found = doubt_of_sizes([each.size for each in result.curve], [each.in_core_step_ms for each in result.curve])
+    if found is None or result.device.modelled:
+        return None
+    how = "--mode run --repeats 5" if result.mode == "fake" else "--repeats 5"
+    return f"{found}; repeat when it is idle, or with {how}"
+
+
+def max_batch_tables(result: MaxBatch) -> list[Table | FittedTable]:
     """What fits, the curve, and what was measured."""
     curve = result.to_frame().round({"items_per_s": 2, "slowdown": 3})
-    tables = [facts_table(_title(result), _facts(result)), frame_table("planned sizes", curve)]
+    facts = facts_table(_title(result), _facts(result))
+    tables: list[Table | FittedTable] = [facts, frame_table("planned sizes", curve)]
     return [*tables, _measured_table(result)] if result.measured else tables
 
 
@@ -68,15 +111,15 @@ def _facts(result: MaxBatch) -> dict[str, str]:
     facts["best throughput"] = f"{best.items_per_s:.1f} items/s at {best.size}"
     if result.refused[0]:
         facts["beyond"] = f"{result.refused[0]} would need {format_bytes(result.refused[1])}"
+    facts["times"] = _TIMES[_kind_of_times(result)][1]
     facts["looked at"] = f"{result.profiles} sizes profiled (mode {result.mode}), {result.plans} of them planned"
     return facts
 
 
-def _measured_table(result: MaxBatch) -> Table:
-    table = facts_table("measured", {})
-    table.show_header = True
-    for heading in ("", "peak", "predicted", "reserved", "within budget", "step", "predicted", "items/s"):
-        table.add_column(heading, justify="right")
+def _measured_table(result: MaxBatch) -> FittedTable:
+    drops = {"": 0, "peak": 0, "predicted peak": 1, "reserved": 3, "within budget": 0, "step": 0, "predicted step": 2}
+    columns = [Column(name, "figure" if name else "word", drop) for name, drop in (drops | {"items/s": 0}).items()]
+    table = FittedTable("measured", columns)
     for each in result.measured:
         table.add_row(
             f"{each.size} {'planned' if each.planned else 'in-core'}",
@@ -96,41 +139,58 @@ def _measured_table(result: MaxBatch) -> Table:
 
 def draw_max_batch(result: MaxBatch) -> Figure:
     """Top: throughput against size. Bottom: peak bytes, planned and in-core, with the budget."""
-    figure = Figure(figsize=(9, 6), layout="constrained")
+    figure = Figure(figsize=(10, 6), layout="constrained")
     speed, memory = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _draw_speed(speed, result)
     _draw_memory(memory, result)
     for axes in (speed, memory):
         if result.in_core is not None:
-            axes.axvline(result.in_core.size, color=IN_CORE, linestyle=":", linewidth=1.2)
-        axes.axvline(result.largest.size, color=BUDGET, linestyle=":", linewidth=1.2)
+            axes.axvline(result.in_core.size, color=IN_CORE, linestyle=":", linewidth=1.2, zorder=0)
+        axes.axvline(result.largest.size, color=PLANNED, linestyle=":", linewidth=1.2, zorder=0)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9, frameon=False)
     memory.set_xlabel(f"{result.sizes.setting} (dotted: largest in-core, largest under a plan)")
     return figure
 
 
+def _finding(result: MaxBatch) -> str:
+    """What the picture shows, in two lines."""
+    modelled = " (modelled)" if result.device.modelled else ""
+    largest = f"{result.sizes.setting.replace('_', ' ')} {result.largest.size}"
+    fits = f"{result.workload}: {largest} fits into {format_bytes(result.budget_bytes)} under a plan"
+    if result.in_core is None:
+        compared = f"; none fits in-core\non {result.device.name}{modelled}"
+    else:
+        share = f"{result.relative_throughput:.0%} of the throughput"
+        compared = f",\n{result.multiple:.2f} times the {result.in_core.size} that fits in-core, with {share}, on "
+        compared += f"{result.device.name}{modelled}"
+    return fits + compared
+
+
 def _draw_speed(axes: Axes, result: MaxBatch) -> None:
     sizes = [point.size for point in result.curve]
-    axes.plot(sizes, [point.items_per_s for point in result.curve], "o-", color=PLANNED, label=result.policy)
+    planned = [point.items_per_s for point in result.curve]
+    axes.plot(sizes, planned, "o-", color=PLANNED, label=f"planned ({result.policy})")
     bounds = [1000 * point.items / point.lower_bound_ms for point in result.curve]
     axes.plot(sizes, bounds, ":", color=BOUND, label="no plan is faster")
     for each in result.measured:
         label = f"measured, {'planned' if each.planned else 'in-core'}"
-        colour = BUDGET if each.planned else IN_CORE
+        colour = PLANNED if each.planned else IN_CORE
         axes.plot([each.size], [each.items_per_s], "*", markersize=13, color=colour, label=label)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
     axes.set_ylabel("items per second")
-    axes.set_title(_title(result), loc="left", fontsize=11)
-    axes.legend(loc="lower left", fontsize=9)
+    axes.set_title(_finding(result), loc="left", fontsize=11)
 
 
 def _draw_memory(axes: Axes, result: MaxBatch) -> None:
     sizes = [point.size for point in result.curve]
-    gib = 2**30
-    axes.plot(sizes, [point.in_core_peak_bytes / gib for point in result.curve], "o-", color=IN_CORE, label="in-core")
-    axes.plot(sizes, [point.peak_bytes / gib for point in result.curve], "o-", color=PLANNED, label="under the plan")
-    axes.axhline(result.budget_bytes / gib, color=BUDGET, linestyle="--", linewidth=1.2, label="budget")
-    axes.set_ylabel("peak (GiB)")
+    in_core = [point.in_core_peak_bytes for point in result.curve]
+    scale, unit = (2**30, "GiB") if max([result.budget_bytes, *in_core]) >= 2 * 2**30 else (2**20, "MiB")
+    planned = [point.peak_bytes / scale for point in result.curve]
+    axes.plot(sizes, [each / scale for each in in_core], "s-", color=IN_CORE, label="in-core")
+    axes.plot(sizes, planned, "o-", color=PLANNED, label="under the plan")
+    label = f"budget {format_bytes(result.budget_bytes)}"
+    axes.axhline(result.budget_bytes / scale, color=BUDGET, linestyle="--", linewidth=1.2, label=label)
+    axes.set_ylabel(f"peak ({unit})")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", fontsize=9)

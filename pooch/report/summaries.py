@@ -13,6 +13,7 @@ from ..devices import DeviceModel
 from ..ir import Device, Link, Plan, Profile, Timeline
 from ..ir.layout import StepLayout
 from ..measure.comparison import ComparisonRow
+from .verdict import needs_no_plan
 
 Record = dict[str, object]
 
@@ -105,6 +106,7 @@ def plan_record(plan: Plan) -> Record:
         "notes": list(plan.notes),
         "splits": [asdict(split) for split in plan.splits],
         "bound": plan.bound,
+        "fits_without_a_plan": needs_no_plan(plan),
         "arena": layout_record(plan.layout) if plan.layout is not None else None,
     }
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..colours import CHOICES
 from ..ir import Device, HookCosts, Link, Plan, Profile, Timeline
 from ..ir.layout import StepLayout
 from ..measure.comparison import ComparisonRow, Measured
 from ..units import format_bytes, format_ms
+from .fitting import Column, FittedTable, Kind
 from .layers import choice_frame, layer_frame
 from .summaries import byte_shares, is_modelled
 
@@ -20,6 +22,19 @@ if TYPE_CHECKING:
     import pandas
 
 LONGEST_TABLE = 40
+_COVERS = {
+    "model": "calls of the model (--region model)",
+    "step": "the whole step with its loss, inside of `with run.step():` (--region step)",
+}
+# What goes first where the terminal is narrow; names of frames' columns.
+_DROPPED = {
+    **dict.fromkeys(("if_kept_ms", "if_swapped_ms", "if_recomputed_ms", "items"), 3),
+    **dict.fromkeys(("copy_ms", "replay_ms", "forward_ms", "in_core_step_ms"), 2),
+    **dict.fromkeys(("activations", "in_core_peak_bytes"), 1),
+}
+_TEXTS = ("reason",)
+_POLICY = Column("policy", "label", least=22)  # the longest name, without the values of parameters
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _INSTEAD = {"keep": "if_kept_ms", "swap": "if_swapped_ms", "recompute": "if_recomputed_ms"}
 
 
@@ -28,13 +43,15 @@ def facts_table(title: str, facts: Mapping[str, str]) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2, 0, 0)
     )
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a path may be longer than the terminal is wide, and is wanted whole
     for name, text in facts.items():
         table.add_row(name, Text(text))  # so that brackets in a message are not read as markup
     return table
 
 
-def profile_table(profile: Profile) -> Table:
-    """A profile in short."""
+def profile_table(profile: Profile, *, verbose: bool = False) -> Table:
+    """A profile in short; `verbose`: with what hooks cost."""
     link = profile.link
     sizes = sum(value.size_bytes for value in profile.activations)
     ops = f"{profile.forward_ops} forward and {len(profile.ops) - profile.forward_ops - 1} backward ops"
@@ -52,14 +69,19 @@ def profile_table(profile: Profile) -> Table:
         facts["in slices"] = f"{step} and {peak} in-core with {labels} in slices of rows"
     facts |= _ranks_facts(profile)
     hooks = profile.hooks
-    if hooks != HookCosts():
+    if verbose and hooks != HookCosts():
         costs_ms = (hooks.op_ms, hooks.view_ms, hooks.replay_ms, hooks.copy_ms)
         op, view, replay, copy = map(format_ms, costs_ms)
         costs = f"{op} an op, {view} a view, {replay} a replay, {copy} a copy"
         facts["hooks cost"] = f"{costs} under a plan that does anything"
-    facts |= {f"note {number}": note for number, note in enumerate(profile.notes, start=1)}
+    facts |= _notes(profile)
     batch = f", batch {profile.batch_size}" if profile.batch_size else ""
     return facts_table(f"profile of {profile.workload}{batch}", facts)
+
+
+def _notes(document: Profile | Plan) -> dict[str, str]:
+    notes = document.notes
+    return {"note" if len(notes) == 1 else f"note {number}": note for number, note in enumerate(notes, start=1)}
 
 
 def _ranks_facts(profile: Profile) -> dict[str, str]:
@@ -93,9 +115,10 @@ def plan_table(plan: Plan) -> Table:
     in_core_peak, in_core_step = format_bytes(plan.in_core_peak_bytes), format_ms(plan.in_core_step_ms)
     lost = f"({share:.3f}x){_modelled(plan)}"
     facts = {
-        "budget": f"{budget} (region {plan.region})",
-        "peak": f"{format_bytes(plan.predicted_peak_bytes)} predicted, {in_core_peak} in-core",
-        "step": f"{format_ms(plan.predicted_step_ms)} predicted, {in_core_step} in-core {lost}",
+        "budget": budget,
+        "covers": _COVERS[plan.region],
+        "peak": f"{format_bytes(plan.predicted_peak_bytes)} predicted, {in_core_peak} without Pooch",
+        "step": f"{format_ms(plan.predicted_step_ms)} predicted, {in_core_step} without Pooch {lost}",
         "lower bound": f"{format_ms(plan.lower_bound_ms)}, gap {plan.gap:.1%}, {plan.status}",
         "swap tier": f"{format_bytes(plan.host_bytes)} taken",
         "planned in": format_ms(plan.planning_ms),
@@ -104,7 +127,7 @@ def plan_table(plan: Plan) -> Table:
         facts["microbatches"] = f"{plan.microbatches_in_flight} in flight; the times are those of one"
     if plan.layout is not None:
         facts["arena"] = arena_text(plan.layout)
-    facts |= {f"note {number}": note for number, note in enumerate(plan.notes, start=1)}
+    facts |= _notes(plan)
     return facts_table(f"plan of {plan.workload} by {plan.policy}", facts)
 
 
@@ -114,49 +137,55 @@ def arena_text(layout: StepLayout) -> str:
     return f"{format_bytes(layout.total_bytes)} ({parts}), {layout.ratio:.4f} times its bound"
 
 
-def layers_table(profile: Profile, plan: Plan | None = None, *, depth: int | None = 2) -> Table:
+def layers_table(profile: Profile, plan: Plan | None = None, *, depth: int | None = 2) -> FittedTable:
     """One row per layer that has activations."""
     frame = layer_frame(profile, plan, depth=depth)
     return frame_table("activations by layer", frame[frame["activations"] > 0])
 
 
-def choices_table(plan: Plan) -> Table:
+def choices_table(plan: Plan) -> FittedTable:
     """Keep, swap, recompute: how many, how much, and what it costs."""
     return frame_table("decisions", choice_frame(plan))
 
 
-def splits_table(plan: Plan) -> Table:
+def splits_table(plan: Plan) -> FittedTable:
     """The calls that run in slices, and why."""
-    names = ("call", "choice", "size", "slices", "peak whole", "peak", "time whole", "time", "reason")
-    table = columns_table("calls in slices", names, left=("call", "choice", "reason"))
-    table.columns[-1].no_wrap = False
-    table.padding = (0, 1, 0, 0)  # many columns in 120 letters
+    names: tuple[tuple[str, Kind, int], ...] = (
+        ("call", "label", 0),
+        ("choice", "word", 0),
+        ("size", "figure", 3),
+        ("slices", "word", 0),
+        ("peak whole", "figure", 1),
+        ("peak", "figure", 0),
+        ("time whole", "figure", 1),
+        ("time", "figure", 0),
+        ("reason", "text", 2),
+    )
+    table = FittedTable("calls in slices", [Column(*each) for each in names])
     for split in plan.splits:
         sizes = [format_bytes(size) for size in (split.whole_peak_bytes, split.peak_bytes)]
         times = [format_ms(time_ms) for time_ms in (split.whole_ms, split.time_ms)]
-        cells = [split.label, "split", format_bytes(split.input_bytes), f"{split.slices} of {split.rows} rows"]
-        table.add_row(*cells, *sizes, *times, Text(split.reason))
+        whole = [sizes[0], sizes[1], times[0], times[1]]
+        slices = f"{split.slices} of {split.rows} rows"
+        table.add_row(split.label, _choice("split"), format_bytes(split.input_bytes), slices, *whole, split.reason)
     return table
 
 
-def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE, reasons: bool = False) -> Table:
+def decisions_table(plan: Plan, *, longest: int = LONGEST_TABLE, reasons: bool = False) -> FittedTable:
     """The largest activations with their decisions, and how other choices would change the step.
 
     `reasons` shows the reasons in words instead of numbers, as it is always where other choices were not simulated.
     """
     frame = plan.to_frame()
-    shown = frame.nlargest(longest, "size_bytes").sort_index()
+    shown = frame.nlargest(longest, "size_bytes").sort_index().rename_axis("id")
     left_out = len(frame) - len(shown)
     title = "decisions" if not left_out else f"decisions on the {len(shown)} largest of {len(frame)} activations"
     changes = {f"{choice}_change_ms": heading for choice, heading in _INSTEAD.items()}
     if reasons or frame[list(changes)].isna().all(axis=None):
         return frame_table(title, shown[["choice", "label", "size_bytes", "reason"]])
     numbers = shown[["choice", "label", "size_bytes", "copy_ms", "replay_ms", *changes]].rename(columns=changes)
-    table = frame_table(
-        f"{title} (if ...: change of the step if this one alone were treated so)", numbers.rename_axis("id")
-    )
-    table.padding = (0, 1, 0, 0)  # many columns in 120 letters
-    return table
+    explanation = "if ...: what the step would gain or lose if only this decision changed"
+    return frame_table(title, numbers, explanations={"if kept": explanation})
 
 
 def timeline_table(timeline: Timeline) -> Table:
@@ -191,14 +220,22 @@ def _device_table(device: Device, link: Link) -> Table:
     return facts_table(f"{device.kind}: {device.name}", facts)
 
 
-def comparison_table(rows: Iterable[ComparisonRow]) -> Table:
+def comparison_table(rows: Iterable[ComparisonRow]) -> FittedTable:
     """Every policy under every budget."""
     rows = list(rows)
     modelled = "; times are modelled" if any(row.plan and is_modelled(row.plan) for row in rows) else ""
-    told = "x: of the in-core step; k/s/r: % of bytes kept, swapped, recomputed"
-    names = ("budget", "policy", "peak", "step", "x", "k/s/r", "tier", "planned", "status")
-    table = columns_table(f"policies side by side ({told}{modelled})", names, left=("policy", "status"))
-    table.padding = (0, 1, 0, 0)  # many columns in 120 letters
+    explanations = {"x": f"x: of the in-core step{modelled}", "k/s/r": "k/s/r: % of bytes kept, swapped, recomputed"}
+    names: tuple[tuple[str, Kind, int], ...] = (
+        ("peak", "figure", 0),
+        ("step", "figure", 1),
+        ("x", "figure", 0),
+        ("k/s/r", "figure", 2),
+        ("tier", "figure", 3),
+        ("planned", "figure", 4),
+        ("status", "text", 0),
+    )
+    columns = [Column("budget"), _POLICY, *(Column(*each) for each in names)]
+    table = FittedTable("policies side by side", columns, explanations=explanations)
     for row in rows:
         table.add_row(format_bytes(row.budget_bytes), row.policy, *_comparison_cells(row))
     return table
@@ -220,10 +257,11 @@ def _comparison_cells(row: ComparisonRow) -> list[str]:
     ]
 
 
-def measured_table(rows: Iterable[ComparisonRow]) -> Table:
+def measured_table(rows: Iterable[ComparisonRow]) -> FittedTable:
     """What was measured beside what was predicted."""
-    names = ("budget", "policy", "peak", "predicted", "reserved", "step", "plain step", "x plain", "predicted x")
-    table = columns_table("measured (plain and planned steps took turns)", names, left=("policy",))
+    drops = {"peak": 0, "predicted": 2, "reserved": 4, "step": 0, "plain step": 3, "x plain": 0, "predicted x": 1}
+    columns = [Column("budget"), _POLICY, *(Column(name, drop=drop) for name, drop in drops.items())]
+    table = FittedTable("measured (plain and planned steps took turns)", columns)
     for row in rows:
         if row.plan is not None and row.measured is not None:
             table.add_row(format_bytes(row.budget_bytes), row.policy, *_measured_cells(row.plan, row.measured))
@@ -246,35 +284,37 @@ def _factor(step_ms: float, plain_ms: float | None) -> str:
     return f"{step_ms / plain_ms:.3f}" if plain_ms else "-"
 
 
-def frame_table(title: str, frame: pandas.DataFrame) -> Table:
+def frame_table(title: str, frame: pandas.DataFrame, *, explanations: Mapping[str, str] = _NOTHING) -> FittedTable:
     """Any frame as a table; columns whose names end in `_bytes` or `_ms` are shown with units."""
-    table = titled_table(title)
-    table.add_column(str(frame.index.name or ""), overflow="fold")
-    for name in frame.columns:
-        is_number = frame[name].dtype.kind in "if"
-        heading = _heading(str(name))
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    index = Column(str(frame.index.name or ""), "figure" if frame.index.dtype.kind in "if" else "label")
+    columns = [
+        Column(_heading(name), _kind(name, frame[name].dtype.kind), _DROPPED.get(name, 0))
+        for name in map(str, frame.columns)
+    ]
+    table = FittedTable(title, [index, *columns], explanations=explanations)
     for label, row in zip(frame.index, frame.itertuples(index=False), strict=True):
-        cells = [_cell(str(name), value) for name, value in zip(frame.columns, row, strict=True)]
-        table.add_row(str(label), *cells)
+        named = zip(map(str, frame.columns), row, strict=True)
+        cells = [_choice(str(value)) if name == "choice" else _cell(name, value) for name, value in named]
+        table.add_row(_choice(str(label)) if index.heading == "choice" else str(label), *cells)
     return table
 
 
-def titled_table(title: str) -> Table:
-    """An empty table."""
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+def _kind(name: str, dtype_kind: str) -> Kind:
+    if dtype_kind in "if":
+        return "figure"
+    if name == "choice":
+        return "word"
+    return "text" if name in _TEXTS else "label"
 
 
-def columns_table(title: str, names: Sequence[str], *, left: Sequence[str] = ("",)) -> Table:
-    """An empty table with these columns, of figures but for those on the left."""
-    table = titled_table(title)
-    for name in names:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    return table
+def _choice(name: str) -> Text:
+    """The choice in its colour."""
+    return Text(name, style=CHOICES.get(name, ""))
 
 
 def _heading(name: str) -> str:
-    return name.removesuffix("_bytes").removesuffix("_ms").replace("_", " ")
+    plain = name.removesuffix("_bytes").removesuffix("_ms").replace("_per_", "/").replace("_", " ")
+    return plain.replace("in core", "in-core")
 
 
 def _cell(name: str, value: object) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.table import Table
 
+from ..measure.doubt import doubt_of_training
 from ..measure.training_report import TrainingReport
-from ..units import format_bytes, format_ms
+from ..units import format_bytes, format_ms, plural
+from .fitting import Column, FittedTable
 from .summaries import Record
-from .tables import columns_table, facts_table
+from .tables import facts_table
+from .verdict import training_verdict
 
 _UNKNOWN = "-"
 
@@ -18,12 +22,20 @@ _UNKNOWN = "-"
 def training_record(report: TrainingReport) -> Record:
     """Return the report for `--json`: every field by name, and in `kept` whether all promises were kept."""
     fields = {name: _for_json(value) for name, value in asdict(report).items()}
-    return fields | {"kept": broken_promise(report) is None}
+    told = {"verdict": training_verdict(report), "doubt": doubt_of_training(report)}
+    return fields | {"kept": broken_promise(report) is None} | told
 
 
-def training_tables(report: TrainingReport) -> list[Table]:
-    """Return two tables: peak and time; then what was done, and whether the results are the same."""
-    return [_measured_table(report), facts_table("", _facts(report))]
+def training_tables(report: TrainingReport, *, verbose: bool = False) -> list[Table | FittedTable]:
+    """Return two tables: peak and time; then what was done, and whether the results are the same.
+
+    Args:
+        report: the training.
+        verbose: with what Pooch did inside of the step.
+    """
+    facts = _facts(report) | (_internals(report) if verbose else {})
+    known = {name: text for name, text in facts.items() if text is not None}
+    return [_measured_table(report), facts_table("", known)]
 
 
 def broken_promise(report: TrainingReport) -> str | None:
@@ -35,9 +47,10 @@ def broken_promise(report: TrainingReport) -> str | None:
     if report.arena_difference is not None and report.repeatable is not False:
         return f"the numbers on an arena are not those without: first difference at {report.arena_difference}"
     if report.steps_off_plan:
+        off = f"{report.steps_off_plan} of {plural(report.steps, 'step')}"
         return (
-            f"{report.steps_off_plan} of {report.steps} steps were not the planned step, so the plan's promises do "
-            "not hold: train with the batch size and the settings that were profiled, or profile and plan again"
+            f"{off} were not the planned step, so the plan's promises do not hold: train with the batch size and the "
+            "settings that were profiled, or profile and plan again"
         )
     if report.repeatable is False and report.bitwise_equal is None:
         told = f"the plan cannot be checked: two plain trainings differ too, first at {report.first_difference}"
@@ -55,13 +68,14 @@ def broken_promise(report: TrainingReport) -> str | None:
     return None
 
 
-def _measured_table(report: TrainingReport) -> Table:
-    names = ("", "plain", "predicted", "measured", "budget", "measured / plain")
-    table = columns_table(f"training {report.workload}, {report.steps} steps, plan by {report.policy}", names)
+def _measured_table(report: TrainingReport) -> FittedTable:
+    names = ("plain", "predicted", "measured", "budget", "measured / plain")
+    title = f"training {report.workload}, {plural(report.steps, 'step')}, plan by {report.policy}"
+    table = FittedTable(title, [Column("", "word"), *map(Column, names)])
     plain_bytes = report.plain_peak_bytes
     table.add_row(
         "peak",
-        _bytes(plain_bytes),
+        _plain_peak(report),
         _bytes(report.predicted_peak_bytes),
         _bytes(report.measured_peak_bytes),
         _bytes(report.budget_bytes),
@@ -69,30 +83,40 @@ def _measured_table(report: TrainingReport) -> Table:
     )
     table.add_row(
         "step",
-        _ms(report.plain_step_ms),
+        _ms(report.plain_step_ms) + _range(report.plain_step_samples_ms),
         _ms(report.predicted_step_ms),
-        _ms(report.measured_step_ms),
+        _ms(report.measured_step_ms) + _range(report.measured_step_samples_ms),
         "",
         f"{report.slowdown:.3f}" if report.slowdown is not None else _UNKNOWN,
     )
     return table
 
 
-def _facts(report: TrainingReport) -> dict[str, str]:
-    facts = {
+def _plain_peak(report: TrainingReport) -> str:
+    """As measured, or of the profile where plain training was not run."""
+    if report.plain_peak_bytes is not None or report.in_core_peak_bytes is None:
+        return _bytes(report.plain_peak_bytes)
+    return f"{_bytes(report.in_core_peak_bytes)} (profile)"
+
+
+def _range(samples_ms: Sequence[float]) -> str:
+    """The fastest and the slowest of some steps."""
+    if not samples_ms or len(samples_ms) == 1:
+        return ""
+    return f" ({format_ms(min(samples_ms))} to {format_ms(max(samples_ms))})"
+
+
+def _facts(report: TrainingReport) -> dict[str, str | None]:
+    off_plan = f"{report.steps_off_plan} of {plural(report.steps, 'step')}"
+    return {
         "in-core": _in_core(report),
         "same numbers": _same_numbers(report),
         "repeatable": _repeatable(report),
         "within budget": "unknown, as steps left the plan" if report.steps_off_plan else _within_budget(report),
-        "peak error": f"{report.peak_error:+.2%}" if report.peak_error is not None else None,
         "predicted slowdown": f"{report.predicted_slowdown:.3f}x" if report.predicted_slowdown is not None else None,
         "swapped": _swapped(report),
-        "recomputed": f"{report.recomputed_ops} ops per step" if report.recomputed_ops is not None else None,
-        "replays compared": report.verified,
-        "stalled": _ms(report.stall_ms) if report.stall_ms is not None else None,
-        "reserved by the allocator": _reserved(report),
-        "late swaps": None if report.late_swaps is None else str(report.late_swaps),
-        "left the plan": None if report.mismatches is None else f"{report.steps_off_plan} of {report.steps} steps",
+        "recomputed": f"{plural(report.recomputed_ops, 'op')} per step" if report.recomputed_ops is not None else None,
+        "left the plan": None if report.mismatches is None else off_plan,
         "planned again": str(report.repairs) if report.repairs else None,
         "hard limit": _limit(report),
         "hard limit, plain": report.hard_limit_plain,
@@ -100,7 +124,16 @@ def _facts(report: TrainingReport) -> dict[str, str]:
         "hard limit, on an arena": report.hard_limit_arena,
         "arena": report.arena,
     }
-    return {name: text for name, text in facts.items() if text is not None}
+
+
+def _internals(report: TrainingReport) -> dict[str, str | None]:
+    return {
+        "peak error": f"{report.peak_error:+.2%}" if report.peak_error is not None else None,
+        "replays compared": report.verified,
+        "stalled": _ms(report.stall_ms) if report.stall_ms is not None else None,
+        "reserved by the allocator": _reserved(report),
+        "late swaps": None if report.late_swaps is None else str(report.late_swaps),
+    }
 
 
 def _within_budget(report: TrainingReport) -> str | None:

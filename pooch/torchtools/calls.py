@@ -17,8 +17,13 @@ import torch
 from ..errors import UsageError
 
 PLACE = "_compiled_call_impl"
-Purpose = Literal["plan", "profile", "watch", "arena"]
-_STATES = {"plan": "under a plan", "profile": "being profiled", "arena": "on an arena"}
+Purpose = Literal["plan", "auto", "profile", "watch", "arena"]
+_STATES = {
+    "plan": "under a plan already: call remove() on what pooch.apply or pooch.guard returned",
+    "auto": "under pooch.auto already: call remove() on what it returned",
+    "profile": "being profiled already: wait until that is over",
+    "arena": "on an arena already: call remove() on what pooch.arena returned",
+}
 Region = Callable[[], AbstractContextManager[object]]
 
 
@@ -117,8 +122,12 @@ def called_within(module: torch.nn.Module, region: Region, purpose: Purpose) -> 
         placed.remove()
 
 
-def refuse_taken(model: torch.nn.Module) -> None:
+def refuse_taken(model: torch.nn.Module, *, can_replace: bool = False) -> None:
     """Checks that a region can be placed around the calls of a model and of its modules.
+
+    Args:
+        model: the model.
+        can_replace: whether the caller can take the place of an earlier `pooch.auto`.
 
     Raises:
         UsageError: if the model is compiled or has a region already.
@@ -127,9 +136,9 @@ def refuse_taken(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         there = vars(module).get(PLACE)
         if isinstance(there, CallRegion) and there.purpose != "watch":
-            state = _STATES[there.purpose]
             what = f"module {name!r} of the model" if name else "the model"
-            raise UsageError(f"{what} is {state} already: end that first (`run.remove()` removes a plan)")
+            instead = ", or give replace=True" if can_replace and there.purpose == "auto" else ""
+            raise UsageError(f"{what} is {_STATES[there.purpose]}{instead}")
 
 
 def refuse_compiled(model: torch.nn.Module) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 _MADE: list[weakref.finalize[Any, Any]] = []
+_FIRST_LOOK = 1024  # finalizers
+_next_look = [_FIRST_LOOK]  # at so many of them, those that were called are forgotten
 _lock = threading.RLock()  # a finalizer may make others
 
 
@@ -30,6 +32,9 @@ def end_with(owner: object, end: Callable[..., object], *arguments: object) -> w
     finalizer.atexit = False
     with _lock:
         _MADE.append(finalizer)
+        if len(_MADE) >= _next_look[0]:  # steps that have nothing to make up for do not call `run_lost`
+            _MADE[:] = [each for each in _MADE if each.alive]
+            _next_look[0] = max(_FIRST_LOOK, 2 * len(_MADE))
     return finalizer
 
 

@@ -53,6 +53,13 @@ _WORKSPACES = {
     "aten._scaled_dot_product_cudnn_attention.default": (1, 6, 7),
 }
 _CONVOLUTIONS = {"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"}
+# Operators whose kernels run others that autocast casts, each with the function that autocast would know in its place.
+_RUNS_OTHERS = {
+    "aten::_native_multi_head_attention": "aten::_native_multi_head_attention",
+    "aten::_transformer_encoder_layer_fwd": "aten::_transformer_encoder_layer_fwd",
+    "aten::_trilinear": "aten::bilinear",
+    "aten::linalg_pinv": "aten::linalg_pinv",
+}
 # Other views check their extent against the storage, which is empty while its bytes are off the device.
 _READ_NOTHING = {"aten::detach", "aten::alias"}
 # It tells the allocator who uses the memory. The schema declares a write, but it accesses no contents.
@@ -85,6 +92,7 @@ class OperatorFacts:
         reads_nothing: whether it is a view that is valid whatever its memory holds, even if it is empty.
         depends_on_call: whether its replay depends on its arguments or on settings, see `call_refusal`.
         is_foreign: whether it is not PyTorch's own.
+        cast_as: what autocast knows if it knows this one, where its kernels run operators that are cast; or "".
     """
 
     name: str
@@ -98,6 +106,7 @@ class OperatorFacts:
     reads_nothing: bool = False
     depends_on_call: bool = False
     is_foreign: bool = False
+    cast_as: str = ""
 
 
 _REPLAYABLE: set[str] = set()  # operators that the user vouches for
@@ -165,6 +174,7 @@ def operator_facts(func: Any) -> OperatorFacts:
         reads_nothing=schema.name in _READ_NOTHING,
         depends_on_call=schema.name == _CUDNN_RNN or schema.name in _CONVOLUTIONS or may_vary(schema.name),
         is_foreign=is_foreign(func),
+        cast_as=func.name() if is_foreign(func) else _RUNS_OTHERS.get(schema.name, ""),
     )
 
 

@@ -64,4 +64,5 @@ def _said(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.search(text)
     if found is None or float(found.group(1).split()[0]) == 0:
         return None
-    return parse_bytes(found.group(1))
+    number = parse_bytes(found.group(1))
+    return None if number is None else int(number)

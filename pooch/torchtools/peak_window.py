@@ -207,13 +207,14 @@ class _Counted:
 
     def stop(self) -> int:
         """Stops measuring, and returns the highest number of bytes above the start up to the last mark."""
-        self._allocator.remove()
+        self._allocator.remove(self)
         return self._highest
 
 
 def _counted() -> _Counted | None:
     """The counting allocator, in place, or None if there is none or it is in use: its peak has one reader."""
     allocator = counting_allocator()
-    if isinstance(allocator, str) or allocator.is_in_use or not allocator.install():
+    if isinstance(allocator, str) or allocator.has_reader:
         return None
-    return _Counted(allocator)
+    counted = _Counted(allocator)
+    return counted if allocator.install(counted) else None

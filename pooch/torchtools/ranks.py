@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from ..errors import RankError, UsageError, first_line
+from ..messages import write_line
 
 LOOK_EVERY_S = 0.05
 GRACE_S = 10.0  # for a rank to leave a collective by itself, which fails when the connection to another rank does
@@ -222,8 +223,7 @@ class Ranks:
         while not ended.wait(10 * LOOK_EVERY_S):
             failed = self.failure()
             if failed is not None and not ended.wait(GRACE_S):
-                sys.stderr.write(f"pooch (rank {self.number}): {failed}; this rank waits for it, and ends\n")
-                sys.stderr.flush()
+                write_line(f"{failed}; this rank waits for it, and ends", f"pooch (rank {self.number})")
                 os._exit(1)
 
 

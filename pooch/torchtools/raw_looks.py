@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from functools import partial
 from types import MethodType, TracebackType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .stand_ins import Place, StandIns
+from .standing_aside import SilentMode
 
 _READING = ("__repr__", "__format__", "tolist", "__deepcopy__")
 # With the address, the program may read or write at any time from then on.
@@ -32,6 +35,7 @@ _HANDING_OUT = (
     "map_",
     "map2_",
 )
+_SPECTRAL = ("nuc", 2, -2)
 
 
 class _Here(threading.local):
@@ -102,6 +106,34 @@ class _Method:
         return repr(self.__wrapped__)
 
 
+class _ModeAsking(_Method):
+    """Stands in for a function that asks whether a dispatch mode is in place, and then computes the singular values or
+    eigenvalues of a tensor without gradient in another way, which gives other bits. It runs as without Pooch's modes.
+
+    Args:
+        original: The function.
+        order: Of the norm that it computes where the program names none. None: it takes none, and always asks.
+    """
+
+    def __init__(self, original: Any, order: Any) -> None:
+        super().__init__(original, hands_out=False)
+        self._order = order
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given, is_watched = (*args, *kwargs.values()), bool(_HERE.watchers) and not _HERE.is_reporting
+        order = kwargs.get("ord", args[1] if len(args) > 1 else None)
+        if not is_watched or (self._order is not None and (self._order if order is None else order) not in _SPECTRAL):
+            return self.__wrapped__(*args, **kwargs)
+        wants_gradient = any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
+        if (wants_gradient and torch.is_grad_enabled()) or torch.overrides.has_torch_function(given):
+            return self.__wrapped__(*args, **kwargs)
+        if not all(isinstance(mode, SilentMode) for mode in _get_current_dispatch_mode_stack()):
+            return self.__wrapped__(*args, **kwargs)  # so it does with a mode of the program's
+        _report((args, kwargs), False)
+        with torch._C._DisableTorchDispatch():
+            return self.__wrapped__(*args, **kwargs)
+
+
 class _Property:
     """Stands in for a property of `torch.Tensor` and reports its reads or assignments. The class shows the original."""
 
@@ -165,6 +197,9 @@ _LOOKS = StandIns(
     Place(torch.Tensor, "__cuda_array_interface__", _Address),
     Place(torch, "to_dlpack", _hands_out),
     Place(torch.utils.dlpack, "to_dlpack", _hands_out),
+    *(Place(torch.linalg, name, partial(_ModeAsking, order=None)) for name in ("svdvals", "eigvalsh", "matrix_rank")),
+    *(Place(torch.linalg, name, partial(_ModeAsking, order="fro")) for name in ("norm", "matrix_norm")),
+    Place(torch.linalg, "cond", partial(_ModeAsking, order=2)),
 )
 _ASSIGNMENTS = StandIns(Place(torch.Tensor, "data", _Data))
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
+
+from .operators import OperatorFacts
 
 Settings = tuple[Any, ...]  # one entry for each of `_KNOBS`
 
@@ -127,34 +129,62 @@ def under_settings(settings: Settings) -> Iterator[None]:
         torch.set_autocast_cache_enabled(caches)
 
 
-def called_as_unwatched(func: Any, args: Any, kwargs: Any, call: Any = None) -> Any:
+def called_as_unwatched(func: Any, facts: OperatorFacts, args: Any, kwargs: Any, call: Any = None) -> Any:
     """Calls an operator from a dispatch mode with autocast as it is without the mode, which switches it off.
 
-    PyTorch's own operators are cast before they come to a mode. Others may ask, or run operators that are cast.
+    Operators that autocast knows are cast before they come to a mode. The kernels of a few others run some that it
+    knows, as the fused transformer layer does, and foreign ones may ask.
 
     Args:
         func: the operator.
+        facts: what is known about it.
         args: its positional arguments.
         kwargs: its keyword arguments.
         call: what is called in its place, which calls it.
     """
     call = func if call is None else call
+    casts = _casts_within(facts.cast_as) if facts.cast_as else []
+    if not casts:
+        return call(*args, **kwargs)
+    with _casting(casts):
+        return call(*args, **kwargs)
+
+
+def settings_within(func: Any, facts: OperatorFacts) -> Settings:
+    """Returns the settings under which `called_as_unwatched` calls an operator, from a dispatch mode."""
+    casts = _casts_within(facts.cast_as) if facts.cast_as else []
+    if not casts:
+        return settings_now()
+    with _casting(casts):
+        return settings_now()
+
+
+def _casts_within(name: str) -> list[tuple[str, torch.dtype]]:
+    """Returns the kinds of devices for which autocast is on where an operator is called, and to what it casts.
+
+    PyTorch keeps the state of the call that came from Python. Autocast is off by then if it knows that call.
+    """
     with _C._RestorePythonTLSSnapshot():
+        if not _C._is_any_autocast_enabled():
+            return []
         casts = [(kind, _cast_to(kind)) for kind in _CAST_KINDS]
-    wanted = [(kind, dtype) for kind, dtype in casts if dtype is not None and not _is_cast_itself(func, kind)]
-    if not wanted:
-        return call(*args, **kwargs)
-    before = [(kind, _cast_to(kind)) for kind, _ in wanted]
+    return [(kind, dtype) for kind, dtype in casts if dtype is not None and not _is_cast_itself(name, kind)]
+
+
+@contextmanager
+def _casting(casts: list[tuple[str, torch.dtype]]) -> Iterator[None]:
+    before = [(kind, _cast_to(kind)) for kind, _ in casts]
     try:
-        for kind, dtype in wanted:
+        for kind, dtype in casts:
             _set_cast_to(kind, dtype)
-        return call(*args, **kwargs)
+        yield
     finally:
         for kind, was in before:
             _set_cast_to(kind, was)
 
 
-def _is_cast_itself(func: Any, device_type: str) -> bool:
+@cache
+def _is_cast_itself(name: str, device_type: str) -> bool:
     """Whether an operator has a kernel of its own for autocast, within which it is off."""
     key = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}[device_type]
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))

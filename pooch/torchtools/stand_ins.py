@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -49,16 +50,16 @@ class StandIns:
 
     def __init__(self, *places: Place) -> None:
         self._places, self._lock = places, threading.RLock()
-        self._users: set[int] = set()
+        self._users: dict[int, weakref.ref[object]] = {}  # a run may be dropped without an end
 
     def use(self, user: object) -> None:
         """Put the stand-ins in place, if they are not.
 
         Args:
-            user: It must `leave`, which may come in another thread.
+            user: It should `leave`, which may come in another thread. It is not kept alive.
         """
         with self._lock:
-            self._users.add(id(user))
+            self._users[id(user)] = weakref.ref(user)
             for place in self._places:
                 place.put()
 
@@ -69,7 +70,8 @@ class StandIns:
             user: It uses them no longer.
         """
         with self._lock:
-            self._users.discard(id(user))
-            if not self._users:
+            self._users.pop(id(user), None)
+            if all(each() is None for each in self._users.values()):
+                self._users.clear()
                 for place in self._places:
                     place.take()

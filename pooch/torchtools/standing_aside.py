@@ -83,6 +83,15 @@ class SilentMode(TorchDispatchMode):
         self.is_silent = False
 
     @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave out the wrapper that hides `__torch_dispatch__` from Dynamo.
+
+        It costs as much as all of a step's mode. And it imports Dynamo in the middle of the first op, where something
+        keeps frames of the user's forward pass, and their tensors, until the garbage collector runs.
+        """
+        return False
+
+    @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Let functions be compiled under this mode, as they are without."""
         return True

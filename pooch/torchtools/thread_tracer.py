@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .cpu_allocator.tracing import RawTrace, thread_traces
+from .endings import end_with
 from .memory_trace import MemoryTrace, MemoryTracer, Span
 from .reported_memory import MemoryEvent
 
@@ -13,25 +14,24 @@ class ThreadTracer:
     """Records a `MemoryTrace` of the calling thread on the CPU, as `MemoryTracer` does.
 
     Any number of threads may record at once, whether or not a profiler runs. A free counts in whatever thread it
-    happens, if the block was allocated here. What `UntypedStorage(...)` allocates is not seen.
+    happens, if the block was allocated here. What `UntypedStorage(...)` allocates is not seen. Recording ends with the
+    tracer, if nobody stops it.
     """
 
     def __init__(self) -> None:
         traces = thread_traces()
         assert not isinstance(traces, str)
-        self._traces = traces
-        self._session: int | None = None
+        self._traces, self._session = traces, traces.new_session()
+        self._forget = end_with(self, traces.forget, self._session)
 
     def start(self) -> bool:
-        """Start recording. False if another CPU allocator than PyTorch's is in place."""
-        self._session = self._traces.begin()
-        return self._session is not None
+        """Start recording, once. False if another CPU allocator than PyTorch's is in place."""
+        return self._traces.begin(self._session)
 
     def stop(self) -> MemoryTrace:
         """Stop recording, in whatever thread, and return the trace."""
-        assert self._session is not None
         raw = self._traces.end(self._session)
-        self._session = None
+        self._forget.detach()
         return _trace(raw)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import PoochError, UsageError, WorkloadError, first_line
+from ..errors import PoochError, UnknownWorkload, UsageError, WorkloadError, first_line
 from ..plugins import provided
 from .base import Workload
 from .catalogue import built_in_workloads
@@ -72,7 +72,7 @@ def find_function(name: str) -> tuple[Callable[..., Any], dict[str, Setting]]:
 
     Raises:
         UsageError: the built-in workload has no such size.
-        WorkloadError: there is no such workload.
+        UnknownWorkload: there is no such workload.
     """
     entry = built_in(name)
     if entry is not None:
@@ -85,7 +85,7 @@ def find_function(name: str) -> tuple[Callable[..., Any], dict[str, Setting]]:
     path, colon, function_name = name.rpartition(":")
     if colon and path and function_name:
         return load_function(path, function_name), {}
-    raise WorkloadError(_unknown(name))
+    raise UnknownWorkload(_unknown(name))
 
 
 def built_in(name: str) -> BuiltIn | None:

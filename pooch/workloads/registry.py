@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError, WorkloadError
+from ..wording import did_you_mean
 from .base import Workload
 from .settings import Setting
 
-EXTRA = "pip install 'pooch-planner[models]'"
 SMALL = "small"
 
 
@@ -89,7 +89,7 @@ class BuiltIn:
             if not self.package or root == __package__.partition(".")[0]:
                 raise
             raise WorkloadError(
-                f"workload {self.name!r} needs the package {root!r}, which is not installed: {EXTRA}"
+                f"workload {self.name!r} needs the package {root!r}, which is not installed: pip install {root}"
             ) from error
         builder: Callable[..., Workload] = module.build
         return builder
@@ -103,8 +103,12 @@ class BuiltIn:
         for preset in self.presets:
             if preset.name == name:
                 return preset
-        known = ", ".join(f"{self.name}@{preset.name}" for preset in self.presets) or "none"
-        raise UsageError(f"workload {self.name!r} has no size {name!r}: there are {known}")
+        if not self.presets:
+            raise UsageError(f"workload {self.name!r} has no named sizes: leave out '@{name}'")
+        known = [f"{self.name}@{preset.name}" for preset in self.presets]
+        raise UsageError(
+            f"workload {self.name!r} has no size {name!r}: {did_you_mean(f'{self.name}@{name}', known, cutoff=0.8)}"
+        )
 
     def growth(self, setting: str) -> Growth:
         """How a setting grows.

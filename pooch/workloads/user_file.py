@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import WorkloadError, first_line
+from ..errors import UnknownWorkload, WorkloadError, first_line
+
+EXAMPLE = (
+    'def make(batch_size=8, device="cpu"): model, data = ..., ...; optimizer = ...; '
+    "return pooch.Workload(model, lambda: model(data).mean(), optimizer)"
+)
 
 
 def load_function(path_text: str, function_name: str) -> Callable[..., Any]:
     """Import the file and return the function.
 
     Raises:
-        WorkloadError: the file is missing, cannot be imported, or has no such function.
+        UnknownWorkload: the file is missing, or has no such function.
+        WorkloadError: it cannot be imported.
     """
     path = Path(path_text)
     if not path.is_file():
-        raise WorkloadError(f"the workload file {path_text!r} does not exist: check the path")
+        raise UnknownWorkload(f"the workload file {path_text!r} does not exist: check the path")
     module = _import_file(path)
     function = getattr(module, function_name, None)
     if function is None:
-        names = [name for name, item in vars(module).items() if callable(item) and not name.startswith("_")]
-        has = ", ".join(names[:8]) or "no functions"
-        raise WorkloadError(f"{path_text} has no function {function_name!r}: it has {has}")
+        raise UnknownWorkload(_has_no(function_name, path_text, _defined_in(module)))
     if not callable(function):
         raise WorkloadError(
             f"{function_name!r} in {path_text} is not a function: name one that returns a pooch.Workload"
         )
     found: Callable[..., Any] = function
     return found
+
+
+def _defined_in(module: ModuleType) -> list[str]:
+    """The functions that the file defines itself."""
+    return [name for name, item in vars(module).items() if isfunction(item) and item.__module__ == module.__name__]
+
+
+def _has_no(name: str, path_text: str, functions: list[str]) -> str:
+    close = difflib.get_close_matches(name, functions, n=1)
+    if close:
+        return f"{path_text} has no function {name!r}: did you mean {close[0]}?"
+    has = f"it defines {', '.join(functions[:8])}" if functions else "it defines none"
+    return f"{path_text} has no function {name!r}: {has}; a workload is a function such as {EXAMPLE}"
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -211,6 +211,13 @@ def test_a_peak_over_the_budget_gives_the_next_step_a_tighter_plan(profile: Prof
         assert guard.run.stats.peak_bytes is not None
         assert guard.run.stats.peak_bytes <= budget_bytes
         assert len(guard.repairs) == 1
+        status = guard.status()
+        assert (status.steps, status.mode) == (2, "plan")
+        assert status.budget_mib == round(budget_bytes / 2**20, 2)
+        assert status.peak_mib == round(guard.run.stats.peak_bytes / 2**20, 2)
+        assert repr(guard).startswith("Guard(")
+        assert repr(guard).endswith("2 steps, 1 repair)")
+        assert repr(guard.run).endswith("1 step)")
 
 
 def test_a_peak_over_the_budget_is_found_in_a_later_step_too() -> None:

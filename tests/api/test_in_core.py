@@ -133,7 +133,7 @@ def test_the_largest_batch_is_measured_without_plain_training_that_does_not_fit(
     assert [each.planned for each in found.measured] == [True]
     assert not any(plain_passes)
     *_, measured = max_batch_tables(found)
-    assert "does not fit here" in list(measured.columns[1].cells)
+    assert "does not fit here" in list(map(str, measured.whole().columns[1].cells))
 
 
 # Before a hard limit --------------------------------------------------------------------------------------------------

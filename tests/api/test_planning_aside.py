@@ -20,7 +20,7 @@ from pooch.api.children import run_child
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice, Plan
 from tests.children import child_environment
-from tests.toys import FAST_LINK, blocks
+from tests.toys import FAST_LINK, blocks, in_full
 
 WAITING = "tests.api.child_that_waits"
 
@@ -48,7 +48,7 @@ def is_running(process: int) -> bool:
 
 def facts(plan: Plan) -> str:
     """All of a plan except the time that planning took; as text, in which numbers that are nan are equal."""
-    return repr(replace(plan, planning_ms=0.0))
+    return in_full(replace(plan, planning_ms=0.0))
 
 
 def test_the_same_plan_is_made_from_the_same_arguments(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import signal
@@ -18,14 +19,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+import pooch
 from pooch.autopilot import Auto
 from pooch.autopilot.counting import highest_rise_bytes
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.steps import UnplannedStep
 from pooch.errors import UsageError
 from pooch.executor.online import Evictor
+from pooch.executor.status import Status
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_trace import live_bytes
+from pooch.units import format_bytes
 from tests.children import child_environment
 from tests.executor.online.support import copies_cost
 from tests.executor.online.zoo import Cube, Layers, rows
@@ -284,6 +288,22 @@ def test_where_the_budget_was_passed_nothing_is_replayed_any_longer(monkeypatch:
     assert set(later) == {False}
 
 
+def test_the_first_step_of_a_process_keeps_no_more_than_later_ones() -> None:
+    """An import in the middle of its first op would keep frames of the forward pass, and with them their tensors."""
+    code = """
+import gc, sys, types, torch, pooch
+from tests.executor.online.zoo import Layers, rows
+model = Layers(torch.tanh)
+with pooch.auto(model, "60%", tell=lambda _: None):
+    loss = model(rows()).sum()
+    frames = [each for each in gc.get_objects() if type(each) is types.FrameType]
+    assert [each.f_code.co_name for each in frames if each.f_code.co_name == "forward"] == []
+    loss.backward()
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], env=child_environment(), check=True, timeout=120)
+
+
 def test_a_share_of_the_first_step_becomes_the_budget() -> None:
     model = a_model()
     with under(model, "60%") as auto:
@@ -294,6 +314,75 @@ def test_a_share_of_the_first_step_becomes_the_budget() -> None:
         (shape,) = {each.in_core_peak_bytes for each in auto.summary().shapes if each.in_core_peak_bytes}
         assert auto.budget_bytes == int(0.6 * shape)
     assert auto.summary().swapped_bytes or auto.summary().recomputed_ops
+
+
+@pytest.mark.parametrize("says_what_it_wraps", [True, False])
+def test_a_wrapper_that_somebody_puts_around_backward_later_stays(
+    monkeypatch: pytest.MonkeyPatch, says_what_it_wraps: bool
+) -> None:
+    calls: list[str] = []
+
+    def theirs(*args: object, **kwargs: object) -> object:
+        calls.append("theirs")
+        return within(*args, **kwargs)
+
+    model, plain = a_model(), torch.autograd._engine_run_backward
+    with monkeypatch.context() as patched:
+        with under(model):
+            within = torch.autograd._engine_run_backward
+            if says_what_it_wraps:
+                functools.update_wrapper(theirs, within)
+            patched.setattr(torch.autograd, "_engine_run_backward", theirs)
+            loss_of(model(rows(ROWS))).backward()
+        assert torch.autograd._engine_run_backward is theirs
+        loss_of(model(rows(ROWS))).backward()
+        assert calls == ["theirs"] * 2
+        for _ in range(2):
+            with under(model) as auto:  # within theirs, or around it: each backward pass is noticed once
+                for _ in range(2):
+                    loss_of(model(rows(ROWS))).backward()
+            assert auto.summary().steps == 2
+        assert torch.autograd._engine_run_backward is theirs
+    with under(model) as auto:  # what they put back is ours, which nobody has taken away
+        loss_of(model(rows(ROWS))).backward()
+    assert auto.summary().steps == 1
+    assert torch.autograd._engine_run_backward is plain
+
+
+def test_models_that_come_and_go_leave_nothing_in_the_budget() -> None:
+    with under(a_model()) as auto:
+        for _ in range(30):
+            auto.add(a_model())
+        gc.collect()
+        auto.add(a_model())
+        assert len(auto._driver.governed._calls) < 40
+        assert len(auto._driver.governed._models) < 4
+
+
+def test_a_budget_that_is_a_share_is_told_once_with_the_optimizers_state() -> None:
+    # GIVEN a loop in which gradients accumulate over two steps
+    model, told = a_model(), list[str]()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def budgets() -> list[str]:
+        return [line for line in told if line.startswith("the budget is ")]
+
+    with Auto([model], "60%", tell=told.append) as auto:
+        for step in range(4):
+            loss_of(model(rows(ROWS))).backward()
+            assert bool(budgets()) is (step > 1)
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    # THEN the budget is told with the state that the optimizer has created, and not before
+    (budget,) = budgets()
+    assert budget.startswith(f"the budget is {format_bytes(auto.budget_bytes or 0)}: 60% of what the first step takes")
+    # AND without an optimizer, it is told in the end
+    told.clear()
+    with Auto([model], "60%", tell=told.append):
+        loss_of(model(rows(ROWS))).backward()
+        assert not budgets()
+    assert len(budgets()) == 1
 
 
 def test_several_models_share_one_budget() -> None:
@@ -339,6 +428,92 @@ def test_a_flop_counter_between_counts_the_backward_pass() -> None:
 def test_a_second_budget_is_refused() -> None:
     with under(a_model()), pytest.raises(UsageError, match="a budget is held on cpu already"):
         Auto([a_model()], 10**6)
+
+
+def test_a_second_budget_on_the_same_model_says_how_to_end_the_first() -> None:
+    model = a_model()
+    with under(model):
+        with pytest.raises(UsageError, match=r"under pooch.auto already: call remove\(\) .*, or give replace=True$"):
+            pooch.auto(model, "60%")
+        with pytest.raises(UsageError, match=r"under pooch.auto already: call remove\(\) on what it returned$"):
+            pooch.profile(lambda: loss_of(model(rows(ROWS))), model)
+
+
+@pytest.mark.parametrize("is_same_model", [True, False])
+def test_a_cell_that_is_run_again_replaces_its_budget(is_same_model: bool) -> None:
+    model = a_model()
+    first = pooch.auto(model, "90%", quiet=True)
+    loss_of(model(rows(ROWS))).backward()
+    if not is_same_model:
+        model = a_model()
+    with pytest.raises(UsageError, match="did you mean"):
+        pooch.auto(model, 16, replace=True)
+    loss_of(model(rows(ROWS))).backward()
+    counted = first.summary().steps  # the first one was not ended for a budget that cannot be held
+    assert counted == (2 if is_same_model else 1)
+    with pooch.auto(model, "80%", quiet=True, replace=True) as second:
+        loss_of(model(rows(ROWS))).backward()
+        assert (first.summary().steps, second.summary().steps) == (counted, 1)
+        first.remove()  # which is over already
+        loss_of(model(rows(ROWS))).backward()
+        assert second.summary().steps == 2
+
+
+def test_a_status_tells_how_the_last_step_ran() -> None:
+    model = a_model()
+    with under(model) as auto:
+        assert auto.status() == Status(0, "none", None, auto.status().budget_mib, None)
+        assert str(auto.status()) == "no step yet"
+        modes = []
+        for _ in range(3):
+            loss_of(model(rows(ROWS))).backward()
+            modes.append(auto.status().mode)
+        assert modes == ["online", "recorded", "online"]
+        status, summary = auto.status(), auto.summary()
+        assert 0 < status.peak_mib <= summary.peak_bytes / 2**20 + 0.01  # type: ignore[operator]
+        assert status.as_dict() == {
+            "pooch/steps": 3,
+            "pooch/mode": "online",
+            "pooch/peak_mib": status.peak_mib,
+            "pooch/budget_mib": round(summary.budget_bytes / 2**20, 2),  # type: ignore[operator]
+        }
+        assert status.as_numbers()["pooch/on_plan"] == 0
+        assert all(isinstance(value, float) for value in status.as_numbers().values())
+    with under(model, "1GiB") as auto:
+        for _ in range(3):
+            loss_of(model(rows(ROWS))).backward()
+        assert auto.status().mode == "in-core"
+        assert auto.status().slowdown == 1.0
+
+
+def test_an_auto_says_what_it_is_in_one_line() -> None:
+    model = a_model()
+    with under(model, "60%") as auto:
+        assert repr(auto) == "Auto(Layers, budget not known yet, 0 steps)"
+        loss_of(model(rows(ROWS))).backward()
+        assert re.fullmatch(r"Auto\(Layers, budget [\d.]+ .iB, 1 step: 1 online; peak [\d.]+ .iB\)", repr(auto))
+        assert re.fullmatch(r"AutoSummary\(budget .*, 1 step: 1 online; peak .*\)", repr(auto.summary()))
+    assert repr(auto).endswith(" (removed)")
+
+
+def test_lines_go_to_standard_error_unless_it_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet in (False, True):
+        model = a_model()
+        with pooch.auto(model, "60%", quiet=quiet):
+            for _ in range(2):
+                loss_of(model(rows(ROWS))).backward()
+        told = capsys.readouterr().err.splitlines()
+        assert all(line.startswith("pooch: ") for line in told)
+        assert any("pooch: the budget is " in line for line in told) is not quiet
+
+
+def test_what_is_to_be_looked_at_is_a_warning_of_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    model = a_model()
+    with caplog.at_level("INFO", logger="pooch"), pooch.auto(model, "2%"):
+        for _ in range(2):
+            loss_of(model(rows(ROWS))).backward()
+    assert {record.levelname for record in caplog.records if "over the budget" in record.getMessage()} == {"WARNING"}
+    assert {record.levelname for record in caplog.records if "the budget is" in record.getMessage()} == {"INFO"}
 
 
 def test_a_compiled_model_is_refused() -> None:

@@ -22,7 +22,7 @@ from pooch.autopilot.signature import StepKey
 from pooch.errors import UsageError
 from pooch.ir import Profile
 from tests.children import child_environment
-from tests.toys import FAST_LINK, blocks
+from tests.toys import FAST_LINK, blocks, in_full
 
 pytestmark = pytest.mark.cpu
 KEY, OTHER_KEY = StepKey((("float32", 2),), (8, 4)), StepKey((("float32", 2),), (9, 4))
@@ -50,7 +50,7 @@ def found(directory: Path, key: StepKey = KEY, purpose: Purpose = PURPOSE) -> Ca
 
 
 def same(one: Cached | None, other: Cached) -> bool:
-    return one is not None and repr(one) == repr(other)
+    return one is not None and in_full(one) == in_full(other)
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])

@@ -162,3 +162,14 @@ def test_a_finalizer_that_was_lost_is_made_up_for(monkeypatch: pytest.MonkeyPatc
     endings.run_lost()
     endings.run_lost()
     assert ended == ["once"]
+
+
+def test_finalizers_that_were_called_are_forgotten_where_nothing_looks_for_lost_ones() -> None:
+    class Owner:
+        pass
+
+    before = len(endings._MADE)
+    for _ in range(10_000):
+        endings.end_with(Owner(), int)
+    assert len(endings._MADE) < before + 2 * endings._FIRST_LOOK
+    endings.run_lost()

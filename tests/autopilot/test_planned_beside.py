@@ -50,6 +50,7 @@ def test_a_step_is_recorded_and_planned_beside_training_and_the_plan_is_followed
     with Auto([model], live_bytes(torch.device("cpu")) + state_bytes + int(0.6 * step_bytes), tell=told.append) as auto:
         found = train(model, auto)
         plans = auto.plans
+        status = auto.status()
     assert_same(plain, found)
     summary = auto.summary()
     assert summary.steps_over_budget == 0
@@ -61,4 +62,8 @@ def test_a_step_is_recorded_and_planned_beside_training_and_the_plan_is_followed
     assert summary.steps_on_plan >= STEPS // 2
     assert summary.steps_on_plan + summary.steps_online == STEPS
     assert summary.swapped_bytes or summary.recomputed_ops
+    assert (status.steps, status.mode) == (STEPS, "plan")
+    slowdowns = [plan.predicted_step_ms / plan.in_core_step_ms for plan in plans.values()]
+    assert status.slowdown in [round(slowdown, 4) for slowdown in slowdowns]
+    assert status.as_numbers()["pooch/on_plan"] == 1
     assert [line for line in told if line.startswith("planned for steps of")]

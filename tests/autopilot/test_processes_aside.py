@@ -31,9 +31,11 @@ torch.set_num_threads(1)
 model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(6)])
 rows = torch.randn(512, 256)
 told = []
-with pooch.auto(model, "60%", tell=told.append) as auto:
-    while not auto.summary().steps_on_plan and not os.path.exists(sys.argv[1]):
+with pooch.auto(model, "75%", tell=told.append) as auto:
+    for _ in range(3000):
         model(rows).sum().backward()
+        if auto.summary().steps_on_plan or os.path.exists(sys.argv[1]):
+            break
 print(auto.summary().steps_on_plan, *told)
 """
 

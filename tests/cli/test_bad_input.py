@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
 import pooch.api.planning
+import pooch.workloads
 from pooch.ir import Plan, Profile
+from pooch.torchtools.spill_directory import VARIABLE, SpillDirectory
 from tests.cli.conftest import Command
 from tests.toys import chain
 
@@ -50,10 +54,10 @@ def names_in(folder: Path) -> Iterable[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-@pytest.mark.parametrize("name", ["resnet5", "zebra", "nowhere.py:make", "mine.py"])
+@pytest.mark.parametrize("name", ["resnet5", "zebra", "nowhere.py:make", "mine.py", "nowhere.onnx"])
 def test_unknown_workloads(pooch_command: Command, tmp_path: Path, name: str) -> None:
     outcome = pooch_command("profile", name, "-o", tmp_path / "p.json")
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert name.removesuffix(":make") in outcome.error_line
     assert not list(tmp_path.iterdir())
 
@@ -115,7 +119,7 @@ def test_bad_profiles(pooch_command: Command, tmp_path: Path, command: str, cont
         path.write_bytes(content)
     output = ["-o", tmp_path / "plan.json"] if command == "plan" else []
     outcome = pooch_command(command, path, "--budget", "60%", *output)
-    assert outcome.code == 1
+    assert outcome.code == (2 if content is None else 1)
     assert told in outcome.error_line
     assert str(path) in outcome.error_line
     assert outcome.out == ""
@@ -265,3 +269,105 @@ def test_interrupting_is_no_defect(pooch_command: Command, profile_path: Path, m
     outcome = pooch_command("plan", profile_path, "--budget", "60%")
     assert outcome.code == 130
     assert outcome.error.strip() == "pooch: interrupted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("optimise", "lstm"), "No such command 'optimise': did you mean optimize?"),
+        (("plan", "{profile}", "--budget", "60%", "--policy", "ilq"), "there is no policy 'ilq': did you mean ilp"),
+        (("profile", "resnet50@smal", "-o", "{new}"), "no size 'smal': did you mean resnet50@small?"),
+        (("profile", "gpt3", "-o", "{new}"), "did you mean gpt2"),
+        (("workloads", "resnet5"), "did you mean resnet50"),
+        (("reproduce", "poch"), "did you mean pooch?"),
+        (("show", "-"), "'-' is not read as standard input"),
+        (("plan", "{profile}", "--budget", "60%", "-o", "-"), "'-' is not standard output here"),
+        (("exec", "--budget", "60%", "-"), "a script is not read from standard input"),
+        (("show", "{profile}", "--profile", "{plan}"), "is a profile, and --profile is for a plan"),
+    ],
+)
+def test_what_is_almost_right_is_told_what_was_meant(
+    pooch_command: Command, profile_path: Path, plan_path: Path, tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    places = {"{profile}": profile_path, "{plan}": plan_path, "{new}": tmp_path / "new.json"}
+    outcome = pooch_command(*(places.get(each, each) for each in arguments))
+    assert outcome.code == 2
+    assert told in outcome.error_line
+
+
+def test_a_function_that_a_file_has_not_is_told_by_those_that_it_defines(
+    pooch_command: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "unet.py"
+    path.write_text("from pathlib import Path\nclass Net: pass\ndef make(batch_size=1): pass\ndef main(): pass\n")
+    near, far = (pooch_command("profile", f"{path}:{name}", "-o", tmp_path / "p.json") for name in ("mak", "training"))
+    assert near.code == far.code == 2
+    assert "has no function 'mak': did you mean make?" in near.error_line
+    assert "it defines make, main; a workload is a function such as def make(batch_size=8" in far.error_line
+
+
+@pytest.mark.parametrize("options", [(), ("--mode", "run")])
+def test_a_device_is_checked_before_anything_is_built(
+    pooch_command: Command, tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooch.workloads.WorkloadFactory, "__call__", lambda self: pytest.fail("it was built"))
+    asked = ("profile", "lstm", "-o", tmp_path / "p.json", *options)
+    for name in ("gpu", "cuda0", "CPU:"):
+        outcome = pooch_command(*asked, "--device", name)
+        assert outcome.code == 2
+        assert f"there is no device {name!r}: --device takes cpu or cuda" in outcome.error_line
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    outcome = pooch_command(*asked, "--device", "cuda")
+    assert outcome.code == 2
+    assert "this PyTorch has no CUDA: install a CUDA build, or use --device cpu" in outcome.error_line
+
+
+@pytest.mark.parametrize("command", ["profile", "exec"])
+def test_a_spill_directory_is_tried_first(pooch_command: Command, tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "train.py").touch()
+    asked = ["exec", "--budget", "1GiB"] if command == "exec" else ["profile", "lstm", "-o", tmp_path / "p.json"]
+    for name, told in (("nowhere", "is missing: create it"), ("file", "is not a directory")):
+        last = [tmp_path / "train.py"] if command == "exec" else []
+        outcome = pooch_command(*asked, "--spill-directory", tmp_path / name, *last)
+        assert outcome.code == 2
+        assert told in outcome.error_line
+        assert outcome.error_line.endswith("choose another with --spill-directory")
+
+
+def test_a_spill_directory_is_used_while_the_command_runs(
+    pooch_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    monkeypatch.setattr(pooch.workloads.WorkloadFactory, "__call__", lambda self: used.append(SpillDirectory.of().path))
+    monkeypatch.setenv(VARIABLE, "/before")
+    pooch_command("profile", "lstm", "-o", tmp_path / "p.json", "--spill-directory", tmp_path)
+    assert used == [tmp_path]
+    assert os.environ[VARIABLE] == "/before"
+
+
+def test_an_error_is_a_document_too(pooch_command: Command, profile_path: Path) -> None:
+    outcome = pooch_command("plan", profile_path, "--budget", "3%", "--json")
+    record = json.loads(outcome.out)
+    assert outcome.code == record["exit_code"] == 3
+    assert record["error"] == outcome.error_line.removeprefix("pooch: ")
+    assert pooch_command("plan", profile_path, "--budget", str(record["smallest_budget_bytes"])).code == 0
+    wrong = pooch_command("plan", profile_path, "--budget", "much", "--json")
+    assert (wrong.code, json.loads(wrong.out)["smallest_budget_bytes"]) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        (["unet.py", "--budget", "60%"], "--budget 60% unet.py"),
+        (["unet.py", "--lr", "3", "--budget=1GiB", "-v"], "--budget=1GiB unet.py --lr 3 -v"),
+        (["--verify", "off", "-m", "my.train", "--budget", "60%"], "--budget 60% --verify off -m my.train"),
+    ],
+)
+def test_a_budget_behind_the_script_is_told_its_place(
+    pooch_command: Command, arguments: list[str], written: str
+) -> None:
+    outcome = pooch_command("exec", *arguments)
+    assert outcome.code == 2
+    assert "--budget stands after the script, so it goes to the script" in outcome.error_line
+    assert outcome.error_line.endswith(f"write pooch exec {written}")

@@ -47,6 +47,13 @@ def test_every_command_has_help(pooch_command: Command, name: str) -> None:
     assert outcome.out.startswith(f"Usage: pooch {name}")
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_uses_no_words_that_only_pooch_knows(pooch_command: Command, name: str) -> None:
+    words = " ".join(pooch_command(name, "--help").out.split())
+    assert "plainly" not in words
+    assert "in-core" not in words
+
+
 def test_help_and_saved_profiles_need_no_torch(profile_path: Path) -> None:
     code = (
         "import sys; from pooch.cli import main; "
@@ -181,6 +188,7 @@ def test_workloads_shows_the_sizes_of_one(pooch_command: Command) -> None:
 
 def test_version(pooch_command: Command) -> None:
     assert pooch_command("--version").out.startswith("pooch-planner ")
+    assert pooch_command("-V").out == pooch_command("--version").out
 
 
 def test_compare_writes_csv_and_a_picture_and_refuses_to_overwrite(

@@ -88,11 +88,16 @@ def test_training_prints_the_same_losses_within_the_budget(folder: Folder) -> No
     assert found is not None, budgeted.stderr
     assert int(found.group(1)) + int(found.group(2)) == 6
     assert "pooch: 512x64: 6 steps" in budgeted.stderr, "the first step is governed as the others are"
-    peak = counted(budgeted.stderr, r"highest peak ([\d.]+) MiB, budget [\d.]+ MiB \(never passed\)")
-    budget = counted(budgeted.stderr, r", budget ([\d.]+) MiB")
-    assert 0 < peak <= budget < counted(budgeted.stderr, r"plainly ([\d.]+) MiB")
+    verdict = r"pooch: Budget held: ([\d.]+) of ([\d.]+) MiB in all 6 steps"
+    peak = counted(budgeted.stderr, verdict)
+    budget = counted(budgeted.stderr, verdict.replace("([", "[", 1).replace("+)", "+", 1))
+    assert 0 < peak <= budget < counted(budgeted.stderr, r"peak without Pooch ([\d.]+) MiB")
+    assert re.findall(r"the budget is ([\d.]+) MiB", budgeted.stderr) == [f"{budget:.2f}"], "told once, and kept"
     swapped = counted(budgeted.stderr, r"([\d.]+) \w+ swapped")
-    assert swapped + counted(budgeted.stderr, r"(\d+) ops replayed") > 0
+    assert swapped + counted(budgeted.stderr, r"(\d+) ops? recomputed") > 0
+    summary = budgeted.stderr[budgeted.stderr.index("pooch: Budget held") :].splitlines()
+    assert re.fullmatch(r"pooch: [\d.]+ s in all: [\d.]+ s to start .* s in steps, .* s to end.*", summary[1])
+    assert "recorded and" not in budgeted.stderr
 
 
 SHOWN = """
@@ -243,9 +248,9 @@ def test_two_models_share_the_budget(folder: Folder) -> None:
     assert budgeted.returncode == 0, budgeted.stderr
     assert budgeted.stdout == plain.stdout
     assert "pooch: 8 steps" in budgeted.stderr
-    assert "never passed" in budgeted.stderr
+    assert "Budget held: " in budgeted.stderr
     # Both of their activations are in the peak of a step: three blocks hold a third of that less.
-    assert counted(budgeted.stderr, r"plainly ([\d.]+) MiB") > 2 * 3 * 512 * 256 * 4 / 2**20
+    assert counted(budgeted.stderr, r"peak without Pooch ([\d.]+) MiB") > 2 * 3 * 512 * 256 * 4 / 2**20
 
 
 LATER = """
@@ -310,6 +315,24 @@ def test_quiet_prints_nothing_and_the_page_tells_what_happened(folder: Folder) -
     assert "--force" in again.stderr
 
 
+def test_the_page_is_there_while_the_script_runs(folder: Folder) -> None:
+    looks = """
+from pathlib import Path
+model = block()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(512, 64)).square().mean().backward()
+optimizer.step()
+text = Path("out.html").read_text()
+print("http-equiv='refresh'".replace("'", '"') in text, "1 step: " in text)
+"""
+    ended = folder.budgeted("--quiet", "--report", "out.html", folder.write("train.py", SMALL + looks))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "True True\n"
+    page = (folder.path / "out.html").read_text()
+    assert 'http-equiv="refresh"' not in page, "the last version stays"
+    assert "--report out.html train.py</code></footer>" in page
+
+
 PARALLEL = """
 import os
 torch.distributed.init_process_group("gloo")
@@ -349,7 +372,7 @@ def test_each_process_of_torchrun_holds_the_budget(folder: Folder, kind: str) ->
     assert sorted(budgeted.stdout.splitlines()) == sorted(plain.stdout.splitlines())
     for rank in range(2):
         assert f"pooch (rank {rank}): 6 steps: " in budgeted.stderr
-    assert budgeted.stderr.count("(never passed)") == 2
+    assert budgeted.stderr.count("Budget held: ") == 2
     assert budgeted.stderr.count("16.00 MiB of this machine: 8.00 MiB for each of 2 ranks") == 1, budgeted.stderr
     taken = re.findall(r"the 2 ranks of this machine took ([\d.]+) MiB of swap tier, of 16.00 MiB", budgeted.stderr)
     assert len(taken) == 1, budgeted.stderr

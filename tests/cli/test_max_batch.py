@@ -69,6 +69,8 @@ def test_it_finds_the_largest_batch_of_a_network_and_trains_it(
     assert not fits(network, found["largest"] + 1)
     assert found["largest"] > found["in_core_largest"] >= 1
     assert found["refused"] == found["largest"] + 1
+    assert found["times"] == "ops measured"
+    assert found["verdict"].startswith(f"batch_size {found['largest']} fits into 1.14 MiB under a plan, ")
     assert [point["batch_size"] for point in found["curve"]][-1] == found["largest"]
     plain, planned = found["measured"]
     assert (plain["size"], plain["planned"]) == (found["in_core_largest"], False)
@@ -86,13 +88,15 @@ def test_any_setting_can_grow(pooch_command: Command, network: str) -> None:
     )  # fmt: skip
     assert outcome.code == 0, outcome.error
     assert "largest layers" in outcome.out
+    assert outcome.out.startswith("layers 12 fits into 65.14 MiB without Pooch, and no larger one was tried\n")
+    assert "no op was run; the times are those of a model of the device" in outcome.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
         (("--budget", "60%"), 2, "nothing is known yet of what"),
-        (("--budget", "1KB", "--most", "1", "--device-model", "M40"), 3, "no plan of policy 'ilp' fits into 1000 B"),
+        (("--budget", "2KB", "--most", "1", "--device-model", "M40"), 3, "no plan of policy 'ilp' fits into 1.95 KiB"),
         (("--budget", "1MB", "--batch-size", "3"), 2, "batch_size is the setting that grows"),
         (("--budget", "1MB", "--device-model", "V100-PCIe", "--measure"), 2, "only modelled cannot be measured"),
         (("--budget", "1MB", "--device-model", "V101"), 2, "there is no device 'V101'"),

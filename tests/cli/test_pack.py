@@ -13,10 +13,10 @@ import pytest
 from benchmarks.packing_instances import training_step
 from pooch import plan
 from pooch.analysis.inference import inference_of
+from pooch.colours import BLOCKS
 from pooch.ir import Plan, Profile
 from pooch.packing import POLICIES, Layout, verify
 from pooch.packing.files import load_blocks
-from pooch.report.colours import BLOCKS
 from tests.cli.conftest import Command
 from tests.toys import FAST_LINK, blocks
 
@@ -104,7 +104,9 @@ def test_a_cell_that_is_endless_is_told_in_a_line_that_can_be_read(pooch_command
 
 
 def test_files_that_cannot_be_read_are_told(pooch_command: Command, tmp_path: Path) -> None:
-    assert "no such file" in pooch_command("pack", tmp_path / "none.csv").error_line
+    outcome = pooch_command("pack", tmp_path / "none.csv")
+    assert outcome.code == 2
+    assert "none.csv does not exist" in outcome.error_line
     assert "cannot read" in pooch_command("pack", tmp_path).error_line
     (tmp_path / "binary.csv").write_bytes(bytes(range(128, 256)))
     assert "cannot read" in pooch_command("pack", tmp_path / "binary.csv").error_line
@@ -188,3 +190,12 @@ def test_a_plan_bounds_its_arena(pooch_command: Command, step_paths: tuple[Path,
     saved = Plan.load(made)
     assert saved.layout is not None
     assert saved.layout.total_bytes == answer["arena"]["total_bytes"]
+
+
+def test_a_missing_compiler_is_told(pooch_command: Command, blocks_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pooch.packing.policies.kernels", lambda: None)
+    outcome = pooch_command("pack", blocks_path)
+    assert outcome.code == 0
+    assert "verified" in outcome.out
+    assert "no C++ compiler: nothing was searched" in outcome.error
+    assert "compiler" not in pooch_command("pack", blocks_path, "--policy", "sekiyama").error

@@ -134,7 +134,7 @@ def test_a_smaller_budget_is_feasible_than_when_held_values_stay() -> None:
 
 def _smallest(profile: Profile) -> int:
     with pytest.raises(InfeasibleBudget) as caught:
-        pooch.plan(profile, 1, region="step")
+        pooch.plan(profile, "1%", region="step")
     return caught.value.minimum_bytes
 
 

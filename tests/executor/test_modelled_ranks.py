@@ -37,7 +37,7 @@ def modelled(width: int, blocks: int, length: int) -> Profile:
 
 
 def _measured(width: int, blocks: int, length: int, rank: int) -> tuple[int, int]:
-    """State, and the peak beyond it: the lowest of three steps, since a thread of gloo's lets go of what it reduced
+    """State, and the peak beyond it: the lowest of eight steps, since a thread of gloo's lets go of what it reduced
     sooner or later.
     """
     gc.collect()
@@ -47,7 +47,7 @@ def _measured(width: int, blocks: int, length: int, rank: int) -> tuple[int, int
     model(words).backward()
     optimizer.step()
     found = []
-    for _ in range(3):
+    for _ in range(8):
         optimizer.zero_grad()
         gc.collect()
         before_bytes = live_bytes(torch.device("cpu"))

@@ -386,6 +386,7 @@ class Stopped(Exception):
     """The step ends here."""
 
 
+@pytest.mark.usefixtures("without_floor")
 def test_a_value_that_is_let_go_of_in_mid_copy_stays_until_the_copy_is_done(
     on_the_fake: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

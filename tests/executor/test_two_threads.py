@@ -18,6 +18,7 @@ from pooch.executor.lock import StepLock
 from pooch.executor.records import PackedRecord, Record
 from pooch.executor.step import PlannedStep
 from pooch.ir import Choice, Plan
+from tests.executor.online.support import holding
 from tests.executor.support import all_of, is_same, mixed, quick_profile, tight_plan
 
 PATIENCE_S = 60
@@ -256,3 +257,79 @@ def assert_closed(run: Run) -> None:
     engine: Any = run._engine
     assert not engine.thread.thread.is_alive()
     assert len(engine._free) == 0
+
+
+def test_a_step_that_asks_for_room_and_room_that_is_made_from_it_do_not_wait_for_one_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One thread acts on the step, and its allocation asks for room; another one makes room from the same step."""
+    steps: list[PlannedStep] = []
+    new_step = Run._new_step
+    monkeypatch.setattr(Run, "_new_step", lambda *given: steps.append(new_step(*given)) or steps[-1])
+    model, rows, plan = planned("swap")
+    acts, makes_room = threading.Event(), threading.Event()
+    with apply_plan(plan, model), holding() as evictor:
+        losses = model(rows)
+        actions = steps[0].actions
+        let_go = actions.let_go
+
+        def let_go_once_the_other_acts(missing_bytes: int) -> int:
+            makes_room.set()  # with the evictor's lock
+            assert acts.wait(PATIENCE_S)
+            return let_go(missing_bytes)
+
+        def act() -> None:
+            with actions.lock:
+                acts.set()
+                assert makes_room.wait(PATIENCE_S)
+                evictor.make_room(1)
+
+        actions.let_go = let_go_once_the_other_acts  # type: ignore[method-assign]
+        evictor.take_over(actions)
+        in_threads(act, lambda: evictor.make_room(1))
+        sum(losses).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("way", ["keeps", "take_over"])
+def test_a_step_that_may_have_to_leave_waits_while_room_is_made_from_others(way: str) -> None:
+    """Who makes room looks through them, and they must not become more meanwhile."""
+
+    class Leaving:
+        """Either of the two."""
+
+    with holding() as evictor:
+        step: Any = Leaving()
+        thread = threading.Thread(target=getattr(evictor, way), args=(step,), daemon=True)
+        with evictor.lock:
+            thread.start()
+            thread.join(HEAD_START_S)
+            assert step not in evictor._keeping | evictor._planned
+        thread.join(PATIENCE_S)
+        assert step in evictor._keeping | evictor._planned
+
+
+def test_a_budget_that_grows_with_the_step_is_not_lowered_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    with holding() as evictor:
+        evictor.grow_with(0.5)
+        budgets: list[int] = []
+        hold, grows = evictor.set_budget, threading.Event()
+
+        def slowly(budget_bytes: int) -> None:
+            if threading.current_thread().name == "first":
+                grows.set()
+                threading.Event().wait(HEAD_START_S)  # a second thread that does not wait for us is done by then
+            hold(budget_bytes)
+            budgets.append(budget_bytes)
+
+        def first() -> None:
+            threading.current_thread().name = "first"
+            evictor.make_room(2**40)
+
+        def second() -> None:
+            assert grows.wait(PATIENCE_S)
+            evictor.make_room(2**42)
+
+        monkeypatch.setattr(evictor, "set_budget", slowly)
+        in_threads(first, second)
+        assert budgets == sorted(budgets)

@@ -18,8 +18,9 @@ from torch.nn import functional
 
 import pooch
 from pooch.executor import actions, step
+from pooch.executor import verification as verification_module
 from pooch.executor.engines.cpu import CpuEngine
-from pooch.executor.verification import PERIOD, PROOFS, Verification
+from pooch.executor.verification import PERIOD, PROOFS, Difference, Verification
 from pooch.executor.witness import Level, Witness
 from pooch.torchtools import operators
 
@@ -440,12 +441,53 @@ def test_after_a_change_all_is_compared_again(change: str) -> None:
         torch.set_flush_denormal(False)
 
 
+def test_a_value_that_leaves_many_times_in_a_step_stays_unproven() -> None:
+    """Near the smallest budget it leaves before each op. What changes it may come later in the backward pass."""
+    verification = Verification("first", lambda topic, text: None)
+    verification.begin_step([nn.Linear(2, 2)])
+    assert {verification.level("recipe") for _ in range(100)} == {Level.COPIED}
+    verification.begin_step([nn.Linear(2, 2)])
+    assert verification.level("recipe") == Level.COPIED
+
+
 def test_contexts_are_bounded() -> None:
     verification = Verification("first", lambda topic, text: None)
     for number in range(100):
         verification.begin_step([nn.Linear(1, 1) for _ in range(number % 7 + 1)])
         verification.level(number)
     assert len(verification._contexts) <= 16
+
+
+def test_recipes_are_bounded_and_the_least_recent_one_is_unproven_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification_module, "_MOST_RECIPES", 100)
+    model, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    verification = Verification("first", lambda topic, text: None)
+    levels(verification, other, "of another context", PROOFS)
+    levels(verification, model, "often", PROOFS)
+    levels(verification, model, "once", PROOFS)
+    for number in range(300):
+        verification.level(number)
+        verification.level("often")
+    kept = [list(proofs) for proofs in verification._contexts.values()]
+    assert sum(map(len, kept)) == 100
+    assert [keys for keys in kept if keys] == [[*range(201, 300), "often"]]
+    numbers = [proof.number for proof in verification._proofs.values()]
+    assert len(set(numbers)) == 100, "else all of them would be compared wholly in the same step"
+    assert levels(verification, model, "often", 1) == [Level.SAMPLE]
+    assert levels(verification, model, "once", 1) == [Level.COPIED]
+
+
+def test_bans_and_differences_are_bounded() -> None:
+    verification = Verification("first", lambda topic, text: None)
+    verification._banned.most = 100
+    for number in range(2000):
+        verification.differed(Witness(number, Level.SAMPLE), Difference("an op", "", "no cause", True))
+        verification.level(0)
+    assert len(verification._banned) == 100
+    assert verification.is_banned(0), "its recipe is met all the time"
+    assert verification.is_banned(1999)
+    assert not verification.is_banned(1)
+    assert len(verification.verified.differences) == 1000
 
 
 def test_an_address_that_is_taken_after_many_steps_is_noticed_at_once() -> None:

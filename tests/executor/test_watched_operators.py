@@ -17,7 +17,6 @@ from pooch.executor.statistics import RunStats
 from tests.executor.online.support import holding
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]
-SAMPLES = 2
 WATCHED = (
     "nn.functional.",
     "native_",
@@ -30,11 +29,23 @@ WATCHED = (
     "cdist",
     "index_add",
 )
+# Those that take another way under a mode, or run operators that autocast casts.
+ASKING = (
+    "linalg.svdvals",
+    "linalg.eigvalsh",
+    "linalg.cond",
+    "linalg.norm",
+    "linalg.matrix_",
+    "linalg.pinv",
+    "norm",
+    "nn.functional.bilinear",
+    "cdist",
+)
 
 
-def operators() -> list[Any]:
+def operators(names: tuple[str, ...]) -> list[Any]:
     invocations = pytest.importorskip("torch.testing._internal.common_methods_invocations")
-    return [op for op in invocations.op_db if op.name.startswith(WATCHED)]
+    return [op for op in invocations.op_db if op.name.startswith(names)]
 
 
 def copied(tree: Any) -> Any:
@@ -51,6 +62,12 @@ def copied(tree: Any) -> Any:
     return tree_map(copy, tree)
 
 
+def called(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call an operator as a program does, by its name now."""
+    kind, _, name = op.name.rpartition(".")
+    return (getattr(torch.linalg, name) if kind == "linalg" else op)(*args, **kwargs)
+
+
 def results(op: Any, sample: Any, evictor: Evictor | None) -> list[Tensor]:
     """What an operator returns, and the gradients of its arguments."""
     torch.manual_seed(0)
@@ -59,12 +76,14 @@ def results(op: Any, sample: Any, evictor: Evictor | None) -> list[Tensor]:
         each for each in tree_flatten((first, args, kwargs))[0] if isinstance(each, Tensor) and each.requires_grad
     ]
     if evictor is None:
-        found = op(first, *args, **kwargs)
+        found = called(op, first, *args, **kwargs)
     else:
         evictor.begin_step(RunStats())
         with recognising(OnlineStep(evictor)):
-            found = op(first, *args, **kwargs)
+            found = called(op, first, *args, **kwargs)
     outputs = [each for each in tree_flatten(found)[0] if isinstance(each, Tensor)]
+    if not torch.is_grad_enabled():
+        return outputs
     ends = [each for each in outputs if each.requires_grad and each.layout is torch.strided]
     if not ends or not leaves:
         return outputs
@@ -83,9 +102,10 @@ def in_bits(tensors: list[Tensor]) -> list[object]:
     return found
 
 
-def samples_of(op: Any, dtype: torch.dtype) -> Iterator[Any]:
+def samples_of(op: Any, dtype: torch.dtype, samples: int) -> Iterator[Any]:
     try:
-        found = list(islice(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd), SAMPLES))
+        with torch.autocast("cpu", enabled=False):
+            found = list(islice(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd), samples))
     except (RuntimeError, ImportError):  # without LAPACK or SciPy
         return
     for sample in found:
@@ -93,22 +113,37 @@ def samples_of(op: Any, dtype: torch.dtype) -> Iterator[Any]:
         yield sample.noncontiguous()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_operators_and_their_gradients(dtype: torch.dtype) -> None:
-    compared, other = 0, set[str]()
+def compared(names: tuple[str, ...], dtype: torch.dtype, samples: int = 2) -> tuple[int, set[str]]:
+    """How many samples were compared, and which operators give other bits when they are watched."""
+    count, other = 0, set[str]()
     with holding() as evictor:
-        for op in operators():
+        for op in operators(names):
             if not op.supports_dtype(dtype, "cpu"):
                 continue
-            for sample in samples_of(op, dtype):
+            for sample in samples_of(op, dtype, samples):
                 try:
                     plain = in_bits(results(op, sample, None))
                 except (RuntimeError, TypeError):
                     continue  # plain PyTorch refuses these arguments
                 if plain != in_bits(results(op, sample, None)):
                     continue  # it returns memory that nobody has written
-                compared += 1
+                count += 1
                 if plain != in_bits(results(op, sample, evictor)):
                     other.add(op.full_name)
+    return count, other
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_operators_and_their_gradients(dtype: torch.dtype) -> None:
+    count, other = compared(WATCHED, dtype)
     assert not other
-    assert compared > 200
+    assert count > 200
+
+
+@pytest.mark.parametrize("is_cast", [False, True], ids=["as they are", "within autocast"])
+def test_operators_that_ask_for_modes_or_run_others(is_cast: bool) -> None:
+    """Without gradients, singular values are computed in another way under a mode."""
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+        count, other = compared(ASKING, torch.float32, samples=8)
+    assert not other
+    assert count > 100

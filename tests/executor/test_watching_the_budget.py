@@ -259,6 +259,7 @@ CASES: dict[str, tuple[Loop, int, str]] = {
 }
 
 
+@pytest.mark.usefixtures("without_floor")
 @pytest.mark.parametrize("case", CASES)
 def test_a_budget_that_is_passed_is_told_once_with_figures_and_cause(case: str) -> None:
     loop, step, cause = CASES[case]
@@ -278,6 +279,19 @@ def test_a_budget_that_is_passed_is_told_once_with_figures_and_cause(case: str) 
     assert totals.peak_bytes > run.plan.budget_bytes
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("case", ["unfrozen", "added", "retained", "zeroed gradients", "zeroed in between"])
+def test_a_budget_is_held_beneath_the_plan_whatever_else_takes_memory(case: str) -> None:
+    """What the plan keeps leaves, and nothing is told."""
+    texts, run = told(CASES[case][0], trainable_from=3 if case == "unfrozen" else 0)
+    assert texts == []
+    assert run.totals.steps_measured > 1
+    assert run.totals.steps_over_budget == 0
+    assert run.totals.peak_bytes is not None
+    assert run.totals.peak_bytes <= run.plan.budget_bytes
+
+
+@pytest.mark.usefixtures("without_floor")
 def test_a_step_off_the_path_is_told_with_its_peak() -> None:
     texts, run = told(another_shape)
     assert len(texts) == 2
@@ -551,6 +565,7 @@ class Inner(Training):
         return super().forward() + hidden.square().mean()
 
 
+@pytest.mark.usefixtures("without_floor")
 def test_a_backward_pass_inside_of_the_forward_pass_does_not_end_the_measurement() -> None:
     def train(training: Inner) -> dict[str, Tensor]:
         torch.manual_seed(1)

@@ -26,6 +26,12 @@ def test_a_plan_for_more_microbatches_than_any_memory_holds_is_told() -> None:
             simulate(profile, replace(plan, microbatches_in_flight=microbatches))
 
 
+def test_a_profile_of_more_microbatches_than_any_memory_holds_is_inconsistent() -> None:
+    profile = replace(blocks(3), in_flight=InFlight(2**53 + 1, 0, 0))
+    assert profile.fault() == f"{2**53 + 1} microbatches in flight are beyond all memory"
+    assert replace(profile, in_flight=InFlight(4, 0, 0)).fault() is None
+
+
 def test_a_sharded_profile_with_microbatches_in_flight_is_not_planned_either() -> None:
     profile = sharded(random_profile(Random(5), 12), Random(5))
     assert profile.gathered

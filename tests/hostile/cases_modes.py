@@ -84,6 +84,13 @@ class FrozenTransformer(Hostile):
         return self.second(torch.tanh(hidden + taught)).square().mean()
 
 
+@hostile("a frozen transformer layer within autocast, whose fused kernel runs operators that are cast")
+class FrozenTransformerCast(FrozenTransformer):
+    def forward(self, rows: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(rows)
+
+
 @hostile("attention in eval mode with frozen weights takes a fast path unless it is watched")
 class FrozenAttention(Hostile):
     def add_parts(self) -> None:

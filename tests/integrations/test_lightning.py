@@ -81,6 +81,23 @@ def test_a_module_trains_to_the_same_bits_within_the_budget(manual: bool) -> Non
     assert summary.peak_bytes <= BUDGET_BYTES
 
 
+def test_the_last_step_is_logged_with_the_modules_metrics() -> None:
+    logged: list[dict[str, float]] = []
+
+    class Noting(lightning.Callback):  # type: ignore[name-defined, misc]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            logged.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    callback = PoochCallback(BUDGET_BYTES, quiet=True)
+    assert repr(callback) == f"PoochCallback({BUDGET_BYTES}, no training is running)"
+    trained(Module(), callback, Noting())
+    last = logged[-1]
+    assert last["pooch/steps"] == 5
+    assert last["pooch/budget_mib"] == 24
+    assert 0 < last["pooch/peak_mib"] <= 24
+    assert last["pooch/on_plan"] in (0, 1)
+
+
 def test_the_callback_lets_go_when_training_fails() -> None:
     class Failing(Module):
         def on_train_batch_end(self, *_: Any) -> None:

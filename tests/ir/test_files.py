@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 from hypothesis import given, settings
 
@@ -20,7 +21,7 @@ from pooch.errors import FileFormatError
 from pooch.ir import Plan, Profile
 from pooch.ir.files import FORMATS, load_document, replace_file
 from pooch.packing.files import load_blocks
-from tests.toys import blocks, chain, profiles
+from tests.toys import blocks, chain, in_full, profiles
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_plan_comes_back_as_it_was_also_with_costs_that_are_no_numbers(profile
     assert any(choice.replay_ms != choice.replay_ms for choice in plan.choices)  # nan: dropout cannot be replayed
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
-    assert repr(loaded) == repr(plan)  # nan is unequal to itself, its text is not
+    assert in_full(loaded) == in_full(plan)
     json.loads((tmp_path / "plan.json").read_text(), parse_constant=pytest.fail)  # strict JSON: no bare NaN
 
 
@@ -378,7 +379,7 @@ def test_the_layout_of_a_plan_may_change(plan: Plan, tmp_path: Path) -> None:
     plan.save(path)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(dict(reversed(content.items())), indent=4))
-    assert repr(Plan.load(path)) == repr(plan)
+    assert in_full(Plan.load(path)) == in_full(plan)
 
 
 def test_a_plan_of_an_older_version(plan: Plan, tmp_path: Path) -> None:
@@ -438,3 +439,32 @@ def test_endless_texts_are_refused(value: object, profile: Profile, tmp_path: Pa
     path.write_text(json.dumps(content))
     with pytest.raises(FileFormatError, match="is too long"):
         Profile.load(path)
+
+
+@pytest.mark.parametrize("name", ["notes", "splits", "expected"])
+def test_a_file_with_endless_faults_is_refused_at_the_first_one(name: str, plan: Plan, tmp_path: Path) -> None:
+    """Each fault would be a text of its own, which takes far more memory than what it is about."""
+    plan.save(path := tmp_path / "plan.json")
+    with pytest.raises(FileFormatError, match="is damaged") as caught:
+        Plan.load(changed(path, lambda content: content.update({name: [{}] * 1000})))
+    assert isinstance(caught.value.__cause__, pydantic.ValidationError)
+    assert caught.value.__cause__.error_count() < 20
+
+
+def test_an_object_with_endless_keys_is_refused_at_the_first_fault(profile: Profile, tmp_path: Path) -> None:
+    profile.save(path := tmp_path / "profile.json")
+    software: dict[str, object] = {f"library {number}": [] for number in range(1000)}
+    with pytest.raises(FileFormatError, match="is damaged") as caught:
+        Profile.load(changed(path, lambda content: content["device"].update(software=software)))
+    assert isinstance(caught.value.__cause__, pydantic.ValidationError)
+    assert caught.value.__cause__.error_count() < 20
+
+
+def test_a_catalogue_with_endless_faults_is_refused_at_the_first_one(tmp_path: Path) -> None:
+    path = tmp_path / "devices.toml"
+    figures = ", ".join(f"type{number} = 'fast'" for number in range(1000))
+    path.write_text(f"[card]\nmemory_gib = 1\ntflops = {{ {figures} }}\n")
+    with pytest.raises(FileFormatError, match="card") as caught:
+        read_catalogue(path)
+    assert isinstance(caught.value.__cause__, pydantic.ValidationError)
+    assert caught.value.__cause__.error_count() < 20

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.table import Table
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pooch.api.planning import plan
@@ -22,6 +23,7 @@ from pooch.measure.measuring import measure_training, optimize
 from pooch.measure.timing import Timing, time_in_turns
 from pooch.measure.training import StepResult, Trained, first_difference, train_steps
 from pooch.measure.training_report import TrainingReport, report_of
+from pooch.report.fitting import FittedTable
 from pooch.report.training import broken_promise, training_record, training_tables
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.workloads import Workload, WorkloadFactory
@@ -229,7 +231,10 @@ def test_optimize_plans_again_for_what_tensors_take_and_not_for_what_the_allocat
     assert report.repairs == (0 if is_explained else measuring.MOST_REPAIRS)
     assert report.within_budget is is_explained
     assert (broken_promise(report) is None) is is_explained
-    shown = [text for table in training_tables(report) for text in table.columns[1].cells]
+    measured, facts = training_tables(report)
+    assert isinstance(measured, FittedTable)
+    assert isinstance(facts, Table)
+    shown = [str(text) for table in (measured.whole(), facts) for text in table.columns[1].cells]
     assert any("except for 900 B by which the allocator rounds" in str(text) for text in shown) is is_explained
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +58,15 @@ def test_the_notebook_opens_any_profile_and_a_saved_plan(tmp_path: Path, monkeyp
         executed()
 
 
-def test_the_notebook_is_stored_without_outputs() -> None:
+def test_the_notebook_is_stored_as_it_ran() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code
-    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "from top to bottom, once"
+    assert not [cell for cell in code if "execution" in cell.metadata], "no times, which would differ each time"
+    outputs = [output for cell in code for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 4
+    assert not [output for output in outputs if output.output_type == "error"]
+    text = json.dumps(outputs)
+    folders = (ROOT, Path.home(), Path(sys.prefix), "/home/", "/Users/")
+    assert not [folder for folder in folders if f"{folder}" != "/" and str(folder) in text], "nothing of this machine"
+    assert "inspect_plan" not in text

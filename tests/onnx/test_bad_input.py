@@ -185,11 +185,11 @@ def test_names_in_the_file_become_attributes_and_nothing_else(tmp_path: Path) ->
     assert workload.model.train() is workload.model
 
 
-def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = matmul(tmp_path / "m.onnx")
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "onnx" else find_spec(name))
-    assert "pip install 'pooch-planner[onnx]'" in refusal(path)
+    assert "pip install onnx onnxruntime onnxscript" in refusal(path)
 
 
 def open_batch(path: Path, *names: str) -> Path:

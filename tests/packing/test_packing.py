@@ -1,4 +1,4 @@
-"""Every policy's layout holds and is not below the bound; the search repeats itself, compiled and in Python."""
+"""Every policy's layout holds and is not below the bound; the search repeats itself."""
 
 from __future__ import annotations
 
@@ -18,13 +18,22 @@ from benchmarks.packing_instances import random_blocks, training_step
 from pooch.errors import InvalidLayout, UsageError
 from pooch.native import BuildError, built_library
 from pooch.packing import POLICIES, Block, Layout, bound_of, pack, policies, verify
+from pooch.packing.fallback import best_of_rules, skyline
 from pooch.packing.first_fit import TooLate, first_fit
 from pooch.packing.instance import arena_of, instance_of
-from pooch.packing.kernels import SOURCE, PythonKernels, kernels
+from pooch.packing.kernels import SOURCE, Kernels, kernels
 from tests.packing.strategies import any_blocks
 
 SHORT_S = 1e-4  # of CPU: the eight orders end first, or nearly
 ROOMY_S = 1e6  # never used up: rounds or the bound end the search
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Kernels:
+    found = kernels()
+    if found is None:
+        pytest.skip("there is no C++ compiler")
+    return found
 
 
 def overlapping(blocks: list[Block], layout: Layout) -> list[tuple[int, int]]:
@@ -122,6 +131,7 @@ def test_ours_is_at_least_as_good_as_sekiyama_and_reaches_the_bound_of_a_step() 
     assert pack(step, max_rounds=20, time_limit_s=ROOMY_S).ratio == 1.0
 
 
+@pytest.mark.usefixtures("compiled")
 def test_the_search_improves_on_its_first_layout() -> None:
     blocks = random_blocks(150, seed=3)
     first, later = (pack(blocks, max_rounds=rounds, time_limit_s=ROOMY_S) for rounds in (0, 30))
@@ -130,6 +140,7 @@ def test_the_search_improves_on_its_first_layout() -> None:
     verify(blocks, later)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_the_same_seed_gives_the_same_layout() -> None:
     blocks = random_blocks(150, seed=4)
     layouts = [pack(blocks, max_rounds=4, seed=seed, time_limit_s=ROOMY_S) for seed in (1, 1, 2)]
@@ -137,25 +148,11 @@ def test_the_same_seed_gives_the_same_layout() -> None:
     assert layouts[0].offsets != layouts[2].offsets
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("aligned", [False, True])
-def test_python_gives_the_same_layout_as_the_compiled_search(policy: str, aligned: bool) -> None:
-    if not kernels().is_native:
-        pytest.skip("there is no C++ compiler")
-    for seed in range(3):
-        blocks = random_blocks(36, seed=seed, times=25, aligned=aligned)
-        compiled = pack(blocks, policy=policy, max_rounds=3, seed=seed, time_limit_s=ROOMY_S)
-        slow = pack(blocks, policy=policy, max_rounds=3, seed=seed, time_limit_s=ROOMY_S, with_kernels=PythonKernels())
-        assert (compiled.is_native, slow.is_native) == (True, False)
-        assert replace(compiled, is_native=False) == slow
-
-
 def test_a_search_stops_with_its_time_limit() -> None:
     blocks = random_blocks(400, seed=1)
-    for used in (kernels(), PythonKernels()):
-        layout = pack(blocks, time_limit_s=SHORT_S, with_kernels=used)
-        verify(blocks, layout)
-        assert layout.rounds <= 1
+    layout = pack(blocks, time_limit_s=SHORT_S)
+    verify(blocks, layout)
+    assert layout.rounds <= 1
 
 
 class Clock:
@@ -167,18 +164,6 @@ class Clock:
     def __call__(self) -> float:
         self.now_s += self._per_look_s
         return self.now_s
-
-
-def test_a_skyline_is_given_up_in_the_middle_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the eight orders, the first is decoded whole: there is no layout without it."""
-    clock = Clock(1.0)
-    monkeypatch.setattr("pooch.packing.python_search.time.thread_time", clock)
-    instance = instance_of(random_blocks(1200, seed=1))
-    orders = policies.starting_orders(instance)
-    offsets, rounds = PythonKernels().search(instance, orders, 0, 10, 3.5)
-    assert rounds == 0
-    assert (offsets == PythonKernels().decode(instance, orders[0])).all()
-    assert clock.now_s == 7.0, "the third look within the second skyline is the last but two"
 
 
 def test_first_fit_of_many_blocks_ends_with_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +206,74 @@ def test_no_blocks_and_no_bytes_make_an_empty_arena() -> None:
             assert (layout.arena_bytes, layout.ratio) == (0, 1.0)
 
 
+def packed_without_compiler(blocks: list[Block], policy: str, time_limit_s: float = ROOMY_S) -> Layout:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policies, "kernels", lambda: None)
+        return pack(blocks, policy=policy, time_limit_s=time_limit_s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks=any_blocks)
+def test_without_a_compiler_every_layout_holds_and_ours_is_the_lowest(blocks: list[Block]) -> None:
+    layouts = {policy: packed_without_compiler(blocks, policy) for policy in POLICIES}
+    for policy, layout in layouts.items():
+        verify(blocks, layout)
+        assert overlapping(blocks, layout) == []
+        assert layout.arena_bytes >= layout.bound_bytes == bound_of(blocks)
+        assert (layout.policy, layout.rounds, layout.is_native) == (policy, 0, False)
+        assert layout == packed_without_compiler(blocks, policy), "the same each time"
+    instance = instance_of(blocks)
+    arenas = {
+        policy: arena_of(instance, np.array(layout.offsets, dtype=np.int64)[instance.places])
+        for policy, layout in layouts.items()
+    }
+    assert arenas["ours"] == min(arenas.values())
+    assert layouts["ours"].is_proven == (arenas["ours"] == instance.bound_bytes)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("policy", ["sekiyama", "greedy_by_size"])
+@pytest.mark.parametrize("aligned", [False, True])
+def test_rules_give_the_same_layout_without_a_compiler(policy: str, aligned: bool) -> None:
+    for seed in range(8):
+        blocks = random_blocks(60, seed=seed, times=25, aligned=aligned)
+        with_compiler = pack(blocks, policy=policy)
+        assert with_compiler.is_native
+        assert replace(with_compiler, is_native=False) == packed_without_compiler(blocks, policy)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("seed", range(4))
+def test_without_a_compiler_ours_is_at_most_the_best_of_the_first_layouts(seed: int) -> None:
+    blocks = random_blocks(150, seed=seed)
+    first = pack(blocks, max_rounds=0)
+    ours = packed_without_compiler(blocks, "ours")
+    assert ours.arena_bytes == min(first.arena_bytes, pack(blocks, policy="greedy_by_size").arena_bytes)
+
+
+def test_without_a_compiler_the_time_limit_leaves_at_least_one_skyline() -> None:
+    blocks = random_blocks(400, seed=1)
+    one, all_rules = (packed_without_compiler(blocks, "ours", limit_s) for limit_s in (1e-6, ROOMY_S))
+    verify(blocks, one)
+    assert one.offsets == packed_without_compiler(blocks, "sekiyama").offsets
+    assert all_rules.arena_bytes < one.arena_bytes
+
+
+def test_a_skyline_is_given_up_in_the_middle_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(1.0)
+    monkeypatch.setattr("pooch.packing.fallback.time.thread_time", clock)
+    instance = instance_of(random_blocks(1200, seed=1))
+    orders = policies.starting_orders(instance)
+    looks_of_one = 1 + 1200 // 256
+    first = skyline(instance, orders[0])
+    assert clock.now_s == looks_of_one
+    clock.now_s = 0.0
+    assert (best_of_rules(instance, orders, looks_of_one + 3.5) == first).all()
+    assert clock.now_s == looks_of_one + 6, "the third look within the second skyline is the last"
+    with pytest.raises(TooLate):
+        skyline(instance, orders[1], 2.5)
+
+
 def test_without_a_compiler_python_packs(tmp_path: Path) -> None:
     code = (
         "from pooch.packing import Block, pack; import sys; "
@@ -232,9 +285,8 @@ def test_without_a_compiler_python_packs(tmp_path: Path) -> None:
     assert done.stdout.split() == ["False", "11", "False"]
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_build_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not kernels().is_native:
-        pytest.skip("there is no C++ compiler")
     monkeypatch.setenv("POOCH_CACHE_DIRECTORY", str(tmp_path))
     broken = tmp_path / "broken.cpp"
     broken.write_text("int main( {")
@@ -246,9 +298,8 @@ def test_a_build_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert library.stat().st_mtime_ns == written, "it was built twice"
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
-    if not kernels().is_native:
-        pytest.skip("there is no C++ compiler")
     library = tmp_path / "native" / built_library("packing", SOURCE).name
     library.parent.mkdir(mode=0o700)
     library.write_bytes(b"not a library")
@@ -292,32 +343,18 @@ few_blocks = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(blocks=few_blocks)
-def test_trying_all_layouts_finds_the_smallest_arena_and_proves_it(blocks: list[Block]) -> None:
+def test_trying_all_layouts_finds_the_smallest_arena_and_proves_it(compiled: Kernels, blocks: list[Block]) -> None:
     instance = instance_of(blocks)
     padded = [replace(b, size_bytes=size) for b, size in zip(blocks, instance.sizes.tolist(), strict=True)]
     smallest = smallest_arena(padded)
-    for used in (kernels(), PythonKernels()):
-        found = used.exhaust(instance, smallest, 10**6)
-        assert isinstance(found, np.ndarray)
-        assert arena_of(instance, found) == smallest
-        assert used.exhaust(instance, smallest - 1, 10**6) is False
-        assert used.exhaust(instance, smallest, 0) is None
+    found = compiled.exhaust(instance, smallest, 10**6)
+    assert isinstance(found, np.ndarray)
+    assert arena_of(instance, found) == smallest
+    assert compiled.exhaust(instance, smallest - 1, 10**6) is False
+    assert compiled.exhaust(instance, smallest, 0) is None
     layout = pack(blocks, max_rounds=0, time_limit_s=ROOMY_S)
     assert layout.is_proven
     assert arena_of(instance, np.array(layout.offsets)) == smallest
-
-
-@settings(max_examples=40, deadline=None)
-@given(blocks=any_blocks, nodes=st.integers(1, 60))
-def test_both_kernels_try_the_same_layouts(blocks: list[Block], nodes: int) -> None:
-    instance = instance_of(blocks)
-    if not len(instance.sizes):
-        return
-    ceiling = instance.bound_bytes + instance.granule_bytes
-    one, other = (used.exhaust(instance, ceiling, nodes) for used in (kernels(), PythonKernels()))
-    assert (one is None, one is False) == (other is None, other is False)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        assert one.tolist() == other.tolist()
 
 
 ABOVE_ITS_BOUND = [  # five bytes at most live at once, and no arena has less than six
@@ -325,6 +362,7 @@ ABOVE_ITS_BOUND = [  # five bytes at most live at once, and no arena has less th
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("compiled")
 def test_an_arena_above_the_bound_can_be_proven_to_be_the_smallest() -> None:
     layout = pack(ABOVE_ITS_BOUND, max_rounds=0, time_limit_s=ROOMY_S)
     assert layout.is_proven
@@ -349,10 +387,9 @@ def test_large_blocks_are_searched_first_and_small_ones_fill_the_rest() -> None:
     assert layout == pack(blocks, max_rounds=3, time_limit_s=ROOMY_S)
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_weighing_times_halves_what_skylines_leave_of_many_blocks(seed: int) -> None:
-    if not kernels().is_native:
-        pytest.skip("there is no C++ compiler")
     blocks = random_blocks(1500, seed=seed, times=400)
     first, later = (pack(blocks, max_rounds=rounds, time_limit_s=ROOMY_S) for rounds in (0, 1))
     verify(blocks, later)

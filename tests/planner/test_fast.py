@@ -82,7 +82,7 @@ def test_fast_and_full_name_the_same_smallest_budget_and_plan_in_it() -> None:
     minima = []
     for effort in ("full", "fast"):
         with pytest.raises(InfeasibleBudget) as raised:
-            plan(profile, 1, region="step", effort=effort)
+            plan(profile, "1%", region="step", effort=effort)
         minima.append(raised.value.minimum_bytes)
     assert minima[0] == minima[1]
     assert plan(profile, minima[0], region="step", effort="fast").predicted_peak_bytes <= minima[0]

@@ -10,6 +10,7 @@ import torch
 
 from pooch.profiler.fake import measured
 from pooch.profiler.fake.measured import run_ms
+from pooch.profiler.outliers import spread_notes
 
 GPU = torch.device("cuda", 0)
 
@@ -87,3 +88,10 @@ def test_on_a_cpu_the_clock_is_read_around_the_op_alone(monkeypatch: pytest.Monk
 
     assert run_ms(Result, torch.device("cpu")) == 250
     assert now_s == [1.25]
+
+
+def test_the_spread_of_timed_steps_is_told() -> None:
+    assert spread_notes([100.0]) == ()
+    assert spread_notes([100.0, 120.0]) == ("the 2 timed steps took 100.0 ms to 120.0 ms",)
+    (busy,) = spread_notes([300.0, 100.0, 110.0])
+    assert busy == "the 3 timed steps took 100.0 ms to 300.0 ms: times vary by 3.0x, so the machine was busy"

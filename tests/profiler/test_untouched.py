@@ -131,7 +131,7 @@ def test_the_profile_says_how_often_forward_was_called_and_keeps_to_what_is_docu
         return model(rows).sum()  # type: ignore[no-any-return]
 
     profile = profiled(forward, model, mode)
-    assert f"profiling called forward {len(calls)} times" in profile.notes
+    assert f"the forward pass ran {len(calls)} times to profile the step" in profile.notes
     assert len(calls) <= most
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.planning import plan_from_decisions
 from pooch.api.simulation import simulate
+from pooch.batch_search.results import MaxBatch, SizePoint, Sizes
 from pooch.errors import UsageError
 from pooch.ir import Plan, Profile
 from pooch.report.curves import stream_bars
 from pooch.report.figures import draw_plan, draw_profile, save_figure
+from pooch.report.growing import draw_max_batch
 from pooch.report.trace import trace_text
 from pooch.units import format_bytes
 from tests.toys import SLOW_LINK, blocks, some_decisions
@@ -101,3 +104,26 @@ def test_a_trace_has_every_interval_on_its_stream_and_the_memory_curve(profile: 
         assert event["ts"] + event["dur"] == pytest.approx(1000 * interval.end_ms)
     counters = [event["args"]["live"] for event in events if event["ph"] == "C"]
     assert max(counters) == timeline.peak_bytes
+
+
+def test_the_picture_of_sizes_says_its_finding_in_one_unit_beside_its_legends(profile: Profile, plan: Plan) -> None:
+    mib = 2**20
+    curve = tuple(
+        SizePoint(size, size, size * mib, in_core_step_ms=9, peak_bytes=mib, step_ms=18, lower_bound_ms=9, plan=plan)
+        for size in (20, 50, 80)
+    )
+    found = MaxBatch(
+        "toy", "ilp", 40 * mib, profile.device, "fake", Sizes(), curve[-1], curve[0], (81, 41 * mib), curve, 3, 3
+    )
+    figure = draw_max_batch(found)
+    speed, memory = figure.axes
+    title = speed.get_title(loc="left")
+    assert title.startswith("toy: batch size 80 fits into 40.00 MiB under a plan,\n4.00 times the 20 that fits in-core")
+    assert memory.get_ylabel() == "peak (MiB)"
+    assert max(memory.get_lines()[0].get_ydata()) == 80
+    figure.draw_without_rendering()
+    for axes in (speed, memory):
+        assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1, "it hides no point"
+    larger = replace(found, budget_bytes=4 * 2**30, in_core=None)
+    assert draw_max_batch(larger).axes[1].get_ylabel() == "peak (GiB)"
+    assert "none fits in-core" in draw_max_batch(larger).axes[0].get_title(loc="left")

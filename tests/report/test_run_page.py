@@ -5,10 +5,16 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import pooch
 from pooch.autopilot import AutoSummary, PlannedShape
+from pooch.report.page import live
+from pooch.report.page.live import LivePage
 from pooch.report.page.run import write_run_report
 from tests.toys import FAST_LINK, blocks
 
@@ -43,3 +49,118 @@ def test_the_page_of_a_run_holds_every_plan(tmp_path: Path) -> None:
     assert "3 recipes, all proven" in page
     assert "&lt;why&gt;" in page
     assert "<why>" not in page
+
+
+SUMMARY = AutoSummary(steps_on_plan=9, steps_online=1, peak_bytes=98 * 2**20, budget_bytes=99 * 2**20)
+TIMES = {"ms_on_plan": 102.0, "plain_ms_on_plan": 100.0, "predicted_ms_on_plan": 104.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "Budget held: 98.00 of 99.00 MiB in all 10 steps"),
+        (TIMES, "steps; steps on a plan 2% slower, predicted 4%"),
+        ({"recomputed_ops": 1, "verified": pooch.Verified(compared=1)}, "steps; replays gave the same numbers"),
+        ({"recomputed_ops": 1}, "steps; replays not compared"),
+        (
+            {"peak_bytes": 100 * 2**20, "steps_over_budget": 1},
+            "Budget passed by 1.00 MiB in 1 of 10 steps: 100.00",
+        ),
+        (
+            {"steps_over_budget": 1},
+            "Budget passed in 1 of 10 steps, before the optimizer's state counted",
+        ),
+        ({"between_peak_bytes": 100 * 2**20}, "steps, but passed by 1.00 MiB between them, as in optimizer.step()"),
+        ({"budget_bytes": None}, "Budget not known yet: peak 98.00 MiB in all 10 steps"),
+        ({"steps_on_plan": 0}, "in the one step; no step on a plan yet"),
+        ({"steps_on_plan": 0, "steps_online": 0}, "no step was run under the budget"),
+        (
+            {"steps_on_plan": 0, "steps_online": 0, "steps_in_core": 2},
+            "in both steps; everything fits: you do not need a plan",
+        ),
+    ],
+)
+def test_the_verdict_of_a_summary_comes_first(changes: dict[str, Any], verdict: str) -> None:
+    first, *_ = str(replace(SUMMARY, **changes)).splitlines()
+    assert first.startswith("pooch: ")
+    assert verdict in first
+
+
+def test_times_far_from_their_prediction_are_doubted() -> None:
+    busy = replace(SUMMARY, ms_on_plan=312.0, plain_ms_on_plan=100.0, predicted_ms_on_plan=104.0)
+    assert "steps on a plan took 3.0x what was predicted, so the machine is busy" in busy.totals[1]
+    assert not any("times vary" in line for line in replace(busy, ms_on_plan=120.0).totals)
+
+
+def test_what_happened_inside_of_the_steps_is_only_told_when_asked_for() -> None:
+    internal = "of the online steps, 0 recorded and 0 that left a plan"
+    assert internal not in SUMMARY.totals
+    assert internal in replace(SUMMARY, is_verbose=True).totals
+    (shape,) = (PlannedShape("8x64, scalar", "recorded", "plan", 1, 2**20, 2**19, 1.25, ""),)
+    told = str(replace(SUMMARY, shapes=(shape,)))
+    assert "8x64, scalar: 1 step, on a plan; peak without Pooch 1.00 MiB, predicted 512.00 KiB and 25% slower" in told
+
+
+class Clock:
+    """Seconds that pass when they are told to; writing takes some too."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_page_of_a_run_is_rewritten_while_it_trains_but_seldom(tmp_path: Path) -> None:
+    path, clock = tmp_path / "run.html", Clock()
+    steps = [0]
+
+    def summary() -> AutoSummary:
+        return AutoSummary(steps_in_core=steps[-1])
+
+    page = LivePage(path, "train.py", summary, command="pooch exec <x>", clock=clock)
+    page.stepped()
+    assert not path.exists(), "no step has ended yet"
+    seen = []
+    for number in range(1, 7):
+        steps.append(number)
+        page.stepped()
+        seen.append(re.search(r"(\d+) steps?:", path.read_text()).group(1))  # type: ignore[union-attr]
+        clock.now_s += 0.9
+    assert seen == ["1", "1", "1", "4", "4", "4"], "at most every two seconds"
+    text = path.read_text()
+    assert '<meta http-equiv="refresh" content="3">' in text
+    assert "pooch exec &lt;x&gt;</code></footer>" in text
+    write_run_report(summary(), [], path, title="train.py")
+    assert 'http-equiv="refresh"' not in path.read_text(), "the last version stays as it is"
+
+
+def test_a_page_that_takes_long_to_write_is_written_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, clock = tmp_path / "run.html", Clock()
+    written = []
+
+    def slowly(*given: object, **named: object) -> None:
+        clock.now_s += 0.5
+        written.append(clock.now_s)
+
+    monkeypatch.setattr(live, "write_live_report", slowly)
+    page = LivePage(path, "train.py", lambda: AutoSummary(steps_in_core=1), clock=clock)
+    for _ in range(1000):
+        page.stepped()
+        clock.now_s += 0.1
+    assert 0.5 * len(written) <= 0.02 * (clock.now_s - 100)
+
+
+def test_a_page_that_cannot_be_written_does_not_disturb_training(tmp_path: Path) -> None:
+    calls = []
+
+    def summary() -> AutoSummary:
+        calls.append(1)
+        return AutoSummary(steps_in_core=1)
+
+    clock = Clock()
+    page = LivePage(tmp_path / "no such folder" / "run.html", "train.py", summary, clock=clock)
+    for _ in range(3):
+        page.stepped()
+        clock.now_s += 60
+    assert len(calls) == 1

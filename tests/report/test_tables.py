@@ -15,10 +15,12 @@ from pooch.api.planning import plan_from_decisions
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Device, HookCosts, Plan, Profile
 from pooch.measure.comparison import compare
+from pooch.measure.doubt import doubt_of_sizes, doubt_of_training
 from pooch.measure.training_report import TrainingReport
 from pooch.report import summaries, tables
 from pooch.report.layers import OUTSIDE, choice_frame, layer_frame, layer_of
 from pooch.report.training import broken_promise, training_record, training_tables
+from pooch.report.verdict import plan_verdict, training_verdict
 from tests.toys import FAST_LINK, blocks, some_decisions
 
 
@@ -62,6 +64,9 @@ REPORT = TrainingReport(
     stall_ms=3.0,
     late_swaps=0,
     mismatches=0,
+    steps_over_budget=0,
+    plain_step_samples_ms=(99.0, 100.0, 101.0),
+    measured_step_samples_ms=(119.0, 120.0, 121.0),
     hard_limit_plain=None,
     hard_limit_planned=None,
 )
@@ -111,7 +116,10 @@ def test_tables_show_names_and_units(profile: Profile, plan: Plan) -> None:
 def test_what_hooks_cost_is_told_where_it_was_measured(profile: Profile) -> None:
     assert "hooks cost" not in text_of(tables.profile_table(profile))
     hooked = replace(profile, hooks=HookCosts(0.0125, 0.009, 0.04, 0.006))
-    assert "12.5 us an op, 6.0 us a view, 9.0 us a replay, 40.0 us a copy" in text_of(tables.profile_table(hooked))
+    assert "12.5 us an op, 6.0 us a view, 9.0 us a replay, 40.0 us a copy" in text_of(
+        tables.profile_table(hooked, verbose=True)
+    )
+    assert "hooks cost" not in text_of(tables.profile_table(hooked))
     costs_ms = {"op_ms": 0.0125, "replay_ms": 0.009, "copy_ms": 0.04, "view_ms": 0.006}
     assert summaries.profile_record(hooked)["hooks"] == costs_ms
 
@@ -120,6 +128,12 @@ def test_decisions_tables_keep_to_the_largest(plan: Plan) -> None:
     text = text_of(tables.decisions_table(plan, longest=3))
     assert f"3 largest of {len(plan.choices)} activations" in text
     assert text.count("decided by hand") == 3
+
+
+def test_a_plan_without_decisions_has_a_table(plan: Plan) -> None:
+    without = replace(plan, choices=())
+    assert without.to_frame().empty
+    assert "0 of" not in text_of(tables.decisions_table(without))
 
 
 def test_a_comparison_says_what_does_not_fit(profile: Profile) -> None:
@@ -152,6 +166,77 @@ def test_a_training_that_kept_its_promises() -> None:
         assert told in text
     assert broken_promise(REPORT) is None
     assert training_record(REPORT)["kept"] is True
+    assert "late swaps" not in text
+    assert "late swaps" in text_of(*training_tables(REPORT, verbose=True))
+    assert "120.0 ms (119.0 ms to 121.0 ms)" in text
+
+
+HELD = "Budget held: 99.00 of 100.00 MiB in all 3 steps; "
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, HELD + "same numbers as plain training; 20% slower, predicted 10%"),
+        ({"compared_deterministically": True, "slowdown": 1.001}, "deterministic algorithms; as fast, predicted 10% s"),
+        ({"bitwise_equal": False, "slowdown": 0.97}, "NOT the same numbers; 3% faster, predicted 10% slower"),
+        ({"bitwise_equal": None, "replay_differences": 0}, "; replays gave the same numbers; 20% slower"),
+        ({"bitwise_equal": None, "replay_differences": 1}, "; 1 replay gave other numbers, and copies took its place"),
+        ({"bitwise_equal": None}, "; numbers not compared (--check); "),
+        ({"bitwise_equal": None, "repeatable": False}, "plain training do not repeat"),
+        ({"slowdown": 2.53, "predicted_slowdown": 0.997}, "; 2.5 times as long, predicted as fast"),
+        ({"slowdown": None}, "predicted 10% slower than plain steps, which do not fit here"),
+        (
+            {"measured_peak_bytes": 101 * 2**20, "steps_over_budget": 2},
+            "Budget passed by 1.00 MiB in 2 of 3 steps: 101.00 of 100.00 MiB; same",
+        ),
+        (
+            {"measured_peak_bytes": 100 * 2**20 + 900, "rounding_bytes": 900},
+            "Budget held in all 3 steps, but for the allocator's rounding: 100.00 of 100.00 MiB; ",
+        ),
+        ({"steps": 1}, "MiB in the one step; "),
+        ({"steps": 2, "budget_bytes": 2**30}, "Budget held: 99.00 MiB of 1.00 GiB in both steps; "),
+        ({"steps_off_plan": 1}, "Budget not judged: 1 of 3 steps left the plan; peak 99.00 MiB; "),
+        ({"budget_bytes": None}, "Peak 99.00 MiB in all 3 steps; same numbers"),
+    ],
+)
+def test_the_verdict_says_what_is_known_and_nothing_else(changes: dict[str, object], verdict: str) -> None:
+    report = replace(REPORT, **changes)  # type: ignore[arg-type]
+    assert verdict in training_verdict(report)
+    assert training_record(report)["verdict"] == training_verdict(report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubt"),
+    [
+        ({}, None),
+        ({"in_core_step_ms": 80.0}, None),
+        ({"plain_step_samples_ms": (60.0, 100.0, 180.0)}, "vary by 3.0x: the machine is busy; repeat with --repeats 5"),
+        ({"measured_step_samples_ms": (100.0, 120.0, 150.0)}, "times vary by 1.5x: "),
+        (
+            {"in_core_step_ms": 150.0},
+            "a plain step takes 100.0 ms now and 150.0 ms in the profile: the machine",
+        ),
+        ({"in_core_step_ms": 70.0}, "a plain step takes 100.0 ms now and 70.0 ms in the profile: "),
+    ],
+)
+def test_times_that_contradict_one_another_are_doubted(changes: dict[str, object], doubt: str | None) -> None:
+    found = doubt_of_training(replace(REPORT, **changes))  # type: ignore[arg-type]
+    assert found is None if doubt is None else doubt in str(found)
+
+
+def test_a_larger_size_that_is_faster_is_doubted() -> None:
+    assert doubt_of_sizes((15, 19, 24), (100.0, 120.0, 130.0)) is None
+    doubt = doubt_of_sizes((15, 19, 24), (100.0, 1122.0, 1000.0))
+    assert doubt is not None
+    assert "a plain step takes 1.000 s at 24, and 1.122 s at 19: the machine is busy" in doubt
+
+
+def test_a_budget_in_which_everything_fits_needs_no_plan(profile: Profile) -> None:
+    roomy, tight = (pooch.plan(profile, budget) for budget in ("250%", "60%"))
+    assert plan_verdict(roomy) == "everything fits: you do not need a plan"
+    assert plan_verdict(tight).startswith("Predicted: ")
+    assert [summaries.plan_record(plan)["fits_without_a_plan"] for plan in (roomy, tight)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +268,7 @@ def test_a_plain_training_has_nothing_to_keep() -> None:
 def test_decisions_are_told_in_numbers_or_in_words(profile: Profile) -> None:
     # GIVEN a plan at the smallest budget, where hardly anything more can be kept
     with pytest.raises(InfeasibleBudget) as raised:
-        pooch.plan(profile, 1)
+        pooch.plan(profile, "1%")
     plan = pooch.plan(profile, raised.value.minimum_bytes)
     numbers, words = text_of(tables.decisions_table(plan)), text_of(tables.decisions_table(plan, reasons=True))
     frame = plan.to_frame()

@@ -333,7 +333,7 @@ FORK = """
 import os, sys, torch
 from pooch.torchtools.cpu_allocator import counting_allocator
 allocator = counting_allocator()
-assert allocator.install()
+assert allocator.install("a test")
 asked = []
 allocator.set_limit(0, asked.append)
 allocator.ask_for_room(True)
@@ -361,9 +361,9 @@ copy = Path(sys.argv[1]) / "another.so"
 shutil.copy(building.built_library(), copy)
 another = ctypes.PyDLL(str(copy))
 assert another.pooch_allocator_install()
-print(counting_allocator().install())
+print(counting_allocator().install("a test"))
 another.pooch_allocator_remove()
-print(counting_allocator().install())
+print(counting_allocator().install("a test"))
 """
 
 

@@ -376,7 +376,7 @@ BEGIN = """
 import numpy as np, os, sys, torch
 from pooch.torchtools.cpu_allocator import counting_allocator
 allocator = counting_allocator()
-assert allocator.install()
+assert allocator.install("a test")
 arena = allocator.arena
 sizes = np.array([4096, 4096], dtype=np.int64)
 assert arena.serve(sizes, np.array([0, 4096], dtype=np.int64), sizes, 8192)
@@ -417,4 +417,4 @@ def test_an_interpreter_ends_while_blocks_live_in_the_arena() -> None:
         "sys.kept = first; torch.kept = block(); import builtins; builtins.kept = torch.kept.view(-1); print('ended')"
     )
     assert run(BEGIN + keep) == "ended"
-    assert run(BEGIN + "arena.stop(); allocator.remove(); sys.kept = first; print('ended')") == "ended"
+    assert run(BEGIN + "arena.stop(); allocator.remove('a test'); sys.kept = first; print('ended')") == "ended"

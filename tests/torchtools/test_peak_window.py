@@ -73,7 +73,7 @@ def test_the_peak_is_that_of_the_meter() -> None:
 
 def test_a_profiler_runs_only_where_nothing_else_counts(window: Window, way: str) -> None:
     assert torch._C._autograd._profiler_enabled() is (way == "traced")
-    assert isinstance(the_allocator()._users, int)  # by which a window knows whether somebody else reads the peak
+    assert the_allocator().is_in_use is (way == "counted")  # so a window knows of other readers
 
 
 def test_an_allocator_that_somebody_uses_is_left_alone(way: str) -> None:

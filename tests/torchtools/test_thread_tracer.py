@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pooch.profiler.recorder import ForwardRecorder
+from pooch.torchtools import endings
 from pooch.torchtools.cpu_allocator.tracing import thread_traces, traces_here
 from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, Span, marker, quiet_collector
 from pooch.torchtools.thread_tracer import ThreadTracer, can_trace_threads
+from tests.counting import the_allocator
+from tests.interrupts import Interrupts
 from tests.profiler.test_live import ZOO
 
 pytestmark = pytest.mark.cpu
@@ -254,3 +257,28 @@ def test_a_child_of_a_fork_records_nothing_of_its_parents() -> None:
 def test_only_the_cpu_is_traced_so() -> None:
     assert can_trace_threads(CPU)
     assert not can_trace_threads(torch.device("meta"))
+
+
+def test_a_session_ends_with_its_tracer() -> None:
+    tracer = ThreadTracer()
+    assert tracer.start()
+    assert traces_here() is not None
+    del tracer
+    assert traces_here() is None
+    assert not the_allocator().is_in_use
+
+
+def test_nothing_is_left_after_an_interrupt_at_any_byte_code() -> None:
+    interrupts = Interrupts("torchtools")
+
+    def session() -> None:
+        tracer = ThreadTracer()
+        assert tracer.start()
+        blocks(1)
+        assert [event.size_bytes for event in tracer.stop().events] == [MIB, -MIB]
+
+    while interrupts.next(session):
+        endings.run_lost()
+        assert traces_here() is None, interrupts.place
+        assert not the_allocator().is_in_use, interrupts.place
+    assert interrupts.count > 100

@@ -53,6 +53,7 @@ class Evictor:
         silence: Counts and tells what is not governed.
         missing_bytes: The most by which live bytes had to pass the budget in the current step, as nothing more could
             leave.
+        is_held: Whether the budget is held now.
         stayed_bytes: The most that had to stay then because the tier did not take it.
         on_move: Called with "left", a record and its address before its bytes are freed, with "returned", a record and
             its new address after memory was allocated for them, and with "ended", a record and 0 if it is read no more
@@ -73,11 +74,12 @@ class Evictor:
         self.lock = StepLock(self._handle_ended)
         self.stats = RunStats()
         self.missing_bytes = self.stayed_bytes = 0
+        self.is_held = True
         self.stall_ms = 0.0
         self.warn_once = WarnOnce()
         self.verification = Verification("off", self.warn_once) if verification is None else verification
         self.silence = Silence(lambda text: self.warn_once(text, text))
-        self.speed = CopySpeed()
+        self.speed = CopySpeed(engine.description)
         self._records: dict[OnlineRecord, None] = {}  # in the order in which they were saved
         self._saves = 0
         self._position = 0.0  # of the backward pass: it reads what was saved before this
@@ -117,6 +119,11 @@ class Evictor:
             self._asking.on = True
             self.live.ask(True)
 
+    def ask_again(self) -> None:
+        """Have threads ask for room anew, the calling one at once, as another counter counts from here on."""
+        self._asking = threading.local()
+        self.hold()
+
     def rest(self) -> None:
         """Have the calling thread ask for no room: another thread trains, and lets go of its own tensors meanwhile.
 
@@ -136,9 +143,12 @@ class Evictor:
             self.set_budget(int(share * self.live.now()))
 
     def _grow(self, missing_bytes: int) -> int:
-        """Raise the budget to the share of what would be live in-core now, and return what is still missing."""
+        """Raise the budget to the share of what would be live in-core now, and return what is still missing.
+
+        The caller holds the lock, so that two threads that ask at once do not lower it again.
+        """
         assert self._share is not None
-        away_bytes = sum(record.size_bytes for record in list(self._records) if record.storage is None)
+        away_bytes = sum(record.size_bytes for record in self._records if record.storage is None)
         grown_bytes = int(self._share * (self.budget_bytes + missing_bytes + away_bytes))
         if grown_bytes > self.budget_bytes:
             missing_bytes -= grown_bytes - self.budget_bytes
@@ -180,20 +190,22 @@ class Evictor:
 
     def keeps(self, step: PlannedStep) -> None:
         """Ask a planned step, before anything leaves, to let what it keeps leave as well."""
-        self._keeping.add(step)
+        with self.lock:  # another thread may be looking through them
+            self._keeping.add(step)
 
     def take_over(self, actions: StepActions) -> None:
         """Let the values of a planned step leave as well, since its schedule no longer holds."""
-        self._planned.add(actions)
+        with self.lock:
+            self._planned.add(actions)
 
     def make_room(self, missing_bytes: int) -> None:
         """Evict until so many bytes are free, or until nothing more can leave."""
         start = time.perf_counter()
-        if self._share is not None:
-            missing_bytes = self._grow(missing_bytes)
-            if missing_bytes <= 0:
-                return
         with self.lock:
+            if self._share is not None:
+                missing_bytes = self._grow(missing_bytes)
+                if missing_bytes <= 0:
+                    return
             with torch._C._DisableTorchDispatch():
                 for step in list(self._keeping):
                     step.let_kept_leave()

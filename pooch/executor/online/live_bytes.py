@@ -13,6 +13,7 @@ import torch
 from ...errors import UsageError
 from ...torchtools import accelerators
 from ...torchtools.cpu_allocator import CountingAllocator, counting_allocator
+from ...torchtools.endings import end_with
 from ...torchtools.memory_trace import live_bytes, live_tensors
 from ...torchtools.tensors import has_plain_storage, storage_key
 
@@ -71,15 +72,26 @@ class CountedBytes:
 
     What was alive before the allocator was installed, and what something else has allocated, is counted once. If it is
     freed later, the count is too high by that until `recount`.
+
+    Args:
+        allocator: The allocator. It is removed by `close`, or when this is freed, as where making a budget failed.
+        reads_peak: Whether `peak` and `reset_peak` are used: of all who count, one may.
+
+    Attributes:
+        is_in_place: Whether the allocator could be installed: False if another one than PyTorch's is in place.
     """
 
     asks = True
 
-    def __init__(self, allocator: CountingAllocator) -> None:
-        self._allocator = allocator
-        self._is_open = True
+    def __init__(self, allocator: CountingAllocator, *, reads_peak: bool = True) -> None:
+        self._allocator, self._reads_peak = allocator, reads_peak
+        user = object()
+        self._remove = end_with(self, allocator.remove, user)
         self._earlier_bytes = 0
-        self.recount()
+        self._make_room: MakeRoom | None = None
+        self.is_in_place = allocator.install(user, reads_peak=reads_peak)
+        if self.is_in_place:
+            self.recount()
 
     def recount(self) -> None:
         """Count again what is alive from before the installation. It walks all Python objects."""
@@ -103,7 +115,8 @@ class CountedBytes:
 
     def reset_peak(self) -> None:
         """Begin to look for the highest live bytes from now on."""
-        self._allocator.reset_peak()
+        if self._reads_peak:
+            self._allocator.reset_peak()
 
     def look(self) -> tuple[int, int] | None:
         """Return None, since allocations ask for room by themselves."""
@@ -111,6 +124,7 @@ class CountedBytes:
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
         """Ask for room before live bytes pass the budget, in threads that `ask`."""
+        self._make_room = make_room
         self._allocator.set_limit(budget_bytes - self._earlier_bytes, make_room)
 
     def ask(self, asks: bool) -> None:
@@ -119,7 +133,8 @@ class CountedBytes:
 
     def let_go(self) -> None:
         """Have no room asked for from now on; counting goes on."""
-        self._allocator.lift_limit()
+        if self._make_room is not None:
+            self._allocator.lift_limit(self._make_room)
 
     def raise_failure(self) -> None:
         """Raise what went wrong while an allocation asked for room, in the middle of an op that could not raise it."""
@@ -131,10 +146,9 @@ class CountedBytes:
 
     def close(self) -> None:
         """Stop counting."""
-        if self._is_open:
-            self._is_open = False
-            self._allocator.lift_limit()
-            self._allocator.remove()
+        if self._remove.alive:
+            self.let_go()
+            self._remove()
 
 
 class DeviceBytes:
@@ -261,8 +275,12 @@ class WalkedBytes:
         """Do nothing."""
 
 
-def live_bytes_of(device: torch.device) -> CountedBytes | DeviceBytes | WalkedBytes:
+def live_bytes_of(device: torch.device, *, reads_peak: bool = True) -> CountedBytes | DeviceBytes | WalkedBytes:
     """Return the best counter for a device.
+
+    Args:
+        device: The device.
+        reads_peak: Whether its peak is used.
 
     Raises:
         UsageError: If it is neither a CPU nor a device with streams.
@@ -274,8 +292,8 @@ def live_bytes_of(device: torch.device) -> CountedBytes | DeviceBytes | WalkedBy
     allocator = counting_allocator()
     if isinstance(allocator, str):
         why = allocator
-    elif allocator.install():
-        return CountedBytes(allocator)
+    elif (counted := CountedBytes(allocator, reads_peak=reads_peak)).is_in_place:
+        return counted
     else:
         why = "another CPU allocator is in place"
     _warn(why)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..engines.protocol import Ticket
-from ..records import PackedRecord, SavedRecord
+from ..records import Identity, PackedRecord, SavedRecord
 from ..witness import Witness
 from .tier import Room
 
@@ -95,7 +95,7 @@ class KeptTensor:
 
     __slots__ = ("__weakref__", "handle", "identity", "tensor", "value", "version")
 
-    def __init__(self, tensor: torch.Tensor, version: int, value: int, identity: int) -> None:
+    def __init__(self, tensor: torch.Tensor, version: int, value: int, identity: Identity | None) -> None:
         self.tensor: torch.Tensor | None = tensor
         self.version, self.value, self.identity = version, value, identity
         self.handle: OnlineHandle | None = None

@@ -10,15 +10,21 @@ _COMPUTE_SHARE = 0.2  # of a copy's time that compute loses, a guess for one cor
 
 
 class CopySpeed:
-    """A running estimate of the tier's bandwidth."""
+    """A running estimate of the tier's bandwidth.
 
-    def __init__(self) -> None:
+    Args:
+        tier: What the tier is.
+    """
+
+    def __init__(self, tier: str) -> None:
+        self._tier = tier
         self._bytes_per_ms = _FIRST_GUESS_BYTES_PER_MS
 
     def link(self) -> Link:
         """Return the estimate as a link whose copies go one after the other."""
         rate = self._bytes_per_ms
-        return Link("swap tier, as seen in training", 0.05, 0.05, rate, rate, False, _COMPUTE_SHARE, _COMPUTE_SHARE)
+        tier = f"{self._tier}; rates as seen in training"
+        return Link(tier, 0.05, 0.05, rate, rate, False, _COMPUTE_SHARE, _COMPUTE_SHARE)
 
     def copy_ms(self, size_bytes: int) -> float:
         """Expected time of a copy in ms."""

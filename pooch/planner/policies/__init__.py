@@ -7,6 +7,7 @@ from functools import partial
 from ...errors import UsageError
 from ...ir.plan import Decisions
 from ...plugins import provided
+from ...wording import did_you_mean
 from ..contract import Effort, PlanningRequest, Policy, PolicyOutcome
 from ..search.fixed import fixed_outcome
 from ..search.search import restricted, search
@@ -56,8 +57,8 @@ def find_policy(name: str) -> Policy:
     try:
         found: Policy = provided("policies")[chosen].load()
     except KeyError:
-        known = ", ".join(sorted({*policy_names(), *ALIASES}))
-        raise UsageError(f"there is no policy {name!r}: choose one of {known}") from None
+        known = sorted({*policy_names(), *ALIASES})
+        raise UsageError(f"there is no policy {name!r}: {did_you_mean(name, known)}") from None
     return found
 
 

@@ -163,7 +163,7 @@ class _Run(threading.Thread):
                 self.join(POLL_S)
                 if self.is_alive() and time.monotonic() > latest_s:
                     self._problem.solverModel.cancelSolve()
-                    _abandoned.append(self)
+                    _abandoned[:] = [each for each in _abandoned if each.is_alive()] + [self]
                     return self._bound
         except KeyboardInterrupt:
             self._problem.solverModel.cancelSolve()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import UsageError
+from ...wording import did_you_mean
 from ..rows import Experiment
 from .char_rnn import CHAR_RNN
 from .meng import MENG
@@ -21,5 +22,5 @@ def find_experiment(name: str) -> Experiment:
         UsageError: there is none.
     """
     if name not in EXPERIMENTS:
-        raise UsageError(f"there is no published experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
+        raise UsageError(f"there is no published experiment {name!r}: {did_you_mean(name, EXPERIMENTS)}")
     return EXPERIMENTS[name]

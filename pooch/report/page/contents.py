@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy
 
+from ... import colours
 from ...api.simulation import simulate, simulate_in_core
 from ...ir import Interval, Plan, Profile, Timeline
 from ...units import format_bytes, format_ms
-from .. import colours
 from ..curves import memory_curve, profile_title
 from ..layers import CHOICES, OUTSIDE
 from ..summaries import Record, is_modelled
@@ -37,7 +37,7 @@ def page_contents(profile: Profile, budget_plans: BudgetPlans) -> Record:
         "title": f"Plan of {profile_title(profile)}",
         "facts": _facts(profile, given),
         "notes": [*budget_plans.notes, *_notes(profile, given, plans[budget_plans.given], len(listed))],
-        "colours": {"kinds": colours.KINDS, "choices": colours.CHOICES},
+        "colours": {"kinds": colours.KINDS},
         "ops": [[op.name, op.module] for op in profile.ops],
         "values": {value.id: [value.label, value.size_bytes] for value in profile.activations},
         "rows": [[value, layers[value]] for value in listed],

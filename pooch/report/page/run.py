@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ...autopilot.summary import AutoSummary, PlannedShape
 from ...ir import Plan, Profile
 from ...ir.files import replace_file
 from ...units import format_bytes
+from ...wording import slower_than
 from ..summaries import Record
 from .budgets import BudgetPlans
 from .contents import page_contents
-from .writing import charted_page, framed_page, plotly_source
+from .writing import NOTHING_LOADED, charted_page, digests, framed_page, plotly_source, resource
 
 _UNKNOWN = "–"  # noqa: RUF001 - a dash in a table
+_LOADED_AGAIN = '<noscript><meta http-equiv="refresh" content="3"></noscript>\n'
+_RELOAD_BUTTON = '<button type="button" id="reload"></button>'
+_STILL_RUNNING = (
+    '  <p class="hint">Still running: this page loads itself again. The plans and their charts come at the end.</p>\n'
+)
 _HEADS = ("Shapes", "Steps", "Run now", "Plain peak", "Planned peak", "Planned time", "Known from", "Remarks")
 
 
 def write_run_report(
-    summary: AutoSummary, planned: Sequence[tuple[str, Profile, Plan]], path: str | Path, *, title: str
+    summary: AutoSummary,
+    planned: Sequence[tuple[str, Profile, Plan]],
+    path: str | Path,
+    *,
+    title: str,
+    command: str = "",
 ) -> None:
     """Write what happened under a budget as one HTML file that needs no network.
 
@@ -29,6 +41,7 @@ def write_run_report(
         planned: Shapes, profile and plan of each kind of step that has a plan.
         path: The file to write.
         title: What was run.
+        command: What the page is written by.
 
     Raises:
         UsageError: There is a plan, and plotly is not installed.
@@ -38,9 +51,34 @@ def write_run_report(
     if planned:
         run = _run(summary) + _choice()
         pages = [_page(*each) for each in planned]
-        text = charted_page(title, str(pages[0]["summary"]), {"pages": pages}, plotly_source(), run)
+        text = charted_page(title, str(pages[0]["summary"]), {"pages": pages}, plotly_source(), run, command=command)
     else:
-        text = framed_page(title, _run(summary))
+        text = framed_page(title, _run(summary), command=command)
+    replace_file(path, text.encode())
+
+
+def write_live_report(summary: AutoSummary, path: str | Path, *, title: str, command: str = "") -> None:
+    """Write what has happened so far as a page that a browser loads again every few seconds; it has no charts yet.
+
+    Args:
+        summary: What happened so far.
+        path: The file to write.
+        title: What is run.
+        command: What the page is written by.
+
+    Raises:
+        FileFormatError: The file cannot be written.
+    """
+    script = resource("live.js")
+    text = framed_page(
+        f"Run of {title}",
+        _STILL_RUNNING + _run(summary),
+        policy=f"{NOTHING_LOADED}; script-src {digests(script)}",
+        head=_LOADED_AGAIN,
+        controls=_RELOAD_BUTTON,
+        scripts=f"<script>{script}</script>\n",
+        command=command,
+    )
     replace_file(path, text.encode())
 
 
@@ -53,7 +91,7 @@ def _page(shapes: str, profile: Profile, plan: Plan) -> Record:
 
 def _run(summary: AutoSummary) -> str:
     """What happened, and the table of the kinds of steps."""
-    lines = (f"    <p>{html.escape(line)}</p>" for line in summary.totals)
+    lines = (f"    <p>{html.escape(line)}</p>" for line in replace(summary, is_verbose=True).totals)
     parts = ["  <section>\n    <h2>What happened</h2>", *lines]
     parts += ["  </section>\n  <section>\n    <h2>Kinds of steps</h2>", _table(_HEADS, map(_row, summary.shapes))]
     if summary.events:
@@ -70,7 +108,7 @@ def _row(shape: PlannedShape) -> tuple[str, ...]:
         shape.decision,
         _bytes(shape.in_core_peak_bytes),
         _bytes(shape.predicted_peak_bytes),
-        _UNKNOWN if slowdown is None else f"{slowdown:.2f} of the plain time",
+        _UNKNOWN if slowdown is None else slower_than(slowdown, "plain steps"),
         shape.origin,
         shape.reason,
     )

@@ -347,9 +347,9 @@ int pooch_arena_contains(void* pointer) {
 
 // Traces ---------------------------------------------------------------------------------------------------------------
 
-// Begins a session of the calling thread, and returns its number.
-int64_t pooch_trace_begin() {
-  return pooch::sessions().begin();
+// Begins a session of the calling thread, under a number that no other one has had.
+void pooch_trace_begin(int64_t session) {
+  pooch::sessions().begin(session);
 }
 
 // Ends a session, in whatever thread.

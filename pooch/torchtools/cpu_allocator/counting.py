@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
 
@@ -49,28 +49,45 @@ class CountingAllocator:
         self.live_bytes: Callable[[], int] = self._functions["live_bytes"]
         self.peak_bytes: Callable[[], int] = self._functions["peak_bytes"]
         self.reset_peak: Callable[[], None] = self._functions["reset_peak"]
-        self._users = 0
+        self._users = dict[Hashable, bool]()  # and whether they read the peak
         self._lock = threading.RLock()  # the garbage collector may remove a user while one is added
         self._failure: BaseException | None = None
 
     @property
     def is_in_use(self) -> bool:
         """Whether anything has installed it and not yet removed it."""
-        return self._users > 0
+        return bool(self._users)
 
-    def install(self) -> bool:
-        """Put the allocator in place; each call needs a `remove`. False if another one than PyTorch's is in place."""
-        with self._lock:
-            if not self._functions["install"]():
-                return False
-            self._users += 1
-            return True
+    @property
+    def has_reader(self) -> bool:
+        """Whether somebody reads the peak, which has one reader at a time."""
+        return any(self._users.values())
 
-    def remove(self) -> None:
-        """Put PyTorch's own allocator back with the last user. Blocks that are still alive stay valid."""
+    def install(self, user: Hashable, *, reads_peak: bool = True) -> bool:
+        """Put the allocator in place for a user, who calls `remove` even if this call was interrupted.
+
+        Args:
+            user: The user.
+            reads_peak: Whether the user resets the peak and reads it.
+
+        Returns:
+            False if another allocator than PyTorch's is in place. The user has nothing to remove then.
+        """
         with self._lock:
-            self._users -= 1
-            if self._users == 0:
+            self._users[user] = reads_peak
+            if self._functions["install"]():
+                return True
+            self._users.pop(user, None)
+            return False
+
+    def remove(self, user: Hashable) -> None:
+        """Put PyTorch's own allocator back with the last user. Blocks that are still alive stay valid.
+
+        Calling it again, or for somebody who never was a user, does nothing.
+        """
+        with self._lock:
+            self._users.pop(user, None)
+            if not self._users:
                 self._functions["remove"]()
 
     def set_limit(self, bytes_: int, make_room: MakeRoom) -> None:
@@ -83,8 +100,19 @@ class CountingAllocator:
         self._make_room = make_room
         self._functions["set_limit"](bytes_, self._callback)
 
-    def lift_limit(self) -> None:
-        """Have nothing called from now on."""
+    @property
+    def has_limit(self) -> bool:
+        """Whether somebody is asked to make room."""
+        return self._make_room is not None
+
+    def lift_limit(self, make_room: MakeRoom | None = None) -> None:
+        """Have nothing called from now on.
+
+        Args:
+            make_room: Whose limit it is: nothing happens if that of somebody else has replaced it. None: anybody's.
+        """
+        if make_room is not None and make_room is not self._make_room:
+            return
         self._functions["set_limit"](NO_LIMIT, self._callback)
         self._functions["take_interrupt"]()
         self._make_room = self._failure = None
@@ -101,14 +129,19 @@ class CountingAllocator:
 
     def raise_failure(self) -> None:
         """Raise what was raised while room was made, if anything was since the last call. An interrupt goes first."""
-        if self._functions["take_interrupt"]():
+        was_interrupted = self._functions["take_interrupt"]()
+        failure, self._failure = self._failure, None
+        if was_interrupted:
             raise KeyboardInterrupt
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
+        if failure is not None:
             try:
                 raise failure
             finally:
                 del failure  # else it would hold this frame, which holds it, and with them the step that it ended
+
+    def keep_interrupt(self) -> None:
+        """Have `raise_failure` raise Ctrl-C that came at the begin or end of making room, which Python only prints."""
+        self._failure = KeyboardInterrupt()
 
     def knows(self, pointer: int) -> bool:
         """Whether a live block was allocated, and so counted, since the installation."""

@@ -18,8 +18,7 @@ Enter enter_function = nullptr;
 Leave leave_function = nullptr;
 
 std::mutex mutex;
-int users = 0;
-at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;  // invalid where nothing is observed
 
 std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& function) {
   enter_function(&function, function.name(), 0);
@@ -34,30 +33,31 @@ void ended(const at::RecordFunction& function, at::ObserverContext*) {
 
 extern "C" {
 
-// Observes until as many calls of `pooch_observer_leave` came. A callback of the process, as one of the thread could not
-// be taken away in another, nor within a backward pass, after which the engine restores the thread's state.
+// Observes until `pooch_observer_leave`; both may be called again. A callback of the process, as one of the thread could
+// not be taken away in another, nor within a backward pass, after which the engine restores the thread's state.
 void pooch_observer_use(Enter enter, Leave leave) {
   const std::lock_guard<std::mutex> guard(mutex);
   enter_function = enter;
   leave_function = leave;
-  if (users++ == 0) {
+  if (handle == at::INVALID_CALLBACK_HANDLE) {
     handle = at::addGlobalCallback(at::RecordFunctionCallback(&begins, &ended));
   }
 }
 
 void pooch_observer_leave() {
   const std::lock_guard<std::mutex> guard(mutex);
-  if (users > 0 && --users == 0) {
+  if (handle != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(handle);
+    handle = at::INVALID_CALLBACK_HANDLE;
   }
 }
 
 // In a forked child, whose parent has the sessions.
 void pooch_observer_begin_child() {
-  if (users > 0) {
+  if (handle != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(handle);
+    handle = at::INVALID_CALLBACK_HANDLE;
   }
-  users = 0;
   new (&mutex) std::mutex;  // another thread of the parent may have held it
 }
 

@@ -238,17 +238,17 @@ inline thread_local std::vector<SessionRef>* sessions_here = nullptr;
 // All sessions of the process. Never destroyed: blocks may outlive the interpreter.
 class Sessions {
  public:
-  int64_t begin() {
+  // Begins a session of the calling thread under a number that no other one has had.
+  void begin(int64_t id) {
     const uint64_t thread = this_thread();
     const std::lock_guard<std::mutex> guard(mutex);
-    const auto session = std::make_shared<Session>(++last_id, thread);
+    const auto session = std::make_shared<Session>(id, thread);
     known.emplace(session->id, session);
     if (sessions_here == nullptr) {
       sessions_here = new std::vector<SessionRef>;
     }
     sessions_here->push_back(session);
     active.fetch_add(1);
-    return session->id;
   }
 
   // Ends a session, in whatever thread. What it recorded stays until it is forgotten.
@@ -356,7 +356,6 @@ class Sessions {
 
   std::unordered_map<int64_t, SessionRef> known;
   std::atomic<int64_t> active{0};
-  int64_t last_id = 0;
 };
 
 inline Sessions& sessions() {

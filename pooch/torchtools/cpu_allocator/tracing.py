@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from .counting import CountingAllocator, counting_allocator
 Integers = npt.NDArray[np.int64]
 _ARRAY = np.ctypeslib.ndpointer(dtype=np.int64, flags="C_CONTIGUOUS")
 _SIGNATURES: Signatures = {
-    "begin": ([], ctypes.c_int64),
+    "begin": ([ctypes.c_int64], None),
     "end": ([ctypes.c_int64], None),
     "forget": ([ctypes.c_int64], None),
     "enter": ([ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int], None),
@@ -74,39 +75,56 @@ class ThreadTraces:
         self._observer = bound_functions(observer, "pooch_observer", _OBSERVER)
         self._callbacks = [ctypes.cast(self._functions[name], ctypes.c_void_p) for name in ("enter", "leave")]
         self._keys = itertools.count(1)  # no function of PyTorch's lies at such an address
+        self._numbers = itertools.count(1)
+        self._open = set[int]()
+        self._lock = threading.RLock()  # the garbage collector may end a session while one begins
         os.register_at_fork(after_in_child=self._observer["begin_child"])
 
     def can_begin(self) -> bool:
         """Return whether no other CPU allocator than PyTorch's is in place."""
-        if not self._allocator.install():
-            return False
-        self._allocator.remove()
-        return True
+        try:
+            return self._allocator.install(self, reads_peak=False)
+        finally:
+            self._allocator.remove(self)
 
-    def begin(self) -> int | None:
-        """Begin a session of the calling thread, and return its number.
+    def new_session(self) -> int:
+        """Return the number of a session that has not begun."""
+        return next(self._numbers)
+
+    def begin(self, session: int) -> bool:
+        """Begin a session of the calling thread, whose caller calls `forget` even if this call was interrupted.
 
         Returns:
-            None if another CPU allocator than PyTorch's is in place.
+            False if another CPU allocator than PyTorch's is in place.
         """
-        if not self._allocator.install():
-            return None
-        try:
+        with self._lock:
+            if not self._allocator.install(("session", session), reads_peak=False):
+                return False
+            self._open.add(session)
             self._observer["use"](*self._callbacks)
-            return int(self._functions["begin"]())
-        except BaseException:
-            self._allocator.remove()
-            raise
+            self._functions["begin"](session)
+            return True
 
     def end(self, session: int) -> RawTrace:
         """End a session, in whatever thread, and return what it has recorded."""
-        self._functions["end"](session)
-        self._observer["leave"]()
-        self._allocator.remove()
         try:
+            self._end(session)
             return self._read(session)
         finally:
-            self._functions["forget"](session)
+            self.forget(session)
+
+    def forget(self, session: int) -> None:
+        """End a session, if that is not done, with all that it has recorded. Calling it again does nothing."""
+        self._end(session)
+        self._functions["forget"](session)
+
+    def _end(self, session: int) -> None:
+        with self._lock:
+            self._functions["end"](session)
+            self._open.discard(session)
+            if not self._open:
+                self._observer["leave"]()
+            self._allocator.remove(("session", session))
 
     def _read(self, session: int) -> RawTrace:
         counts = np.zeros(4, dtype=np.int64)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pooch.executor.online import live_bytes
+from tests.counting import the_allocator
 
 pytestmark = pytest.mark.cpu
 
@@ -26,3 +29,25 @@ def test_a_walk_over_all_tensors_is_not_made_at_every_op(monkeypatch: pytest.Mon
     clock[0] += live_bytes._TIMES_A_WALK
     assert counter.look() == (200, 0)
     assert counter.peak() == 200
+
+
+def test_a_budget_whose_making_was_interrupted_leaves_no_allocator_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = the_allocator()
+    users = dict(allocator._users)
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(live_bytes.CountedBytes, "recount", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            live_bytes.live_bytes_of(torch.device("cpu"))
+    gc.collect()
+    assert allocator._users == users
+    counter = live_bytes.live_bytes_of(torch.device("cpu"))
+    for _ in range(2):
+        counter.close()
+    assert allocator._users == users
+    live_bytes.live_bytes_of(torch.device("cpu"))  # never closed
+    gc.collect()
+    assert allocator._users == users

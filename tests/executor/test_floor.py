@@ -1,0 +1,194 @@
+"""A step that leaves the plan under `pooch.apply` stays within the budget all the same."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pooch
+from pooch.executor import Run
+from pooch.executor.online.live_bytes import CountedBytes
+from pooch.executor.records import VersionProbe
+from pooch.torchtools.memory_trace import live_bytes
+from tests.counting import counting, the_allocator
+from tests.executor.support import budget_at, mixed, quick_profile
+
+pytestmark = pytest.mark.cpu
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+class Growing(nn.Module):
+    """Activations of 2 MiB a layer. After `ordinary` layers it takes others than were profiled, and more of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(10))
+        self.ordinary, self.more = 10, 0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for layer in self.layers[: self.ordinary]:
+            rows = layer(rows).tanh().sin()
+        for number in range(self.more):
+            rows = self.layers[number % len(self.layers)](rows).sigmoid().cos()
+        return rows.square().mean()
+
+
+def planned(share: float = 0.6) -> tuple[Growing, Tensor, pooch.Plan]:
+    torch.manual_seed(0)
+    model, rows = Growing(), torch.rand(2048, 256)
+    profile = quick_profile(lambda: model(rows), model)
+    plan = pooch.plan(profile, budget_at(profile, share), region="model", time_limit_s=3)
+    assert plan.schedule.actions
+    model.zero_grad()
+    return model, rows, plan
+
+
+def gradients(model: nn.Module, rows: Tensor) -> dict[str, bytes]:
+    model.zero_grad()
+    model(rows).backward()
+    return gradients_of(model)
+
+
+def gradients_of(model: nn.Module) -> dict[str, bytes]:
+    """Not as tensors, which would take a part of the budget."""
+    return {name: p.grad.numpy().tobytes() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def counted_peak(step: Callable[[], object]) -> int:
+    """Counted below PyTorch, from the beginning of a step to its end."""
+    gc.collect()
+    allocator, user = the_allocator(), object()
+    assert allocator.install(user)
+    try:
+        earlier_bytes = live_bytes(CPU) - allocator.live_bytes()
+        allocator.reset_peak()
+        step()
+        return earlier_bytes + allocator.peak_bytes()
+    finally:
+        allocator.remove(user)
+
+
+@pytest.mark.parametrize(("ordinary", "more"), [(0, 12), (5, 7), (10, 8)])
+def test_a_step_that_leaves_its_plan_stays_within_the_budget(ordinary: int, more: int) -> None:
+    model, rows, plan = planned()
+    with pooch.apply(plan, model, measure_every=0) as run:
+        for _ in range(3):
+            gradients(model, rows)
+        model.ordinary, model.more = ordinary, more
+        with run.paused():
+            expected = gradients(model, rows)
+            plain_bytes = counted_peak(lambda: gradients(model, rows))
+        model.zero_grad()
+        with pytest.warns(UserWarning, match="the budget is held without the plan"):
+            peak_bytes = counted_peak(lambda: model(rows).backward())
+        assert gradients_of(model) == expected
+        assert run.stats.mismatches == 1
+        assert run.stats.swapped_out_bytes + run.stats.recomputed_ops > 0
+        assert plain_bytes > plan.budget_bytes
+        assert peak_bytes <= plan.budget_bytes
+        check_that_the_plan_is_followed_again(model, rows, plan, run)
+    assert not the_allocator().is_in_use
+
+
+def check_that_the_plan_is_followed_again(model: Growing, rows: Tensor, plan: pooch.Plan, run: Run) -> None:
+    model.ordinary, model.more = 10, 0
+    with run.paused():
+        expected = gradients(model, rows)
+    model.zero_grad()
+    peak_bytes = counted_peak(lambda: model(rows).backward())
+    assert gradients_of(model) == expected
+    assert run.stats.mismatches == 0
+    assert peak_bytes <= plan.budget_bytes
+
+
+def test_the_limit_of_another_budget_stays() -> None:
+    """The CPU's allocator holds one: a plan that is left says that it cannot hold its own."""
+    model, rows, plan = planned()
+    asked: list[int] = []
+    with counting() as allocator, pooch.apply(plan, model, measure_every=0):
+        allocator.set_limit(2**60, asked.append)
+        model.more = 2
+        with pytest.warns(UserWarning, match="keeps its activations and may exceed the budget"):
+            gradients(model, rows)
+        assert allocator._make_room == asked.append
+
+
+def test_a_later_limit_is_left_in_place_by_one_that_ends() -> None:
+    with counting() as allocator:
+        first, second = CountedBytes(allocator), CountedBytes(allocator)
+        first.hold(2**60, lambda _: None)
+        second.hold(2**60, lambda _: None)
+        first.close()
+        assert allocator.has_limit
+        second.close()
+        assert not allocator.has_limit
+
+
+def test_a_step_that_fails_off_the_plan_leaves_no_budget_behind() -> None:
+    model, rows, plan = planned()
+    with pooch.apply(plan, model, measure_every=0), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.more = 2
+        with pytest.raises(RuntimeError, match="broken"):
+            failing(model, rows)
+        model.more = 0
+        gradients(model, rows)
+    assert not the_allocator().is_in_use
+    assert not the_allocator().has_limit
+
+
+def failing(model: Growing, rows: Tensor) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    with model.layers[1].register_forward_hook(broken):
+        model(rows)
+
+
+def test_a_kept_value_that_leaves_in_the_middle_of_an_op_is_watched_for_writes() -> None:
+    """There a detached tensor has a version counter of its own, unless PyTorch is asked for the layer of views."""
+    tensor, other, probes = torch.rand(100), torch.rand(100), list[VersionProbe]()
+    tensor.mul_(2)
+    with counting() as allocator:
+        allocator.set_limit(0, lambda _: probes.append(VersionProbe(tensor)))
+        allocator.ask_for_room(True)
+        kept = other + 1
+    assert probes
+    assert kept._version == 0
+    assert not any(probe.moved() for probe in probes)
+    tensor.mul_(2)
+    assert all(probe.moved() for probe in probes)
+
+
+def test_several_forward_passes_whose_values_leave_keep_their_bits() -> None:
+    """What dropout keeps was written over before autograd saved it."""
+    torch.manual_seed(0)
+    layers = [part for _ in range(3) for part in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.5))]
+    model, rows = nn.Sequential(*layers, nn.Flatten(0)), torch.rand(256, 64)
+    profile = quick_profile(lambda: model(rows).square().mean(), model)
+    plan = pooch.plan_from_decisions(profile, mixed(profile, "model"), region="model")
+    plan = replace(plan, budget_bytes=plan.predicted_peak_bytes)
+
+    def step() -> dict[str, bytes]:
+        model.zero_grad()
+        torch.manual_seed(1)
+        losses = [model(rows).square().mean() for _ in range(3)]
+        for loss in losses:
+            loss.backward()
+        return gradients_of(model)
+
+    expected = step()
+    with pooch.apply(plan, model, measure_every=0) as run, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            assert step() == expected
+        assert run._floor is not None
+        assert run._floor.is_held
+        assert run._floor.stall_ms > 0

@@ -1,0 +1,167 @@
+"""Ctrl-C that Python would print and forget."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pooch
+from pooch.executor.records import PackedRecord, SavedRecord
+from pooch.torchtools.cpu_allocator.counting import CountingAllocator, counting_allocator
+from pooch.torchtools.lost_interrupts import _Unraisable
+from pooch.torchtools.stand_ins import Place, StandIns
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What Python prints, while Pooch is in use."""
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: found.append(unraisable.exc_type))
+    stand_in, user = StandIns(Place(sys, "unraisablehook", _Unraisable)), Owner()
+    stand_in.use(user)
+    yield found
+    stand_in.leave(user)
+    assert not isinstance(sys.unraisablehook, _Unraisable)
+
+
+def raising(error: type[BaseException]) -> Callable[[object], None]:
+    def ended(record: object) -> None:
+        raise error
+
+    return ended
+
+
+class Owner:
+    """What a finalizer waits for."""
+
+
+class Interrupted(set[Any]):
+    """The references of a weak collection."""
+
+    def discard(self, reference: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def wait_for(action: Callable[[], None]) -> None:
+    action()
+    for _ in range(10):
+        pass
+
+
+def drop_a_handle(error: type[BaseException]) -> None:
+    PackedRecord(None, SavedRecord(), torch.ones(2), raising(error))
+    for _ in range(10):
+        pass
+
+
+def test_what_comes_in_a_destructor_of_ours_is_raised_after_it(printed: list[Any]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        drop_a_handle(KeyboardInterrupt)
+    assert printed == []
+
+
+def test_what_comes_in_a_finalizer_is_raised_after_it(printed: list[Any]) -> None:
+    handle = Owner()
+    weakref.finalize(handle, raising(KeyboardInterrupt), None)
+    owners = [handle]
+    del handle
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(owners.clear)
+    assert printed == []
+
+
+def test_what_comes_as_a_weak_collection_lets_go_is_raised_after_it(printed: list[Any]) -> None:
+    owners = [Owner()]
+    weak = weakref.WeakSet(owners)
+    weak.data = Interrupted(weak.data)
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(owners.clear)
+    assert printed == []
+
+
+def test_other_errors_are_printed_as_ever(printed: list[Any]) -> None:
+    drop_a_handle(ValueError)
+    assert printed == [ValueError]
+
+
+def test_what_comes_in_a_destructor_of_the_program_is_printed_as_ever(printed: list[Any]) -> None:
+    class Theirs:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    Theirs()
+    assert printed == [KeyboardInterrupt]
+
+
+@pytest.mark.parametrize("event", ["call", "return"])
+def test_what_comes_as_an_allocation_asks_for_room_is_raised_once(event: str, printed: list[Any]) -> None:
+    """Of two errors, the second would end the next step of a program that goes on after the first."""
+    allocator = counting_allocator()
+    assert isinstance(allocator, CountingAllocator), allocator
+    assert allocator.install("a test")
+    asked: list[int] = []
+
+    def interrupt(frame: FrameType, found: str, argument: object) -> Any:
+        if frame.f_code is CountingAllocator._ask.__code__ and found == event:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    allocator.set_limit(allocator.live_bytes(), asked.append)
+    allocator.ask_for_room(True)
+    try:
+        sys.settrace(interrupt)
+        wait_for(lambda: asked.append(torch.ones(1000).numel()))
+        sys.settrace(None)
+        with pytest.raises(KeyboardInterrupt):
+            allocator.raise_failure()
+        allocator.raise_failure()
+    finally:
+        sys.settrace(None)
+        allocator.ask_for_room(False)
+        allocator.lift_limit()
+        allocator.remove("a test")
+    assert asked == [4000, 1000]
+    assert printed == []
+
+
+@pytest.mark.parametrize("way", ["auto", "apply"])
+def test_it_ends_a_backward_pass(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
+    rows = torch.randn(256, 64)
+
+    def step() -> torch.Tensor:
+        loss = model(rows).square().mean()
+        loss.backward()
+        model.zero_grad()
+        return loss.detach()
+
+    if way == "auto":
+        run: Any = pooch.auto(model, "60%", tell=lambda _: None)
+    else:
+        profile = pooch.profile(lambda: model(rows).square().mean(), model)
+        run = pooch.apply(pooch.plan(profile, "70%"), model)
+    assert isinstance(sys.unraisablehook, _Unraisable)
+    expected, real, calls = step(), PackedRecord.__del__, [0]
+
+    def once(handle: PackedRecord[Any]) -> None:
+        real(handle)
+        calls[0] += 1
+        if calls[0] == 3:
+            raise KeyboardInterrupt
+
+    once.__module__ = PackedRecord.__module__
+    monkeypatch.setattr(PackedRecord, "__del__", once)
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    monkeypatch.undo()
+    model.zero_grad()
+    assert torch.equal(step(), expected)
+    run.remove()
