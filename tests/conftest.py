@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pooch.executor.floor import Floor
 from tests.chosen_device import chosen_device
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
 
@@ -58,3 +59,9 @@ def deterministic_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = False
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def without_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where another budget is held on the device already, or several threads run."""
+    monkeypatch.setattr(Floor, "_can_count", lambda _: False)

@@ -197,6 +197,7 @@ def test_another_error_passes_and_nothing_is_planned_again(profile: Profile) -> 
         guard.step(trouble.forward)
 
 
+@pytest.mark.usefixtures("without_floor")
 def test_a_peak_over_the_budget_gives_the_next_step_a_tighter_plan(profile: Profile) -> None:
     job = make_job("conv", 2)
     loose = pooch.plan(profile, budget_at(profile, 0.9), region="step", **PLANNING)
@@ -220,6 +221,7 @@ def test_a_peak_over_the_budget_gives_the_next_step_a_tighter_plan(profile: Prof
         assert repr(guard.run).endswith("1 step)")
 
 
+@pytest.mark.usefixtures("without_floor")
 def test_a_peak_over_the_budget_is_found_in_a_later_step_too() -> None:
     plain = make_job("conv", 2)
     expected = _train_with_ballast(plain, plain_step(plain))
@@ -259,6 +261,7 @@ def _train_with_ballast(job: Job, step: Callable[[], Tensor]) -> dict[str, Tenso
     return {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
 
 
+@pytest.mark.usefixtures("without_floor")
 def test_layers_that_are_unfrozen_under_a_guard_lead_to_a_tighter_plan() -> None:
     from tests.executor.support import quick_profile
 
@@ -561,6 +564,7 @@ def lying(profile: Profile, share: float = 0.8) -> Any:
     return replace(loose, budget_bytes=budget_at(profile, share))
 
 
+@pytest.mark.usefixtures("without_floor")
 @pytest.mark.parametrize("is_explained", [True, False])
 def test_a_peak_that_the_allocators_rounding_explains_is_told_once_and_planned_no_tighter(
     profile: Profile, is_explained: bool, monkeypatch: pytest.MonkeyPatch
@@ -586,6 +590,7 @@ def test_a_peak_that_the_allocators_rounding_explains_is_told_once_and_planned_n
         assert len(guard.repairs) == (0 if is_explained else 1)
 
 
+@pytest.mark.usefixtures("without_floor")
 def test_plans_are_made_again_for_measured_peaks_a_few_times_and_no_more(profile: Profile) -> None:
     """Plans that never help: whatever is asked for, the same comes back."""
     job = make_job("conv", 2)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pooch.executor.floor import Floor
-
 
 @pytest.fixture(scope="session", autouse=True)
 def frozen_heap() -> Iterator[None]:
@@ -30,9 +28,3 @@ def one_thread() -> Iterator[None]:
 def decide_on_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny activations are decided on too."""
     monkeypatch.setattr("pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES", 1)
-
-
-@pytest.fixture
-def without_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where another budget is held on the device already, or several threads run."""
-    monkeypatch.setattr(Floor, "_can_count", lambda _: False)

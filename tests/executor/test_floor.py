@@ -131,6 +131,16 @@ def test_a_later_limit_is_left_in_place_by_one_that_ends() -> None:
         assert not allocator.has_limit
 
 
+def test_the_limit_of_a_counter_that_was_freed_stands_in_nobodys_way() -> None:
+    allocator = the_allocator()
+    left = CountedBytes(allocator)
+    left.hold(2**60, lambda _: None)
+    assert allocator.has_limit
+    del left
+    assert not allocator.is_in_use
+    assert not allocator.has_limit
+
+
 def test_a_step_that_fails_off_the_plan_leaves_no_budget_behind() -> None:
     model, rows, plan = planned()
     with pooch.apply(plan, model, measure_every=0), warnings.catch_warnings():

@@ -88,6 +88,7 @@ class CountingAllocator:
         with self._lock:
             self._users.pop(user, None)
             if not self._users:
+                self.lift_limit()  # of somebody who was freed without lifting it: nobody counts for it any more
                 self._functions["remove"]()
 
     def set_limit(self, bytes_: int, make_room: MakeRoom) -> None:
