@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..executor.online import LiveBytes
 from ..ir import Profile
+from ..machine.account import LiveBytes
 
 
 def margin_bytes(live: LiveBytes, profile: Profile) -> int:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ..errors import TierError, UsageError
-from ..executor.online import Evictor, LiveBytes
+from ..executor.online import Evictor
 from ..executor.statistics import RunStats
 from ..executor.step import OWN_WORK
 from ..ir import Profile
+from ..machine.account import LiveBytes
 from ..profiler.live import is_profiling, needs_profiler
 from ..torchtools.calls import CallContext
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 
 from ..errors import TierError
+from ..machine import Value
 from ..torchtools.effects import StorageMap
 from ..torchtools.tensors import bytes_of, storage_key, tensors_with_memory
 from .engines.health import TierHealth
-from .engines.protocol import Ticket
-from .records import Record
 from .statistics import RunStats
 
-CopyIn = Callable[[Record, torch.UntypedStorage], Ticket]
 MakeAgain = Callable[[], Callable[[int], torch.UntypedStorage] | None]
 
 
@@ -28,41 +26,40 @@ class EmptiedStorages:
     """Empties and refills the storages of one step.
 
     Args:
-        copy_in: Starts to fill a storage with a value that the tier has.
         stats: Counters of the step, updated in place.
         make_again: Returns the function that recomputes a value, or None once the step is gone.
         health: Notes what is wrong with the tier.
 
     Attributes:
-        away: Maps storage keys to the records of storages that are empty or being refilled. Entries of storages that
+        away: Maps storage keys to the values of storages that are empty or being refilled. Entries of storages that
             the program has released may remain.
     """
 
-    def __init__(self, copy_in: CopyIn, stats: RunStats, make_again: MakeAgain, health: TierHealth) -> None:
-        self._copy_in, self._stats, self._make_again, self._health = copy_in, stats, make_again, health
-        self.away: dict[int, Record] = {}
+    def __init__(self, stats: RunStats, make_again: MakeAgain, health: TierHealth) -> None:
+        self._stats, self._make_again, self._health = stats, make_again, health
+        self.away: dict[int, Value] = {}
 
-    def empty(self, record: Record) -> None:
+    def empty(self, value: Value) -> None:
         """Free the bytes, unless their address was handed out or the storage cannot be resized."""
-        storage = record.home()
-        if storage is None or record.handed_out or not storage.resizable() or self.is_away(record):
+        storage = value.home()
+        if storage is None or value.handed_out or not storage.resizable() or self.is_away(value):
             return
-        record.size_bytes = storage.nbytes()
-        record.storage = None
-        self.away[storage._cdata] = record
+        value.size_bytes = storage.nbytes()
+        value.storage = None
+        self.away[storage._cdata] = value
         storage.resize_(0)
-        self._stats.emptied_bytes += record.size_bytes
+        self._stats.emptied_bytes += value.size_bytes
 
-    def refill(self, record: Record) -> None:
+    def refill(self, value: Value) -> None:
         """Allocate the bytes and start to fill them, unless the program released the value or it is back already."""
-        storage = self._home_if_away(record)
-        if storage is not None and record.ticket is None:
-            self._start(record, storage)
-            record.storage = storage
+        storage = self._home_if_away(value)
+        if storage is not None and value.ticket is None:
+            self._start(value, storage)
+            value.storage = storage
 
-    def arrived(self, record: Record) -> None:
+    def arrived(self, value: Value) -> None:
         """Mark a value as readable, once compute waits for its copy in."""
-        storage = record.home()
+        storage = value.home()
         if storage is not None:
             self.away.pop(storage._cdata, None)
 
@@ -73,27 +70,27 @@ class EmptiedStorages:
             self.restore()
             return
         for tensor in tensors:
-            record = self.away.get(storage_key(tensor))
-            if record is not None:
-                self.bring_back(record)
+            value = self.away.get(storage_key(tensor))
+            if value is not None:
+                self.bring_back(value)
 
-    def is_away(self, record: Record) -> bool:
+    def is_away(self, value: Value) -> bool:
         """Whether the program holds the value without its bytes."""
-        return self._home_if_away(record) is not None
+        return self._home_if_away(value) is not None
 
-    def bring_back(self, record: Record) -> None:
+    def bring_back(self, value: Value) -> None:
         """Bring the bytes of one value back now.
 
         Raises:
             TierError: If they cannot be read back. The memory is allocated, but its contents are lost.
         """
-        storage = self._home_if_away(record)
+        storage = self._home_if_away(value)
         if storage is None:
             return
-        if record.ticket is None:
+        if value.ticket is None:
             self._stats.late_swaps += 1
-            self._start(record, storage)
-        ticket, record.ticket = record.ticket, None
+            self._start(value, storage)
+        ticket, value.ticket = value.ticket, None
         if ticket is not None:
             self._stats.host_stall_ms += ticket.wait()
             if ticket.error is not None:
@@ -109,35 +106,36 @@ class EmptiedStorages:
             TierError: If any value cannot be read back.
         """
         failure: TierError | None = None
-        for key, record in list(self.away.items()):
+        for key, value in list(self.away.items()):
             try:
-                self.bring_back(record)
+                self.bring_back(value)
             except TierError as error:
                 failure = error
             self.away.pop(key, None)
         if failure is not None:
             raise failure
 
-    def hand_out(self, arguments: Any, values: StorageMap, records: dict[int, Record]) -> None:
+    def hand_out(self, arguments: Any, values: StorageMap, planned: dict[int, Value]) -> None:
         """Keep the arguments in place from now on, since the program obtains their address."""
         for tensor in tensors_with_memory(arguments)[0]:
-            value = values.get(storage_key(tensor))
-            if value in records:
-                records[value].handed_out = True
+            number = values.get(storage_key(tensor))
+            if number in planned:
+                planned[number].handed_out = True
 
-    def _home_if_away(self, record: Record) -> torch.UntypedStorage | None:
-        storage = record.home()
-        if storage is None or self.away.get(storage._cdata) is not record:
+    def _home_if_away(self, value: Value) -> torch.UntypedStorage | None:
+        storage: torch.UntypedStorage | None = value.home()
+        if storage is None or self.away.get(storage._cdata) is not value:
             return None
         return storage
 
-    def _start(self, record: Record, storage: torch.UntypedStorage) -> None:
+    def _start(self, value: Value, storage: torch.UntypedStorage) -> None:
         """Start to fill a storage, whose memory is allocated in the order of compute."""
-        storage.resize_(record.size_bytes)
-        if record.copied_out:
-            record.ticket = self._copy_in(record, storage)
-            self._stats.swapped_in_bytes += record.size_bytes
+        storage.resize_(value.size_bytes)
+        if value.is_copied:
+            assert value.place is not None
+            value.ticket = value.place.copy_in(storage)
+            self._stats.swapped_in_bytes += value.size_bytes
         else:
             make_again = self._make_again()
             assert make_again is not None, "the step is running"
-            bytes_of(storage).copy_(bytes_of(make_again(record.value)))
+            bytes_of(storage).copy_(bytes_of(make_again(value.number)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ..machine.account import MakeRoom
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.threads import is_alone
 from .engines.protocol import CopyEngine
 from .online import Evictor
-from .online.live_bytes import MakeRoom, live_bytes_of
+from .online.live_bytes import live_bytes_of
 from .statistics import RunStats, WarnOnce
 from .verification import Verification
 

@@ -16,15 +16,14 @@ import torch
 
 from ..errors import TierError
 from ..ir import Plan
+from ..machine import Level, Value
 from ..torchtools.operators import has_undefined_bytes, is_foreign_name, operator_facts
 from ..units import round_up
 from .engines.health import TierHealth
 from .engines.protocol import Arena, CopyEngine, Ticket
-from .records import Record
 from .replay import RecordedCall, outer_arguments
 from .statistics import RunStats
-from .verification import Difference, Verification, likely_cause
-from .witness import Level, Witness
+from .verification import Difference, Verification, likely_cause, new_witness
 
 _ALIGNMENT_BYTES = 4096  # offsets in a tier are multiples of this
 _numbers = itertools.count()
@@ -95,7 +94,7 @@ class StepCopies:
         """Whether there is a copy."""
         return self._arena is not None
 
-    def place(self, value: int, size_bytes: int) -> CopyPlace | None:
+    def place(self, value: int, size_bytes: int) -> FixedPlace | None:
         """Return room for a value, or None if the tier has no more."""
         offset_bytes = self._table.offsets.get(value)
         if offset_bytes is None or self._has_no_room or size_bytes > self._table.sizes_bytes[value]:
@@ -107,7 +106,7 @@ class StepCopies:
                 self._has_no_room = True
                 self._engine.health.failed(error)
                 return None
-        return CopyPlace(self._arena, offset_bytes, self._engine.health)
+        return FixedPlace(self._arena, offset_bytes, self._engine.health)
 
     def close(self) -> None:
         """Release the room."""
@@ -117,8 +116,8 @@ class StepCopies:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyPlace:
-    """Room for the copy of one value."""
+class FixedPlace:
+    """Room for one value at an offset that was chosen ahead."""
 
     arena: Arena
     offset_bytes: int
@@ -140,6 +139,9 @@ class CopyPlace:
     def copy_in(self, storage: torch.UntypedStorage) -> Ticket:
         """Start filling a storage from here."""
         return self.arena.copy_in(storage, self.offset_bytes)
+
+    def release(self) -> None:
+        """Do nothing: the room is that of the step."""
 
 
 class Leaving:
@@ -163,65 +165,65 @@ class Leaving:
     ) -> None:
         self.verification, self._copies, self._table, self._stats = verification, copies, table, stats
         self._call_of = call_of
-        self.pending: dict[int, Record] = {}
+        self.pending: dict[int, Value] = {}
         self.tainted: set[int] = set()  # what the program may have changed through an address, and what is made of it
 
-    def saved(self, record: Record, storage: torch.UntypedStorage) -> None:
+    def saved(self, value: Value, storage: torch.UntypedStorage) -> None:
         """Begin to watch a recomputed value that autograd has saved.
 
         It is not replayed in this step if the program has its address, or if the op that made it was not recorded.
         """
-        key = self._table.key(record.value)
+        key = self._table.key(value.number)
         level = self.verification.level(
-            key, is_foreign=record.value in self._table.foreign, device_type=storage.device.type
+            key, is_foreign=value.number in self._table.foreign, device_type=storage.device.type
         )
-        if record.handed_out or record.value in self.tainted or self._call_of(record.value) is None:
+        if value.handed_out or value.number in self.tainted or self._call_of(value.number) is None:
             level = Level.BANNED
-        elif record.value in self._table.undefined:
+        elif value.number in self._table.undefined:
             return
         if level == Level.NONE or storage.nbytes() == 0:
             return
-        record.witness = witness = Witness(key, level)
+        value.witness = witness = new_witness(key, level)
         if level != Level.WHOLE:
             witness.take(storage)
         if level == Level.SAMPLE:
             return
         witness.storage = storage
-        record.size_bytes = storage.nbytes()
-        self.pending[record.value] = record
+        value.size_bytes = storage.nbytes()
+        self.pending[value.number] = value
         if level >= Level.COPIED:
-            place = self._copies.place(record.value, record.size_bytes)
+            place = self._copies.place(value.number, value.size_bytes)
             if place is not None:
                 witness.start_copy(place, storage)
-                self._stats.verified_bytes += record.size_bytes
+                self._stats.verified_bytes += value.size_bytes
 
-    def distrust(self, record: Record, storage: torch.UntypedStorage) -> None:
+    def distrust(self, value: Value, storage: torch.UntypedStorage) -> None:
         """Have a value that autograd has saved leave by copy in this step, as the program has its address from now on.
 
         Args:
-            record: The value.
+            value: The value.
             storage: Its bytes, which the program holds.
         """
-        witness = record.witness
-        if witness is None or witness.level == Level.BANNED or record.storage is not None:
+        witness = value.witness
+        if witness is None or witness.level == Level.BANNED or value.storage is not None:
             return
-        self.end(record)
-        record.witness = None
-        self.saved(record, storage)
+        self.end(value)
+        value.witness = None
+        self.saved(value, storage)
 
-    def copied(self, record: Record, storage: torch.UntypedStorage) -> None:
+    def copied(self, value: Value, storage: torch.UntypedStorage) -> None:
         """Begin to watch a swapped value that is about to be copied, if it may change before the program releases it.
 
         It may if the program has its address, and nobody knows until its plan was followed a few times.
         """
-        key = self._table.key(record.value)
-        if record.handed_out or self.verification.level(key) >= Level.COPIED:
-            record.witness = Witness(key, Level.WHOLE)
-            record.witness.take(storage)
+        key = self._table.key(value.number)
+        if value.handed_out or self.verification.level(key) >= Level.COPIED:
+            value.witness = new_witness(key, Level.WHOLE)
+            value.witness.take(storage)
 
-    def has_changed(self, record: Record, storage: torch.UntypedStorage) -> bool:
+    def has_changed(self, value: Value, storage: torch.UntypedStorage) -> bool:
         """Whether a swapped value has changed since `copied`; it is watched in all later steps then."""
-        witness, record.witness = record.witness, None
+        witness, value.witness = value.witness, None
         assert witness is not None
         if witness.agrees(storage):
             self.verification.copy_matched(witness)
@@ -231,91 +233,91 @@ class Leaving:
 
     def settle(self) -> None:
         """Let go of what only this step holds by now."""
-        for record in list(self.pending.values()):
-            witness = record.witness
+        for value in list(self.pending.values()):
+            witness = value.witness
             assert witness is not None
             storage = witness.storage
             assert storage is not None
             if torch._C._storage_Use_Count(storage._cdata) <= 1:
                 del storage
-                self.leave(record)
+                self.leave(value)
 
     def settle_all(self) -> None:
         """Let go of everything: what happens to it from here on is not seen."""
-        for record in list(self.pending.values()):
-            self.leave(record)
+        for value in list(self.pending.values()):
+            self.leave(value)
 
-    def leave(self, record: Record) -> None:
+    def leave(self, value: Value) -> None:
         """Remember a value's bytes as they are now, and let go of them. A banned one goes only if there is a copy."""
-        self.pending.pop(record.value, None)
-        witness = record.witness
+        self.pending.pop(value.number, None)
+        witness = value.witness
         if witness is None or witness.storage is None:
             return
         storage = witness.storage
         self._stats.host_stall_ms += witness.leave(storage)
         if witness.level == Level.BANNED:
             if witness.place is None:
-                record.storage, record.is_pinned = storage, True
+                value.storage, value.is_pinned = storage, True
             else:
-                record.place, record.copied_out = witness.place, True
+                value.place, value.is_copied = witness.place, True
 
-    def end(self, record: Record) -> None:
+    def end(self, value: Value) -> None:
         """Forget a value that nothing will read any more."""
-        self.pending.pop(record.value, None)
-        if record.witness is not None and record.witness.storage is not None:
-            self._stats.host_stall_ms += record.witness.finish_copy()
-            record.witness.storage = None
+        self.pending.pop(value.number, None)
+        if value.witness is not None and value.witness.storage is not None:
+            self._stats.host_stall_ms += value.witness.finish_copy()
+            value.witness.storage = None
 
-    def is_banned(self, record: Record) -> bool:
+    def is_banned(self, value: Value) -> bool:
         """Whether a value is not replayed."""
-        return record.witness is not None and record.witness.level == Level.BANNED
+        return value.witness is not None and value.witness.level == Level.BANNED
 
-    def check(self, record: Record, storage: torch.UntypedStorage) -> None:
+    def check(self, value: Value, storage: torch.UntypedStorage) -> None:
         """Compare what a replay gave with what was there, and put that in its place if it differs.
 
         Raises:
             ReplayDiffers: If it differs and there is no copy.
         """
-        witness = record.witness
+        witness = value.witness
         if witness is None or witness.storage is not None:
             return
-        self.verification.compare(witness, storage, partial(self._difference, record))
+        self.verification.compare(witness, storage, partial(self._difference, value))
 
     @property
     def has_copies(self) -> bool:
         """Whether there is a copy of any value of the step."""
         return self._copies.is_open
 
-    def has_copy(self, record: Record) -> bool:
+    def has_copy(self, value: Value) -> bool:
         """Whether there is a copy of a value that is otherwise replayed."""
-        return record.witness is not None and record.witness.place is not None
+        return value.witness is not None and value.witness.place is not None
 
-    def recover(self, record: Record, storage: torch.UntypedStorage, *, is_different: bool) -> None:
+    def recover(self, value: Value, storage: torch.UntypedStorage, *, is_different: bool) -> None:
         """Fill a storage with the copy of a value that cannot be replayed.
 
         Args:
-            record: The value.
+            value: The value.
             storage: The storage.
             is_different: Whether its replay would give something else, so that it is banned.
 
         Raises:
             ReplayDiffers: If the copy is not what was written.
         """
-        assert record.witness is not None
-        if is_different or not record.witness.restore(storage):
-            self.verification.restore(record.witness, storage, partial(self._difference, record))
+        assert value.witness is not None
+        if is_different or not value.witness.restore(storage):
+            self.verification.restore(value.witness, storage, partial(self._difference, value))
 
-    def ban(self, records: Iterable[Record]) -> None:
+    def ban(self, values: Iterable[Value]) -> None:
         """Have values leave by copy in later steps, as they cannot be replayed in this one and there is no copy."""
-        for record in records:
-            witness = record.witness or Witness(self._table.key(record.value), Level.SAMPLE)
-            self.verification.differed(witness, self._difference(record, False))
+        for value in values:
+            witness = value.witness or new_witness(self._table.key(value.number), Level.SAMPLE)
+            self.verification.differed(witness, self._difference(value, False))
 
-    def _difference(self, record: Record, was_survived: bool) -> Difference:
-        call = self._call_of(record.value)
+    def _difference(self, value: Value, was_survived: bool) -> Difference:
+        call = self._call_of(value.number)
         cause = "it is not known" if call is None else cause_of(call)
         operator = "an op" if call is None else operator_facts(call.func).name
-        return Difference(operator, self._table.modules.get(record.value, ""), cause, was_survived)
+        return Difference(operator, self._table.modules.get(value.number, ""), cause, was_survived)
 
 
 def cause_of(call: RecordedCall) -> str:

@@ -1,71 +1,18 @@
-"""The state of each planned value, and the handles that autograd holds in place of tensors."""
+"""What autograd holds in place of the tensors that it saves."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
+from ..machine import Value
 from ..torchtools.tensors import Geometry, version_of
-from .engines.protocol import Ticket
-from .witness import Place, Witness
 
-Kind = TypeVar("Kind", bound="SavedRecord")
 # Address of a tensor, and the number of the node that made it.
 Identity = tuple[int, int]
-
-
-class SavedRecord:
-    """What handles need to know of the value that they stand for.
-
-    Attributes:
-        handles: Number of saved tensors of autograd on it.
-        changed: Whether an in-place op wrote over it after it was saved.
-    """
-
-    __slots__ = ("changed", "handles")
-
-    def __init__(self) -> None:
-        self.handles = 0
-        self.changed = False
-
-
-class Record(SavedRecord):
-    """The state of a swapped or recomputed value in one step.
-
-    Attributes:
-        value: The value's id.
-        size_bytes: Size of its storage, once it is copied out.
-        storage: Its bytes on the device, or None while they are elsewhere.
-        ticket: The pending copy, if any.
-        copied_out: Whether the tier holds its bytes.
-        home: Returns the storage in which the program holds it, or None once the program has released it.
-        in_program: Returns the storage that autograd saved, as long as the program holds it, or None.
-        handed_out: Whether the program obtained its address, so that it has to stay in place.
-        witness: What a replay of it is compared with, or None.
-        is_pinned: Whether its storage stays, since its contents may change without anything that tells.
-        place: Where its bytes are in the tier, if not where the plan has room for them.
-    """
-
-    __slots__ = (
-        "copied_out", "handed_out", "home", "in_program", "is_pinned", "place", "size_bytes", "storage", "ticket",
-        "value", "witness",
-    )  # fmt: skip
-
-    def __init__(self, value: int) -> None:
-        super().__init__()
-        self.value = value
-        self.size_bytes = 0
-        self.storage: torch.UntypedStorage | None = None
-        self.ticket: Ticket | None = None
-        self.copied_out = False
-        self.home: Callable[[], torch.UntypedStorage | None] = lambda: None
-        self.in_program: Callable[[], torch.UntypedStorage | None] = lambda: None
-        self.handed_out = self.is_pinned = False
-        self.witness: Witness | None = None
-        self.place: Place | None = None
 
 
 class VersionProbe:
@@ -143,21 +90,28 @@ def _nothing(device: torch.device) -> torch.Tensor:
     return found
 
 
-class PackedRecord(Generic[Kind]):
-    """What autograd holds in place of a swapped or recomputed value. Its destruction, in any thread, releases it."""
+class Handle:
+    """What autograd holds in place of a tensor whose value may leave. Its destruction, in any thread, releases it.
 
-    __slots__ = ("_ended", "geometry", "identity", "probe", "record", "step")
+    Args:
+        step: What it keeps alive.
+        value: The value in the tensor's storage.
+        tensor: The tensor.
+        ended: Called with the value at the end of the handle.
+    """
 
-    def __init__(self, step: object, record: Kind, tensor: torch.Tensor, ended: Callable[[Kind], None]) -> None:
-        self.record, self._ended = record, ended
-        record.handles += 1
+    __slots__ = ("_ended", "geometry", "identity", "probe", "step", "value")
+
+    def __init__(self, step: object, value: Value, tensor: torch.Tensor, ended: Callable[[Value], None]) -> None:
+        self.value, self._ended = value, ended
+        value.handles += 1
         self.step, self.geometry = step, Geometry.of(tensor)
         self.probe, self.identity = VersionProbe(tensor), saved_identity(tensor)
 
     def __del__(self) -> None:
         # Where Ctrl-C comes at its entry, Python forgets it. Nothing depends on it but how soon the memory is free.
         if hasattr(self, "_ended"):
-            self._ended(self.record)
+            self._ended(self.value)
 
     def check(self) -> None:
         """Check that the tensor was not changed in place since it was saved.
@@ -165,8 +119,35 @@ class PackedRecord(Generic[Kind]):
         Raises:
             RuntimeError: PyTorch's own error, if it was.
         """
-        if self.probe.moved() or (self.record.changed and not self.probe.can_tell):
+        if self.probe.moved() or (self.value.changed and not self.probe.can_tell):
             raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
+
+
+class OnlineHandle(Handle):
+    """The same for a value that no plan moves."""
+
+    __slots__ = ()
+
+
+class KeptTensor:
+    """What autograd holds in place of a tensor that a plan keeps. It gets a handle if it has to leave after all.
+
+    A handle for each kept value of each step would double what following a plan costs.
+
+    Attributes:
+        tensor: The tensor, without its history; None once it has a handle.
+        version: Of the tensor when it was saved.
+        number: Number of the value in the step.
+        identity: Of the tensor that autograd has saved.
+        handle: The handle, or None.
+    """
+
+    __slots__ = ("__weakref__", "handle", "identity", "number", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, version: int, number: int, identity: Identity | None) -> None:
+        self.tensor: torch.Tensor | None = tensor
+        self.version, self.number, self.identity = version, number, identity
+        self.handle: OnlineHandle | None = None
 
 
 class Reassigned:
@@ -200,7 +181,7 @@ class Reassigned:
         elif isinstance(packed, torch.Tensor):
             return None
         else:
-            value = packed.record.value if isinstance(packed, PackedRecord) else packed.value
+            value = packed.value.number if isinstance(packed, Handle) else packed.number
             identity = packed.identity
         tensor = None if identity is None else self._tensors.get((identity, value))
         return None if tensor is None else tensor.detach()

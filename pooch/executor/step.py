@@ -26,8 +26,7 @@ from ..torchtools.tensors import (
 )
 from .actions import StepActions
 from .online import OnlineStep
-from .online.record import KeptTensor, OnlineHandle
-from .records import PackedRecord, Reassigned, Record, changed_in_place, pack_kept
+from .records import Handle, KeptTensor, OnlineHandle, Reassigned, changed_in_place, pack_kept
 from .replay import OuterArgument, outer_arguments, preserve, record_call
 from .silence import SavedTensors, Silence
 from .statistics import RunStats
@@ -74,7 +73,7 @@ class PlannedStep(SavedTensors):
         self.actions, self.on_mismatch, self.online = actions, on_mismatch, online
         self.table, self.arena, self.device, self.stats = actions.table, actions.arena, actions.device, actions.stats
         self.values = StorageMap() if online is None else online.values
-        self.records, self.emptied = actions.records, actions.emptied
+        self.planned, self.emptied = actions.planned, actions.emptied
         self.silence = actions.silence if online is None else online.evictor.silence
         self.on_path = True
         self.mismatches: list[str] = []
@@ -172,7 +171,7 @@ class PlannedStep(SavedTensors):
 
     def _is_planned(self, tensor: torch.Tensor) -> bool:
         value = self._value_in(tensor)
-        return value in self.records or value in self.actions.held
+        return value in self.planned or value in self.actions.held
 
     def bring_back(self, arguments: Any) -> None:
         """Bring back emptied values among arguments that the program is about to read."""
@@ -237,7 +236,7 @@ class PlannedStep(SavedTensors):
     def _hand_out(self, arguments: Any) -> None:
         """Note that the program obtains the address of tensors, so that they may change and nothing tells."""
         with OWN_WORK, torch._C._DisableTorchDispatch():
-            self.emptied.hand_out(arguments, self.values, self.records)
+            self.emptied.hand_out(arguments, self.values, self.planned)
             tensors = [tensor for tensor in tensors_with_memory(arguments)[0] if has_plain_storage(tensor)]
             values = {value for value in map(self._value_in, tensors) if value is not None and value >= 0}
             if values:
@@ -329,8 +328,8 @@ class PlannedStep(SavedTensors):
         if not may_move(tensor):
             return self.keep_silent(tensor)
         value = self.values.get(storage_of(tensor)._cdata)
-        record = self.records.get(value) if value is not None else None
-        if record is None:
+        planned = self.planned.get(value) if value is not None else None
+        if planned is None:
             if self.online is None or value is None or value < 0:
                 return pack_kept(tensor, value)
             if not self.on_path:
@@ -341,7 +340,7 @@ class PlannedStep(SavedTensors):
             self._kept.append(weakref.ref(kept))
             return kept
         with torch._C._DisableTorchDispatch():  # not ops of the step
-            return self.actions.hold(self, record, tensor, is_planned=self.on_path)
+            return self.actions.hold(self, planned, tensor, is_planned=self.on_path)
 
     def unpack_plain(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads, after the actions tied to its first read."""
@@ -361,10 +360,10 @@ class PlannedStep(SavedTensors):
             return self._read_kept(packed)
         if type(packed) is OnlineHandle:
             assert self.online is not None
-            if packed.record.value in self.table.anchor_of:
-                self._before_read(packed.record.value)
+            if packed.value.number in self.table.anchor_of:
+                self._before_read(packed.value.number)
             return self.online.read(packed)
-        if isinstance(packed, PackedRecord):
+        if isinstance(packed, Handle):
             if self.online is not None:
                 self.online.evictor.hold()
             with self.actions.lock:  # wait for what another thread of autograd has begun
@@ -375,8 +374,8 @@ class PlannedStep(SavedTensors):
     def _read_kept(self, packed: KeptTensor) -> torch.Tensor:
         assert self.online is not None
         self.online.evictor.hold()
-        if packed.value in self.table.anchor_of:
-            self._before_read(packed.value)
+        if packed.number in self.table.anchor_of:
+            self._before_read(packed.number)
         tensor = packed.tensor  # it may have been given a handle just now
         if tensor is None:
             assert packed.handle is not None
@@ -392,21 +391,21 @@ class PlannedStep(SavedTensors):
         for each in [reference() for reference in kept]:
             if each is None or each.tensor is None or each.tensor._version != each.version:
                 continue
-            if self.values.get(storage_key(each.tensor)) == each.value:
-                each.handle = self.online.hold(each.tensor, each.value, self)
+            if self.values.get(storage_key(each.tensor)) == each.number:
+                each.handle = self.online.hold(each.tensor, each.number, self)
                 each.tensor = None
 
-    def _read(self, packed: PackedRecord[Record]) -> torch.Tensor:
-        self._before_read(packed.record.value)
+    def _read(self, packed: Handle) -> torch.Tensor:
+        self._before_read(packed.value.number)
         packed.check()
         with torch._C._DisableTorchDispatch():
             try:
-                return packed.geometry.on(self.actions.ensure(packed.record))
+                return packed.geometry.on(self.actions.ensure(packed.value))
             except PlanMismatch as error:
                 self.mismatches.append(str(error))  # the value is lost, but later steps need not lose it
                 raise
 
-    def _read_beside(self, packed: PackedRecord[Record]) -> torch.Tensor:
+    def _read_beside(self, packed: Handle) -> torch.Tensor:
         """Answer a read on another stream: autograd runs nodes on their op's stream, CPU nodes on the caller's."""
         with self.arena.at_home():
             tensor = self._read(packed)

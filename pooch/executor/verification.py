@@ -23,11 +23,12 @@ import torch
 
 from ..bounded import RecentlyUsed
 from ..errors import ReplayDiffers, UsageError
+from ..machine import Level, Witness
+from ..torchtools.checksums import checksum_of
 from ..torchtools.operators import is_foreign
 from ..torchtools.settings import settings_now
 from ..torchtools.tensors import storage_of
 from ..visible import one_line
-from .witness import Level, Witness
 
 Verify = Literal["always", "first", "off"]
 
@@ -328,6 +329,16 @@ class Verification:
                 compared_bytes=counts.compared_bytes,
                 differences=tuple(counts.differences),
             )
+
+
+def new_witness(key: Hashable, level: Level) -> Witness:
+    """Return what remembers the bytes of a value for its replay.
+
+    Args:
+        key: Its recipe.
+        level: How closely the replay is looked at.
+    """
+    return Witness(key, level, checksum_of)
 
 
 def calling_module() -> Callable[[], torch.nn.Module | None]:

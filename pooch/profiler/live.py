@@ -44,7 +44,7 @@ from .timing import slot_times_ms
 
 if TYPE_CHECKING:
     from ..executor.online import OnlineStep
-    from ..executor.online.record import OnlineRecord
+    from ..machine import Value
 
 
 class _LiveRecorder(ForwardRecorder):
@@ -71,7 +71,7 @@ class _LiveRecorder(ForwardRecorder):
     def note_releases(self) -> None:
         """Find values that the program has released since the last op."""
         for value, record in list(self._held.items()):
-            if not record.is_held_elsewhere:
+            if not self._online.evictor.is_held_elsewhere(record):
                 del self._held[value]
                 self.released.setdefault(value, len(self.ops) - 1)
 
@@ -135,7 +135,7 @@ class LiveTrace:
         self._forward = LooseStack()
         self._session = Undoing()
         self._reads = RawLooks(self._recorder.looked)
-        self._others: dict[OnlineRecord, int] = {}
+        self._others: dict[Value, int] = {}
         self._thread = OwnThread()
         self._is_whole = True
 
@@ -145,8 +145,8 @@ class LiveTrace:
         collector = CollectorOff()
         session.add(collector.leave)
         collector.enter()  # it would free tensors at varying times
-        session.add(partial(setattr, self._step.evictor, "on_move", None))
-        self._step.evictor.on_move = self._moved
+        session.add(partial(setattr, self._step.evictor.store, "on_move", None))
+        self._step.evictor.store.on_move = self._moved
         self._tracer = started_tracer(self._device)
         if isinstance(self._tracer, MemoryTracer):
             atexit.register(self.stop)  # an interpreter that ends with a session open crashes
@@ -162,7 +162,7 @@ class LiveTrace:
         stack.enter_context(recorder.path.named())
         stack.enter_context(recorder)
 
-    def _moved(self, kind: str, record: OnlineRecord, pointer: int) -> None:
+    def _moved(self, kind: str, moved: Value, pointer: int) -> None:
         """Mark what the evictor does. Values of other steps that are alive get numbers that no value has.
 
         What another thread has it do is not on record, unless torch's profiler follows it there, as into the thread
@@ -171,10 +171,8 @@ class LiveTrace:
         if not self._thread.is_here and not (isinstance(self._tracer, MemoryTracer) and is_profiling()):
             self._is_whole = False
             return
-        value = (
-            record.value if record.owner() is self._step else -self._others.setdefault(record, 1 + len(self._others))
-        )
-        with torch._C._DisableTorchDispatch(), marker(f"{kind} {value} {pointer} {record.size_bytes}"):
+        value = moved.number if moved.owner() is self._step else -self._others.setdefault(moved, 1 + len(self._others))
+        with torch._C._DisableTorchDispatch(), marker(f"{kind} {value} {pointer} {moved.size_bytes}"):
             pass  # no call of the step, though an allocation between two calls may have asked for room
 
     def _give_way(self) -> None:
@@ -226,7 +224,7 @@ class LiveTrace:
             return value, tensor
         with torch._C._DisableTorchDispatch(), recorder.unwatched():
             handle = self._step.hold(tensor, value, self)
-            recorder.saved(value, handle.record)
+            recorder.saved(value, handle.value)
             return value, handle
 
     def _unpack(self, packed: tuple[int | None, object]) -> torch.Tensor:

@@ -52,6 +52,11 @@ def sample_checksum(storage: torch.UntypedStorage) -> int:
     return xxhash.xxh3_64_intdigest(words[::stride].tobytes())
 
 
+def checksum_of(storage: torch.UntypedStorage, is_sample: bool) -> int:
+    """Returns `sample_checksum` or `checksum` of a storage."""
+    return sample_checksum(storage) if is_sample else checksum(storage)
+
+
 def _reduced(storage: torch.UntypedStorage) -> int:
     """Square by square, in a few KiB: a sum over the columns of all at once takes twice the memory of the storage."""
     count, device = storage.nbytes() // _WORD_BYTES, storage.device

@@ -710,5 +710,5 @@ def test_steps_leave_nothing_behind() -> None:
             model.zero_grad()
             live.append(auto._driver.evictor.live.now())
         gc.enable()
-        assert auto._driver.evictor._records == {}
+        assert auto._driver.evictor._values == {}
     assert len(set(live[12:])) == 1

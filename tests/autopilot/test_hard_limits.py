@@ -298,7 +298,7 @@ def test_no_more_memory_in_the_middle_of_a_step(way: str, plain: list[str], tmp_
 # Processes that stand still ------------------------------------------------------------------------------------------
 
 STOPPED = """
-from pooch.executor.online.speed import CopySpeed
+from pooch.machine import CopySpeed
 
 real_write, real_read, told_of = os.pwrite, os.preadv, set()
 

@@ -92,7 +92,7 @@ def state(run: Auto) -> dict[str, Any]:
         "within": driver._here.is_within_call,
         "running": driver._running,
         "lock": (evictor.lock._lock._is_owned(), evictor.lock._depth),
-        "records": len(evictor._records),
+        "records": len(evictor._values),
         "collector": gc.isenabled(),
     }
 
@@ -129,9 +129,9 @@ def test_the_next_step_is_right_after_an_interrupt_at_any_byte_code(held: tuple[
 def test_a_handle_whose_end_is_lost_disturbs_no_later_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """As when Ctrl-C comes at the entry of `__del__`, which Python then prints and forgets."""
     model, step = small_step()
-    ends, real = [0], records.PackedRecord.__del__
+    ends, real = [0], records.Handle.__del__
 
-    def once_lost(handle: records.PackedRecord[Any]) -> None:
+    def once_lost(handle: records.Handle) -> None:
         ends[0] += 1
         if ends[0] != number:
             real(handle)
@@ -140,11 +140,11 @@ def test_a_handle_whose_end_is_lost_disturbs_no_later_step(monkeypatch: pytest.M
         step()
         monkeypatch.setattr(Library, "choose", lambda *_, **__: ("online", Known()))
         reference = step()
-        monkeypatch.setattr(records.PackedRecord, "__del__", once_lost)
+        monkeypatch.setattr(records.Handle, "__del__", once_lost)
         for _ in range(4):
             assert step() == reference
         assert ends[0] > number
-        assert len(run._driver.evictor._records) == 0
+        assert len(run._driver.evictor._values) == 0
     assert run.summary().steps_over_budget == 0
 
 

@@ -434,7 +434,7 @@ def test_a_read_ahead_of_the_schedules_wait_waits_for_the_copy() -> None:
         with run.step():
             loss = job.forward()
         step = next(each for each in gc.get_objects() if isinstance(each, PlannedStep) and each.stats is run._stats)
-        away = [each for each in step.records.values() if each.copied_out and each.storage is None and each.handles]
+        away = [each for each in step.planned.values() if each.is_copied and each.storage is None and each.handles]
         record = max(away, key=lambda each: each.size_bytes)
         keep_busy(run._engine.in_stream)  # type: ignore[attr-defined]
         step.actions._copy_in(record)

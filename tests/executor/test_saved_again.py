@@ -55,8 +55,8 @@ def test_a_value_that_is_saved_again_after_a_gap_is_read_from_where_it_is(until_
 
     def watched(actions: StepActions, step: object, record: object, tensor: Tensor, **named: bool) -> object:
         packed = hold(actions, step, record, tensor, **named)  # type: ignore[arg-type]
-        if packed.record.value == hidden and packed.record.copied_out:
-            held.append(packed.record.storage is not None)
+        if packed.value.number == hidden and packed.value.is_copied:
+            held.append(packed.value.storage is not None)
         return packed
 
     with apply_plan(plan, model, measure_every=None) as run:

@@ -395,10 +395,10 @@ def test_a_value_that_is_let_go_of_in_mid_copy_stays_until_the_copy_is_done(
     under_way: set[str] = set()
     let_go = StepActions._let_go
 
-    def noted(self: StepActions, record: Any) -> None:
-        if record.ticket is not None:
-            under_way.add("back" if record.copied_out else "out")
-        let_go(self, record)
+    def noted(self: StepActions, value: Any) -> None:
+        if value.ticket is not None:
+            under_way.add("back" if value.is_copied else "out")
+        let_go(self, value)
 
     def stopping(method: Callable[..., Any]) -> Callable[..., Any]:
         def until(*given: Any, **named: Any) -> Any:

@@ -247,10 +247,10 @@ def stuck(*args):
 
 spill_file.os.preadv = stuck
 step = next(each for each in gc.get_objects() if isinstance(each, PlannedStep))
-away = [record for record in step.records.values() if record.copied_out]
+away = [value for value in step.planned.values() if value.is_copied]
 assert away
-for record in away:
-    step.actions._start_copy_in(record)  # as a prefetch does; the graph is still held when the interpreter goes
+for value in away:
+    step.actions.store.start_in(value, step.stats)  # a prefetch; the graph is still held when the interpreter goes
 started.wait()
 
 class Late:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from pooch.executor import Run, apply_plan
 from pooch.executor.actions import StepActions
 from pooch.executor.engines.cpu import CpuTicket
-from pooch.executor.lock import StepLock
-from pooch.executor.records import PackedRecord, Record
+from pooch.executor.records import Handle
 from pooch.executor.step import PlannedStep
 from pooch.ir import Choice, Plan
+from pooch.machine import StepLock, Value
 from tests.executor.online.support import holding
 from tests.executor.support import all_of, is_same, mixed, quick_profile, tight_plan
 
@@ -121,8 +121,8 @@ def test_one_graph_in_two_threads_does_each_action_once(choice: str, done_action
     assert {action for _, action in done_actions} == set(plan.schedule.actions)
 
 
-def packed_handles(step: PlannedStep) -> list[PackedRecord]:
-    return [each for each in gc.get_referrers(step) if isinstance(each, PackedRecord)]
+def packed_handles(step: PlannedStep) -> list[Handle]:
+    return [each for each in gc.get_referrers(step) if isinstance(each, Handle)]
 
 
 @pytest.mark.parametrize("choice", ["swap", "recompute"])
@@ -166,18 +166,18 @@ def test_a_handle_that_ends_while_another_thread_is_at_work_waits_for_nobody() -
         def __init__(self) -> None:
             self.lock = StepLock(self.handle_ended)
 
-        def handle_ended(self, record: Record) -> None:
-            ended.append(record.value)
+        def handle_ended(self, value: Value) -> None:
+            ended.append(value.number)
 
     owner = Owner()
     with owner.lock:
-        in_threads(lambda: owner.lock.end(Record(1)))
-        owner.lock.end(Record(2))  # the garbage collector, in the midst of our own work
+        in_threads(lambda: owner.lock.end(Value(1)))
+        owner.lock.end(Value(2))  # the garbage collector, in the midst of our own work
         with owner.lock:
-            owner.lock.end(Record(3))
+            owner.lock.end(Value(3))
         assert ended == []
     assert ended == [1, 2, 3]
-    owner.lock.end(Record(4))
+    owner.lock.end(Value(4))
     assert ended == [1, 2, 3, 4]
 
 
@@ -189,10 +189,10 @@ def test_many_threads_end_handles_and_none_is_forgotten() -> None:
             self.lock = StepLock(self.handle_ended)
             self.inside = 0
 
-        def handle_ended(self, record: Record) -> None:
+        def handle_ended(self, value: Value) -> None:
             self.inside += 1
             assert self.inside == 1
-            ended.append(record.value)
+            ended.append(value.number)
             self.inside -= 1
 
     owner = Owner()
@@ -200,10 +200,10 @@ def test_many_threads_end_handles_and_none_is_forgotten() -> None:
     def work(first: int) -> None:
         for value in range(first, first + 500):
             if value % 3:
-                owner.lock.end(Record(value))
+                owner.lock.end(Value(value))
             else:
                 with owner.lock:
-                    owner.lock.end(Record(value))
+                    owner.lock.end(Value(value))
 
     in_threads(*[lambda n=n: work(1000 * n) for n in range(4)])  # type: ignore[misc]
     assert sorted(ended) == [1000 * n + i for n in range(4) for i in range(500)]

@@ -20,8 +20,8 @@ import pooch
 from pooch.executor import actions, step
 from pooch.executor import verification as verification_module
 from pooch.executor.engines.cpu import CpuEngine
-from pooch.executor.verification import PERIOD, PROOFS, Difference, Verification
-from pooch.executor.witness import Level, Witness
+from pooch.executor.verification import PERIOD, PROOFS, Difference, Verification, new_witness
+from pooch.machine import Level
 from pooch.torchtools import operators
 
 pytestmark = pytest.mark.cpu
@@ -408,7 +408,7 @@ def levels(verification: Verification, model: nn.Module, key: object, count: int
         verification.begin_step([model])
         found.append(verification.level(key))
         if found[-1] >= Level.WHOLE:
-            verification.matched(Witness(key, found[-1]), 8)
+            verification.matched(new_witness(key, found[-1]), 8)
     return found
 
 
@@ -481,7 +481,7 @@ def test_bans_and_differences_are_bounded() -> None:
     verification = Verification("first", lambda topic, text: None)
     verification._banned.most = 100
     for number in range(2000):
-        verification.differed(Witness(number, Level.SAMPLE), Difference("an op", "", "no cause", True))
+        verification.differed(new_witness(number, Level.SAMPLE), Difference("an op", "", "no cause", True))
         verification.level(0)
     assert len(verification._banned) == 100
     assert verification.is_banned(0), "its recipe is met all the time"

@@ -158,7 +158,7 @@ def test_what_other_steps_hold_may_leave_meanwhile() -> None:
         model.zero_grad()
         live = recorded(model, forward, evictor, (ordinary.peak_bytes - ordinary.persistent_bytes) // 2)
         assert evictor.stats.swapped_out_bytes
-        assert any(record.value >= 2**40 and record.storage is None for record in evictor._records)
+        assert any(value.number >= 2**40 and value.storage is None for value in evictor._values)
         del earlier
     ours, theirs = without_times(live), without_times(ordinary)
     assert ours.ops == theirs.ops

@@ -485,93 +485,92 @@ SNAPSHOTS = (
 ACTIONS = (
     Mutation(
         "a copy out counts as done without being waited for",
-        "actions.py",
-        "        self.stats.host_stall_ms += record.ticket.wait()\n"
-        "        if record.ticket.error is None:\n            record.copied",
-        "        if record.ticket.error is None:\n            record.copied",
+        "../machine/store.py",
+        "            return 0.0\n        waited_ms = ticket.wait()\n        self.speed",
+        "            return 0.0\n        waited_ms = 0.0\n        self.speed",
         "storages that the program holds are emptied under the copy",
         SAVED_AGAIN,
     ),
     Mutation(
         "a storage is emptied before its copy out is waited for",
         "actions.py",
-        "    def _empty(self, record: Record) -> None:\n        self._end_copy_out(record)\n",
-        "    def _empty(self, record: Record) -> None:\n        self.emptied.empty(record)\n"
-        "        self._end_copy_out(record)\n",
+        "    def _empty(self, value: Value) -> None:\n        self._end_copy_out(value)\n",
+        "    def _empty(self, value: Value) -> None:\n        self.emptied.empty(value)\n"
+        "        self._end_copy_out(value)\n",
         "memory goes back under the copy",
         SAVED_AGAIN,
     ),
     Mutation(
         "an op writes over a value while it is copied out",
         "actions.py",
-        "            if record.ticket is not None:\n                self.stats.host_stall_ms += record.ticket.wait()\n"
-        "            if record.handles:\n",
-        "            record.ticket = None\n            if record.handles:\n",
+        "            if value.ticket is not None:\n                self.stats.host_stall_ms += value.ticket.wait()\n"
+        "            if value.handles:\n",
+        "            value.ticket = None\n            if value.handles:\n",
         "what is copied is neither the old value nor the new one",
         IN_PLACE,
     ),
     Mutation(
         "a replay reads what was written over",
         "actions.py",
-        "            self.held.pop(value, None)\n"
-        "            record = self.records.get(value)\n            if record is None:",
-        "            record = self.records.get(value)\n            if record is None:",
+        "            self.held.pop(number, None)\n"
+        "            value = self.planned.get(number)\n            if value is None:",
+        "            value = self.planned.get(number)\n            if value is None:",
         "values are computed again from others",
         WRITTEN_OVER,
     ),
     Mutation(
         "a value that was written over is read as if it were not",
         "actions.py",
-        "            record.changed = record.handles > 0\n",
+        "            value.changed = value.handles > 0\n",
         "",
         "gradients of other values than those that were saved",
         IN_PLACE,
     ),
     Mutation(
         "a value that comes back is not waited for",
-        "actions.py",
-        "            return  # no copy in is pending\n        self.stats.host_stall_ms += record.ticket.wait()\n",
-        "            return  # no copy in is pending\n",
+        "../machine/store.py",
+        "        stats.host_stall_ms += ticket.wait()\n        if ticket.error is not None:\n            value.storage = None",
+        "        if ticket.error is not None:\n            value.storage = None",
         "the backward pass reads what is not there yet",
         CONV,
     ),
     Mutation(
         "a value that comes back late is not waited for",
         "actions.py",
-        "            self._start_copy_in(record)\n            self._wait(record)\n",
-        "            self._start_copy_in(record)\n",
+        "            self.store.start_in(value, self.stats)\n            self._wait(value)\n",
+        "            self.store.start_in(value, self.stats)\n",
         "the backward pass reads what is not there yet",
         LEFT,
     ),
     Mutation(
         "a value that is read ahead of the schedule's wait is not waited for",
         "actions.py",
-        "        if record.storage is not None or held is not None:\n            self._wait(record)\n",
-        "        if record.storage is not None or held is not None:\n",
+        "        if value.storage is not None or held is not None:\n            self._wait(value)\n",
+        "        if value.storage is not None or held is not None:\n",
         "the backward pass reads what is not there yet",
         (f"{ORDERING[0]}::test_a_read_ahead_of_the_schedules_wait_waits_for_the_copy",),
     ),
     Mutation(
         "a value that is larger than its room is copied out",
         "actions.py",
-        "        if record.size_bytes > self.table.room_bytes[record.value]:",
+        "        if size_bytes > self.table.room_bytes[value.number]:",
         "        if False:",
         "the room behind is written over",
         TOO_LARGE,
     ),
     Mutation(
         "values come back from the first room",
-        "actions.py",
-        "    return arena.copy_in(storage, offsets[record.value])",
-        "    return arena.copy_in(storage, min(offsets.values()))",
+        "leaving.py",
+        "        return self.arena.copy_in(storage, self.offset_bytes)",
+        "        return self.arena.copy_in(storage, 0)",
         "values come back with the bytes of others",
         CONV,
     ),
     Mutation(
         "a replay writes into a value that is still needed",
         "actions.py",
-        "            storage = self.ensure(record)\n        return copied_storage(storage) if written else storage\n",
-        "            storage = self.ensure(record)\n        return storage\n",
+        "            storage = self.ensure(value)\n        return copied_storage(storage) if written else storage\n",
+        "            storage = self.ensure(value)\n        return storage\n",
         "whoever reads it next reads another value",
         REPLAYED_IN_PLACE,
     ),
@@ -586,7 +585,7 @@ ACTIONS = (
     Mutation(
         "what autograd lets go of counts as not copied out",
         "actions.py",
-        "        self._end_copy_out(record)  # so that the tier has it if the program has it saved again\n",
+        "        self._end_copy_out(value)  # so that the tier has it if the program has it saved again\n",
         "",
         "a value that is saved again is neither here nor in the tier",
         SAVED_AGAIN,
@@ -670,11 +669,11 @@ STEPS = (
     Mutation(
         "a copy back begins before there is memory for it",
         "emptied.py",
-        "        storage.resize_(record.size_bytes)\n        if record.copied_out:\n"
-        "            record.ticket = self._copy_in(record, storage)\n",
-        "        if record.copied_out:\n"
-        "            record.ticket = self._copy_in(record, storage)\n"
-        "            storage.resize_(record.size_bytes)\n",
+        "        storage.resize_(value.size_bytes)\n        if value.is_copied:\n"
+        "            assert value.place is not None\n            value.ticket = value.place.copy_in(storage)\n",
+        "        if value.is_copied:\n"
+        "            assert value.place is not None\n            value.ticket = value.place.copy_in(storage)\n"
+        "            storage.resize_(value.size_bytes)\n",
         "nothing is copied",
         LOOKS,
     ),

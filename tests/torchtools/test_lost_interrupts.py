@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import pooch
-from pooch.executor.records import PackedRecord, SavedRecord
+from pooch.executor.records import Handle
+from pooch.machine import Value
 from pooch.torchtools.cpu_allocator.counting import CountingAllocator, counting_allocator
 from pooch.torchtools.lost_interrupts import _Unraisable
 from pooch.torchtools.stand_ins import Place, StandIns
@@ -56,7 +57,7 @@ def wait_for(action: Callable[[], None]) -> None:
 
 
 def drop_a_handle(error: type[BaseException]) -> None:
-    PackedRecord(None, SavedRecord(), torch.ones(2), raising(error))
+    Handle(None, Value(0), torch.ones(2), raising(error))
     for _ in range(10):
         pass
 
@@ -149,16 +150,16 @@ def test_it_ends_a_backward_pass(way: str, monkeypatch: pytest.MonkeyPatch) -> N
         profile = pooch.profile(lambda: model(rows).square().mean(), model)
         run = pooch.apply(pooch.plan(profile, "70%"), model)
     assert isinstance(sys.unraisablehook, _Unraisable)
-    expected, real, calls = step(), PackedRecord.__del__, [0]
+    expected, real, calls = step(), Handle.__del__, [0]
 
-    def once(handle: PackedRecord[Any]) -> None:
+    def once(handle: Handle) -> None:
         real(handle)
         calls[0] += 1
         if calls[0] == 3:
             raise KeyboardInterrupt
 
-    once.__module__ = PackedRecord.__module__
-    monkeypatch.setattr(PackedRecord, "__del__", once)
+    once.__module__ = Handle.__module__
+    monkeypatch.setattr(Handle, "__del__", once)
     with pytest.raises(KeyboardInterrupt):
         step()
     monkeypatch.undo()

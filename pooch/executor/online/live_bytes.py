@@ -4,67 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from functools import cache
-from typing import Protocol
 
 import torch
 
 from ...errors import UsageError
+from ...machine.account import MakeRoom
 from ...torchtools import accelerators
 from ...torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ...torchtools.endings import end_with
 from ...torchtools.memory_trace import live_bytes, live_tensors
 from ...torchtools.tensors import has_plain_storage, storage_key
 
-MakeRoom = Callable[[int], None]
 _TIMES_A_WALK = 5  # the time between two walks over all tensors
-
-
-class LiveBytes(Protocol):
-    """The live bytes of one device.
-
-    Attributes:
-        asks: Whether allocations ask for room by themselves. Otherwise room has to be made beforehand.
-    """
-
-    asks: bool
-
-    def look(self) -> tuple[int, int] | None:
-        """Live bytes now, and by how much they were higher since the last look. None if looking costs too much now."""
-
-    def now(self) -> int:
-        """Live bytes."""
-
-    def recent(self) -> int:
-        """Live bytes at the last time that they were counted: `now`, unless counting takes long. Asked at each op."""
-
-    def peak(self) -> int:
-        """Highest live bytes since `reset_peak`."""
-
-    def reset_peak(self) -> None:
-        """Begin to look for the highest live bytes from now on."""
-
-    def recount(self) -> None:
-        """Count again what no allocation has told of."""
-
-    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
-        """Ask for room before live bytes pass the budget, in threads that `ask`."""
-
-    def ask(self, asks: bool) -> None:
-        """Set whether the calling thread asks for room."""
-
-    def let_go(self) -> None:
-        """Have no room asked for from now on; counting goes on."""
-
-    def raise_failure(self) -> None:
-        """Raise what went wrong while an allocation asked for room, in the middle of an op that could not raise it."""
-
-    def blind_ms(self) -> float | None:
-        """The longest time in ms between two counts, measured now. None if no byte comes and goes uncounted."""
-
-    def close(self) -> None:
-        """Stop counting."""
 
 
 class CountedBytes:

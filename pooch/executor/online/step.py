@@ -7,11 +7,14 @@ import threading
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from ...errors import PlanMismatch
+from ...machine import Level, Value
+from ...machine.values import Place
 from ...torchtools.effects import StorageMap, changed_statistics, find_plain_keys, written_tensors
 from ...torchtools.endings import end_with
 from ...torchtools.operators import call_refusal, has_undefined_bytes, is_foreign
@@ -24,13 +27,12 @@ from ...torchtools.tensors import (
     tensors_with_memory,
 )
 from ..leaving import cause_of
-from ..records import Reassigned, changed_in_place, pack_kept
+from ..records import OnlineHandle, Reassigned, changed_in_place, pack_kept
 from ..replay import MadeArgument, OuterArgument, RecordedCall, record_call, replay_call, tensor_arguments
 from ..silence import SavedTensors, Silence
 from ..statistics import RunStats
-from ..verification import Difference
+from ..verification import Difference, new_witness
 from .evictor import Evictor
-from .record import OnlineHandle, OnlineRecord
 from .tier import OnlineTier
 
 _LONGEST_REPLAY = 200  # ops; what would need more is copied
@@ -113,7 +115,7 @@ class OnlineStep(SavedTensors):
         self.tier = OnlineTier(evictor.engine, evictor.host_bytes)
         self.arena = self.tier  # what the dispatch mode asks for streams
         self.values = StorageMap() if values is None else values
-        self.records: dict[int, OnlineRecord] = {}
+        self.saved: dict[int, Value] = {}
         self.op = threading.Lock()
         self._calls: dict[int, _Call] = {}
         self._costs: dict[int, float] = {}
@@ -276,9 +278,9 @@ class OnlineStep(SavedTensors):
         with self.evictor.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
             self._out_of_date |= changing  # what leaves from here on is copied
             self.forget_costs()
-            for record in list(self.records.values()):
-                if record.value in changing and record.storage is None and not record.is_copied:
-                    self.evictor.ensure(record)
+            for saved in list(self.saved.values()):
+                if saved.number in changing and saved.storage is None and not saved.is_copied:
+                    self.evictor.ensure(saved)
             for value in changing:
                 self._calls.pop(value, None)
             self._out_of_date -= changing
@@ -290,9 +292,9 @@ class OnlineStep(SavedTensors):
             self._bind(tensor)
         for key in find_plain_keys((args, kwargs)):
             value = self.values.get(key)
-            record = self.records.get(value) if value is not None else None
-            if record is not None and record.storage is not None:
-                self.tier.join([record.storage])
+            saved = self.saved.get(value) if value is not None else None
+            if saved is not None and saved.storage is not None:
+                self.tier.join([saved.storage])
 
     def unseen(self, facts: Any, args: Any, kwargs: Any) -> None:
         """Handle an op of a compiled function that is about to run: what it writes cannot be replayed."""
@@ -304,11 +306,11 @@ class OnlineStep(SavedTensors):
 
     def overwritten(self, value: int | None) -> None:
         """Note that an op is about to write over a value."""
-        record = self.records.pop(value, None) if value is not None else None
-        if record is not None:
-            if record.storage is not None:
-                self._in_parts.add(record.storage._cdata)
-            self.evictor.changed(record)
+        saved = self.saved.pop(value, None) if value is not None else None
+        if saved is not None:
+            if saved.storage is not None:
+                self._in_parts.add(saved.storage._cdata)
+            self.evictor.overwritten(saved)
 
     def _bind(self, tensor: torch.Tensor) -> int:
         value = next(self._numbers)
@@ -346,15 +348,16 @@ class OnlineStep(SavedTensors):
         """
         evictor = self.evictor
         with evictor.lock:
-            record = self.records.get(value)
-            if record is None:
-                record = OnlineRecord(value, self, storage_of(tensor), evictor.next_save())
-                record.is_shared = storage_of(tensor)._cdata in self._in_parts
-                self.records[value] = record
-                evictor.saved(record)
-            elif record.storage is None:  # it left, and something made the tensor again
-                record.storage = storage_of(tensor)
-            return OnlineHandle(owner, record, tensor, evictor.lock.end)
+            saved = self.saved.get(value)
+            if saved is None:
+                saved = Value(value, self, storage_of(tensor))
+                saved.saved_at = evictor.next_save()
+                saved.is_shared = storage_of(tensor)._cdata in self._in_parts
+                self.saved[value] = saved
+                evictor.saved(saved)
+            elif saved.storage is None:  # it left, and something made the tensor again
+                saved.storage = storage_of(tensor)
+            return OnlineHandle(owner, saved, tensor, evictor.lock.end)
 
     def unpack_plain(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads."""
@@ -372,22 +375,21 @@ class OnlineStep(SavedTensors):
 
     def read(self, packed: OnlineHandle) -> torch.Tensor:
         """Return the tensor of a handle, bringing its bytes back if they are away."""
-        evictor, record = self.evictor, packed.record
-        assert isinstance(record, OnlineRecord)
+        evictor, saved = self.evictor, packed.value
         self.thread = threading.get_ident()
         packed.check()
         evictor.hold()
         with evictor.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
-            evictor.reading(record)
-            evictor.look(2 * record.size_bytes)
-            storage = evictor.ensure(record)
+            evictor.reading(saved)
+            evictor.look(2 * saved.size_bytes)
+            storage = evictor.ensure(saved)
             tensor = packed.geometry.on(storage)
-            self.values.bind(storage, record.value)
-            record.is_busy = True  # `tensor` holds it from here on; nothing may be dropped in vain
+            self.values.bind(storage, saved.number)
+            saved.is_busy = True  # `tensor` holds it from here on; nothing may be dropped in vain
             try:
-                evictor.read_ahead(record)
+                evictor.read_ahead(saved)
             finally:
-                record.is_busy = False
+                saved.is_busy = False
         if self.tier.is_beside():
             self.tier.join([storage])
         return tensor
@@ -395,7 +397,45 @@ class OnlineStep(SavedTensors):
     def end_forward(self) -> None:
         """End the forward pass."""
 
-    # Replaying --------------------------------------------------------------------------------------------------------
+    # Leaving and coming back: what the evictor asks for ---------------------------------------------------------------
+
+    def take_place(self, size_bytes: int) -> Place | None:
+        """Return room for a value, or None if the tier has no more."""
+        return self.tier.take(size_bytes)
+
+    def released(self, number: int) -> None:
+        """Note that autograd holds no handle on a value any more."""
+        self.saved.pop(number, None)
+
+    def gained(self, gained_ms: float) -> None:
+        """Note by how much copying what was dropped would have taken longer than replaying it."""
+        self.effort.gained_ms += gained_ms
+
+    def remember(self, value: Value) -> None:
+        """Remember the bytes of a value that leaves to be replayed, and copy them if its recipe is not proven."""
+        recipe, storage, verification = self.recipe(value.number), value.storage, self.evictor.verification
+        if recipe is None or storage is None:
+            return
+        level = verification.level(recipe.key, is_foreign=recipe.is_foreign, device_type=storage.device.type)
+        value.witness = None
+        if level == Level.NONE:
+            return
+        value.witness = witness = new_witness(recipe.key, level)
+        witness.take(storage)
+        place = self.tier.take(value.size_bytes) if level == Level.COPIED else None
+        if place is not None:
+            witness.start_copy(place, storage)
+            witness.finish_copy()
+            self.evictor.stats.verified_bytes += value.size_bytes
+
+    def _check(self, value: Value, storage: torch.UntypedStorage) -> None:
+        """Compare what a replay gave with what was there, and put that in its place if it differs.
+
+        Raises:
+            ReplayDiffers: If it differs and there is no copy.
+        """
+        if value.witness is not None:
+            self.evictor.verification.compare(value.witness, storage, partial(self.difference, value.number))
 
     def forget_costs(self) -> None:
         """Forget the costs of replays, since a value has come or gone."""
@@ -425,12 +465,12 @@ class OnlineStep(SavedTensors):
             if len(seen) > _LONGEST_REPLAY:
                 return _NEVER
             for read in call.reads:
-                record = self.records.get(read)
-                if record is None:
+                saved = self.saved.get(read)
+                if saved is None:
                     ahead.append(read)
-                elif record.storage is None:
-                    if record.is_copied:
-                        total_ms += self.evictor.speed.copy_ms(record.size_bytes)
+                elif saved.storage is None:
+                    if saved.is_copied:
+                        total_ms += self.evictor.speed.copy_ms(saved.size_bytes)
                     else:
                         ahead.append(read)
         return total_ms
@@ -448,8 +488,8 @@ class OnlineStep(SavedTensors):
         def resolve(read: int, written: bool) -> torch.UntypedStorage:
             storage = made.get(read)
             if storage is None:
-                record = self.records.get(read)
-                storage = self.evictor.ensure(record) if record is not None else self.make_again(read)
+                saved = self.saved.get(read)
+                storage = self.evictor.ensure(saved) if saved is not None else self.make_again(read)
             return copied_storage(storage) if written else storage
 
         for position, call in enumerate(order):
@@ -457,12 +497,12 @@ class OnlineStep(SavedTensors):
             self.evictor.stats.recomputed_ops += 1
             for written, storage in zip(call.writes, storages, strict=True):
                 made[written] = storage
-                record = self.records.get(written)
-                if record is None or record.storage is not None or record.ticket is not None or record.is_copied:
+                saved = self.saved.get(written)
+                if saved is None or saved.storage is not None or saved.ticket is not None or saved.is_copied:
                     continue
-                self.evictor.check(record, storage)
-                if not record.is_busy:
-                    record.storage = storage
+                self._check(saved, storage)
+                if not saved.is_busy:
+                    saved.storage = storage
             for read in {*call.reads, *call.writes} & made.keys():
                 if read != value and last_use.get(read, -1) <= position:
                     del made[read]
@@ -483,8 +523,8 @@ class OnlineStep(SavedTensors):
                 continue
             found[call.writes[0]] = call
             for read in call.reads:
-                record = self.records.get(read)
-                if record is None or (record.storage is None and not record.is_copied):
+                saved = self.saved.get(read)
+                if saved is None or (saved.storage is None and not saved.is_copied):
                     ahead.append(read)
         return [found[first] for first in sorted(found)]
 

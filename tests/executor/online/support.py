@@ -14,8 +14,8 @@ from pooch.executor.engines.cpu import CpuEngine
 from pooch.executor.mode import recognising, saving
 from pooch.executor.online import Evictor, OnlineStep
 from pooch.executor.online.live_bytes import CountedBytes
-from pooch.executor.online.speed import CopySpeed
 from pooch.executor.statistics import RunStats
+from pooch.machine import CopySpeed
 from tests.counting import counting as counting
 from tests.counting import the_allocator
 from tests.executor.online.zoo import Found, Training

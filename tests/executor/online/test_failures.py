@@ -215,7 +215,7 @@ def test_nothing_is_left_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
             found.append(weakref.ref(step))
             with recognising(step):
                 loss = model(inputs).square().mean()
-            found += map(weakref.ref, evictor._records)
+            found += map(weakref.ref, evictor._values)
             del step
             if number % 10:  # some graphs are dropped without a backward pass
                 loss.backward()
@@ -223,7 +223,7 @@ def test_nothing_is_left_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
             model.zero_grad()
             assert evictor.stats.swapped_out_bytes
             live.append(evictor.live.now())
-        assert evictor._records == {}
+        assert evictor._values == {}
         assert [each for each in found if each() is not None] == []
         assert len(set(live)) == 1
         assert len(evictor.engine._free) == 1  # the file of one step, used by each after the other

@@ -86,7 +86,7 @@ def test_what_is_left_of_the_step_is_as_plain(
         evictor.begin_step(stats)
         found = step(lambda: FollowingStep(evictor, plan, Known(plan=plan, table=ActionTable.of(plan))))
         assert evictor.live.peak() <= evictor.budget_bytes + evictor.missing_bytes
-        assert evictor._records == {}
+        assert evictor._values == {}
         missing_bytes = evictor.missing_bytes
 
         model.zero_grad()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from pooch.executor.online.speed import CopySpeed
+from pooch.machine import CopySpeed
 from tests.executor.online.support import run_online, run_plainly
 from tests.executor.online.zoo import Cube, Found, Region, Training
 from tests.executor.support import assert_same

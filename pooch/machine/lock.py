@@ -7,12 +7,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic
 
-from .records import Kind
+from .values import Value
 
 
-class StepLock(Generic[Kind]):
+class StepLock:
     """A re-entrant lock on a step's state, with a queue of the handles that are destroyed while it is held.
 
     A handle may be destroyed anywhere: by the garbage collector in the middle of an action, or in the copy thread while
@@ -20,13 +19,13 @@ class StepLock(Generic[Kind]):
     queue is processed at once if the lock is free, and otherwise by its holder before releasing it.
 
     Args:
-        ended: A method of the lock's owner that is called with the record of each destroyed handle.
+        ended: A method of the lock's owner that is called with the value of each destroyed handle.
     """
 
-    def __init__(self, ended: Callable[[Kind], None]) -> None:
+    def __init__(self, ended: Callable[[Value], None]) -> None:
         self._lock = threading.RLock()
         self._depth = 0
-        self._queue: deque[Kind] = deque()
+        self._queue: deque[Value] = deque()
         self._ended = weakref.WeakMethod(ended)  # the step must be freed by reference counting
 
     def __enter__(self) -> None:
@@ -71,9 +70,9 @@ class StepLock(Generic[Kind]):
         finally:
             self._lock.release()
 
-    def end(self, record: Kind) -> None:
-        """Report that a handle on a record was destroyed."""
-        self._queue.append(record)
+    def end(self, value: Value) -> None:
+        """Report that a handle on a value was destroyed."""
+        self._queue.append(value)
         self._settle()
 
     def _settle(self) -> None:
@@ -92,6 +91,6 @@ class StepLock(Generic[Kind]):
     def _empty_queue(self) -> None:
         ended = self._ended()
         while self._queue:
-            record = self._queue.popleft()
+            value = self._queue.popleft()
             if ended is not None:
-                ended(record)
+                ended(value)

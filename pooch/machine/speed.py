@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir import Link
+from ..ir import Link
 
 _FIRST_GUESS_BYTES_PER_MS = 1e6  # 1 GB/s
 _WEIGHT = 0.2  # of the latest copy

@@ -1,0 +1,30 @@
+"""The memory of a device, as moves of values need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..torchtools.tensors import new_storage
+
+_use_count = torch._C._storage_Use_Count
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of a device.
+
+    Attributes:
+        device: The device.
+    """
+
+    device: torch.device
+
+    def new(self, size_bytes: int) -> torch.UntypedStorage:
+        """Allocate a storage. Where allocations ask for room, it is made first."""
+        return new_storage(size_bytes, self.device)
+
+    def is_held_elsewhere(self, storage: torch.UntypedStorage) -> bool:
+        """Whether more than one reference holds a storage, so that dropping one frees nothing."""
+        return _use_count(storage._cdata) > 1
