@@ -6,8 +6,9 @@ Storages are opaque here, and copies, recipes and the account of bytes are hande
 
 from .lock import StepLock
 from .pressure import Pressure
+from .recipes import Call, Recipes
 from .speed import CopySpeed
 from .store import Store
 from .values import Level, Value, Witness
 
-__all__ = ["CopySpeed", "Level", "Pressure", "StepLock", "Store", "Value", "Witness"]
+__all__ = ["Call", "CopySpeed", "Level", "Pressure", "Recipes", "StepLock", "Store", "Value", "Witness"]

@@ -17,6 +17,7 @@ from typing import Protocol
 from ..analysis.eviction import distance, online_score
 from .account import LiveBytes
 from .lock import StepLock
+from .recipes import NEVER_MS
 from .speed import CopySpeed
 from .store import Counters, Health, Memory, Store
 from .values import Storage, Value
@@ -25,7 +26,6 @@ _WRITE_AHEAD_SHARE = 0.5  # of what the step may use: from there on, the copy la
 _COPIES_AHEAD = 2
 _LOOKED_AT = 8  # values per op, so that the time to look does not grow with the step
 _SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking for candidates takes time
-_NEVER = float("inf")
 
 
 class Keeper(Protocol):
@@ -239,7 +239,7 @@ class Pressure:
 
     def _replay_ms(self, value: Value) -> float:
         owner = value.owner()
-        return _NEVER if owner is None else owner.replay_ms(value.number)
+        return NEVER_MS if owner is None else owner.replay_ms(value.number)
 
     def _evict(self, value: Value) -> int:
         """Let a value's bytes leave, and return how many are free now."""
@@ -254,7 +254,7 @@ class Pressure:
                 return self._drop(value)
             self._start_out(value)
         self.store.finish_out(value, self.stats)
-        if not value.is_copied and self._replay_ms(value) == _NEVER:
+        if not value.is_copied and self._replay_ms(value) == NEVER_MS:
             return 0
         return self._drop(value)
 
@@ -269,8 +269,9 @@ class Pressure:
 
     def _start_out(self, value: Value) -> bool:
         """Start to copy a value out, and return whether the tier has room for it."""
-        owner = value.owner()
-        place = None if owner is None else owner.take_place(value.size_bytes)
+        owner, place = value.owner(), value.place  # an interrupt may have come when a copy to there was to begin
+        if place is None and owner is not None:
+            place = owner.take_place(value.size_bytes)
         if place is None:
             return False
         self.store.start_out(value, place, self.stats)
@@ -334,7 +335,7 @@ class Pressure:
         Raises:
             TierError: If it cannot be read back.
         """
-        value.is_busy = True
+        was_busy, value.is_busy = value.is_busy, True
         try:
             if value.storage is None:
                 self.stats.late_swaps += 1
@@ -343,7 +344,7 @@ class Pressure:
             assert value.storage is not None
             return value.storage
         finally:
-            value.is_busy = False
+            value.is_busy = was_busy
 
     def reading(self, value: Value) -> None:
         """Note that the backward pass has come to this value."""
@@ -356,7 +357,7 @@ class Pressure:
         owner = value.owner()
         assert owner is not None, "a step lives as long as its handles"
         value.storage = owner.make_again(value.number)
-        _forget_witness(value)
+        value.forget_witness()
         owner.forget_costs()
 
     # The end ----------------------------------------------------------------------------------------------------------
@@ -390,10 +391,4 @@ class Pressure:
         self.store.settle(value)
         value.storage = None
         self.store.forget_copy(value)
-        _forget_witness(value)
-
-
-def _forget_witness(value: Value) -> None:
-    witness, value.witness = value.witness, None
-    if witness is not None:
-        witness.release()
+        value.forget_witness()

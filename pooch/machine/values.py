@@ -133,10 +133,11 @@ class Witness:
 
     def finish_copy(self) -> float:
         """Wait for the copy, which may have failed, and return for how many ms the caller was blocked."""
-        ticket, self.ticket = self.ticket, None
+        ticket = self.ticket
         if ticket is None:
             return 0.0
         waited_ms = ticket.wait()
+        self.ticket = None  # only now: an interrupt of the wait must not forget the copy
         if self.place is not None:
             self.place.copied(ticket.error)
         if ticket.error is not None:
@@ -167,7 +168,10 @@ class Witness:
         return ticket.error is None and self.checksum(storage, False) == self.digest
 
     def release(self) -> None:
-        """Give the room of the copy back."""
+        """Give the room of the copy back, once no copy works on it."""
+        if self.ticket is not None:
+            self.ticket.wait()
+            self.ticket = None
         place, self.place = self.place, None
         if place is not None:
             place.release()
@@ -225,6 +229,12 @@ class Value:
         if self.ticket is not None:
             return "returning" if self.is_copied else "leaving"
         return "clean" if self.is_copied else "here"
+
+    def forget_witness(self) -> None:
+        """Forget what its replay is compared with: it is here again, or read no more."""
+        witness, self.witness = self.witness, None
+        if witness is not None:
+            witness.release()
 
 
 def _nobody() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ...errors import PlanMismatch
-from ...machine import Level, Value
+from ...machine import Call, Level, Recipes, Value
+from ...machine.recipes import Resolve
 from ...machine.values import Place
 from ...torchtools.effects import StorageMap, changed_statistics, find_plain_keys, written_tensors
 from ...torchtools.endings import end_with
@@ -35,22 +36,8 @@ from ..verification import Difference, new_witness
 from .evictor import Evictor
 from .tier import OnlineTier
 
-_LONGEST_REPLAY = 200  # ops; what would need more is copied
-_NEVER = float("inf")
 # Values that the step itself numbers. A plan numbers its own from 0.
 _FIRST_VALUE = 2**40
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of the step and what it made."""
-
-    call: RecordedCall
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    time_ms: float
-    recipe: int = 0
-    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +104,13 @@ class OnlineStep(SavedTensors):
         self.values = StorageMap() if values is None else values
         self.saved: dict[int, Value] = {}
         self.op = threading.Lock()
-        self._calls: dict[int, _Call] = {}
-        self._costs: dict[int, float] = {}
+        self.recipes = Recipes(self.saved, weakref.proxy(self), evictor.speed)
         self._numbers = itertools.count(_FIRST_VALUE)
         self.thread = threading.get_ident()  # that runs the step: the one of its backward pass, once that has begun
         self._begin_number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self._running: _Running | None = None  # of the thread that holds `op`
         self._running_thread = 0
-        self._readers: dict[int, list[_Call]] = {}  # by the storage of a tensor from outside of the step
-        self._out_of_date: set[int] = set()  # values whose calls read what has changed since
+        self._readers: dict[int, list[Call]] = {}  # by the storage of a tensor from outside of the step
         self._in_parts: set[int] = set()  # storages that autograd holds for earlier contents as well
         self._unsafe: set[int] = set()  # storages whose address the program has
         self.reassigned = Reassigned()
@@ -192,18 +177,19 @@ class OnlineStep(SavedTensors):
                 reads[argument.value] = None
             else:
                 outer.append(argument)
-        if not all(value in self._calls for value in reads):
+        if not all(value in self.recipes for value in reads):
             return
         if not all(self._is_from_outside(each.tensor) for each in outer):
             return
         if not self._unsafe.isdisjoint(storage_key(each.tensor) for each in outer if has_plain_storage(each.tensor)):
             return
-        sources = [self._calls[value] for value in reads]
-        recipe = hash((call.func, *(each.recipe for each in sources), *(self._position(value) for value in reads)))
-        foreign = is_foreign(call.func) or any(each.is_foreign for each in sources)
+        sources = [(value, source) for value in reads if (source := self.recipes.of(value)) is not None]
+        places = (source.writes.index(value) for value, source in sources)
+        recipe = hash((call.func, *(source.recipe for _, source in sources), *places))
+        foreign = is_foreign(call.func) or any(source.is_foreign for _, source in sources)
         self.evictor.verification.note_place(recipe)
-        kept = _Call(call, tuple(reads), writes, time_ms, recipe, foreign)
-        self._calls.update((value, kept) for value in writes)
+        kept = Call(call, tuple(reads), writes, time_ms, recipe, foreign)
+        self.recipes.add(kept)
         for each in outer:
             self._readers.setdefault(storage_key(each.tensor), []).append(kept)
 
@@ -219,13 +205,9 @@ class OnlineStep(SavedTensors):
             return True
         return base.grad_fn._sequence_nr() < self._begin_number
 
-    def _position(self, value: int) -> int:
-        """Which of the results of its op a value is."""
-        return self._calls[value].writes.index(value)
-
     def recipe(self, value: int) -> Recipe | None:
         """Return what makes a value again, or None if nothing does or it cannot be compared."""
-        call = self._calls.get(value)
+        call = self.recipes.of(value)
         if call is None:
             return None
         position = call.writes.index(value)
@@ -235,7 +217,8 @@ class OnlineStep(SavedTensors):
 
     def difference(self, value: int, was_survived: bool) -> Difference:
         """Return what to tell of a replay of a value that gave something else."""
-        call = self._calls[value]
+        call = self.recipes.of(value)
+        assert call is not None, "it was replayed just now"
         module = self.evictor.verification.place_of(call.recipe)
         return Difference(str(call.call.func), module, cause_of(call.call), was_survived)
 
@@ -259,31 +242,18 @@ class OnlineStep(SavedTensors):
         keys = list(dict.fromkeys(map(storage_key, tensors)))
         values = {value for value in map(self.values.get, keys) if value is not None}
         self._unsafe.update(keys)
-        readers = [call for call in self._calls.values() if not values.isdisjoint(call.reads)]
-        made = [self._calls[value] for value in values if value in self._calls]
-        self._changes([*readers, *made, *(call for key in keys for call in self._readers.pop(key, ()))])
+        readers = self.recipes.readers(values)
+        self._changes([*readers, *(call for key in keys for call in self._readers.pop(key, ()))])
 
     def _outer_changes(self, keys: list[int]) -> None:
         """Prepare for an op that changes tensors from outside: what is replayed from them has to be there before."""
         self._changes([call for key in keys for call in self._readers.pop(key, ())])
 
-    def _changes(self, calls: list[_Call]) -> None:
+    def _changes(self, calls: list[Call]) -> None:
         """Prepare for a change after which calls would not give the same any more."""
-        if not calls:
-            return
-        changing = {value for call in calls for value in call.writes}
-        for value, call in self._calls.items():  # in the order in which they ran
-            if value in changing or not changing.isdisjoint(call.reads):
-                changing.add(value)
-        with self.evictor.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
-            self._out_of_date |= changing  # what leaves from here on is copied
-            self.forget_costs()
-            for saved in list(self.saved.values()):
-                if saved.number in changing and saved.storage is None and not saved.is_copied:
-                    self.evictor.ensure(saved)
-            for value in changing:
-                self._calls.pop(value, None)
-            self._out_of_date -= changing
+        if calls:
+            with self.evictor.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
+                self.recipes.give_up(calls)
 
     def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
         """Handle an op on another stream of the program: values that it works on cannot be replayed."""
@@ -428,7 +398,7 @@ class OnlineStep(SavedTensors):
             witness.finish_copy()
             self.evictor.stats.verified_bytes += value.size_bytes
 
-    def _check(self, value: Value, storage: torch.UntypedStorage) -> None:
+    def check(self, value: Value, storage: torch.UntypedStorage) -> None:
         """Compare what a replay gave with what was there, and put that in its place if it differs.
 
         Raises:
@@ -439,94 +409,35 @@ class OnlineStep(SavedTensors):
 
     def forget_costs(self) -> None:
         """Forget the costs of replays, since a value has come or gone."""
-        self._costs.clear()
+        self.recipes.forget_costs()
 
-    def replay_ms(self, value: int) -> float:
+    def replay_ms(self, number: int) -> float:
         """Return the time in ms to replay a value from what is at hand now, or infinity if it cannot be replayed."""
-        known = self._costs.get(value)
-        if known is None:
-            known = self._costs[value] = self._chain_ms(value)
-        return known
+        return self.recipes.replay_ms(number)
 
-    def _chain_ms(self, value: int) -> float:
-        total_ms, seen, ahead = 0.0, set[int](), [value]
-        is_banned = self.evictor.verification.is_banned
-        while ahead:
-            current = ahead.pop()
-            call = self._calls.get(current)
-            if call is None or current in self._out_of_date:
-                return _NEVER
-            if is_banned((call.recipe, call.writes.index(current))):
-                return _NEVER
-            if id(call) in seen:
-                continue
-            seen.add(id(call))
-            total_ms += call.time_ms
-            if len(seen) > _LONGEST_REPLAY:
-                return _NEVER
-            for read in call.reads:
-                saved = self.saved.get(read)
-                if saved is None:
-                    ahead.append(read)
-                elif saved.storage is None:
-                    if saved.is_copied:
-                        total_ms += self.evictor.speed.copy_ms(saved.size_bytes)
-                    else:
-                        ahead.append(read)
-        return total_ms
+    def make_again(self, number: int) -> torch.UntypedStorage:
+        """Replay a value from what is at hand."""
+        storage: torch.UntypedStorage = self.recipes.make_again(number)
+        return storage
 
-    def make_again(self, value: int) -> torch.UntypedStorage:
-        """Replay a value from what is at hand, oldest ops first. Other saved values on the way stay if they were away.
+    def ensure(self, value: Value) -> torch.UntypedStorage:
+        """Return a value's storage on the device."""
+        storage: torch.UntypedStorage = self.evictor.ensure(value)
+        return storage
 
-        Raises:
-            PlanMismatch: If an op that it depends on was not recorded.
-        """
-        order = self._order(value)
-        last_use = {read: position for position, call in enumerate(order) for read in call.reads}
-        made: dict[int, torch.UntypedStorage] = {}
+    def replay(self, call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStorage]:
+        """Run a call again."""
+        storages = replay_call(call, resolve)
+        self.evictor.stats.recomputed_ops += 1
+        return storages
 
-        def resolve(read: int, written: bool) -> torch.UntypedStorage:
-            storage = made.get(read)
-            if storage is None:
-                saved = self.saved.get(read)
-                storage = self.evictor.ensure(saved) if saved is not None else self.make_again(read)
-            return copied_storage(storage) if written else storage
+    def copied(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Return a copy of a storage."""
+        return copied_storage(storage)
 
-        for position, call in enumerate(order):
-            storages = replay_call(call.call, resolve)
-            self.evictor.stats.recomputed_ops += 1
-            for written, storage in zip(call.writes, storages, strict=True):
-                made[written] = storage
-                saved = self.saved.get(written)
-                if saved is None or saved.storage is not None or saved.ticket is not None or saved.is_copied:
-                    continue
-                self._check(saved, storage)
-                if not saved.is_busy:
-                    saved.storage = storage
-            for read in {*call.reads, *call.writes} & made.keys():
-                if read != value and last_use.get(read, -1) <= position:
-                    del made[read]
-        return made[value]
-
-    def _order(self, value: int) -> list[_Call]:
-        """Return the calls that make a value from what is at hand, in the order in which they ran."""
-        found: dict[int, _Call] = {}
-        ahead = [value]
-        while ahead:
-            current = ahead.pop()
-            call = self._calls.get(current)
-            if call is None:
-                raise PlanMismatch(
-                    f"the backward pass needs value {current} again, but the op that makes it was not recorded"
-                )
-            if call.writes[0] in found:
-                continue
-            found[call.writes[0]] = call
-            for read in call.reads:
-                saved = self.saved.get(read)
-                if saved is None or (saved.storage is None and not saved.is_copied):
-                    ahead.append(read)
-        return [found[first] for first in sorted(found)]
+    def is_banned(self, call: Call, number: int) -> bool:
+        """Whether a replay of a value gave something else before."""
+        return self.evictor.verification.is_banned((call.recipe, call.writes.index(number)))
 
 
 def _may_leave(tensor: torch.Tensor) -> bool:
