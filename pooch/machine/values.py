@@ -163,8 +163,9 @@ class Witness:
         """Fill a storage with the copy, and return whether it holds the right bytes then."""
         if self.place is None:
             return False
-        ticket = self.place.copy_in(storage)
+        ticket = self.ticket = self.place.copy_in(storage)  # kept, in case an interrupt comes while it is waited for
         ticket.wait()
+        self.ticket = None
         return ticket.error is None and self.checksum(storage, False) == self.digest
 
     def release(self) -> None:

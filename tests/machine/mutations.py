@@ -150,7 +150,7 @@ RECIPES = (
 
 WITNESSES = (
     Mutation("a difference is agreement", "values", "        return self.checksum(storage, self.level == Level.SAMPLE) == self.digest", "        return True"),
-    Mutation("the copy of what was there is not looked at", "values", "        ticket = self.place.copy_in(storage)\n        ticket.wait()\n", "        ticket = self.place.copy_in(storage)\n"),
+    Mutation("the copy of what was there is not looked at", "values", "        ticket.wait()\n        self.ticket = None\n        return ticket.error", "        self.ticket = None\n        return ticket.error"),
     Mutation("the room of a witness is given back in the middle of the copy", "values", "        waited_ms = ticket.wait()\n        self.ticket = None  # only", "        waited_ms = 0.0\n        self.ticket = None  # only"),
     Mutation("the room of a witness is lost", "values", "        place, self.place = self.place, None\n        if place is not None:\n            place.release()", "        self.place = None"),
 )  # fmt: skip
