@@ -9,7 +9,7 @@ from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.threads import is_alone
 from .engines.protocol import CopyEngine
 from .online import Evictor
-from .online.live_bytes import live_bytes_of
+from .online.live_bytes import CountedBytes
 from .statistics import RunStats, WarnOnce
 from .verification import Verification
 
@@ -77,22 +77,26 @@ class Floor(Evictor):
     def begin_step(self, stats: RunStats) -> None:
         """Begin to count for a new step, from the calling thread."""
         self.live.raise_failure()
-        if not self.is_held and self._can_count():
-            self.live = live_bytes_of(self.device, reads_peak=False)
-            self.is_held = True
+        if not self.is_held and (counted := self._counted()) is not None:
+            self.live, self.is_held = counted, True
             self.set_budget(self.budget_bytes)
             self.ask_again()
         super().begin_step(stats)
         self._start_bytes = self._persistent_bytes
 
-    def _can_count(self) -> bool:
-        """Whether bytes can be counted here and now.
+    def _counted(self) -> CountedBytes | None:
+        """Begin to count bytes, or return None where that cannot be done.
 
-        Counting looks at all tensors once, and PyTorch ends the process if another thread is just releasing one of
-        them. The allocator holds one budget: that of `pooch.auto`, or of the first plan that was applied.
+        The allocator holds one budget: that of `pooch.auto`, or of the first plan that was applied. Counting looks at
+        all tensors once, and PyTorch ends the process if another thread is just releasing one of them: beside other
+        threads, such as those of a notebook, what is live is what the plan says.
         """
         allocator = counting_allocator()
-        return isinstance(allocator, CountingAllocator) and is_alone() and not allocator.has_limit
+        if not isinstance(allocator, CountingAllocator) or allocator.has_limit:
+            return None
+        live_now_bytes = None if is_alone() else self._persistent_bytes
+        counted = CountedBytes(allocator, reads_peak=False, live_now_bytes=live_now_bytes)
+        return counted if counted.is_in_place else None
 
     def stop(self) -> None:
         """Hold nothing any longer. Steps that are alive can still read what they saved."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -95,6 +96,28 @@ def test_a_step_that_leaves_its_plan_stays_within_the_budget(ordinary: int, more
         assert peak_bytes <= plan.budget_bytes
         check_that_the_plan_is_followed_again(model, rows, plan, run)
     assert not the_allocator().is_in_use
+
+
+def test_the_budget_is_held_beside_threads_of_others_too() -> None:
+    """Such as those of a notebook or a progress bar. What they hold is not looked at."""
+    model, rows, plan = planned()
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        with pooch.apply(plan, model, measure_every=0) as run:
+            gradients(model, rows)
+            model.more = 8
+            with run.paused():
+                expected = gradients(model, rows)
+            model.zero_grad()
+            with pytest.warns(UserWarning, match="the budget is held without the plan"):
+                peak_bytes = counted_peak(lambda: model(rows).backward())
+            assert gradients_of(model) == expected
+            assert peak_bytes <= plan.budget_bytes
+    finally:
+        over.set()
+        other.join()
 
 
 def check_that_the_plan_is_followed_again(model: Growing, rows: Tensor, plan: pooch.Plan, run: Run) -> None:

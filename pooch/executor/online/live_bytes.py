@@ -28,6 +28,7 @@ class CountedBytes:
     Args:
         allocator: The allocator. It is removed by `close`, or when this is freed, as where making a budget failed.
         reads_peak: Whether `peak` and `reset_peak` are used: of all who count, one may.
+        live_now_bytes: What is live now, where that is known. None: it is counted.
 
     Attributes:
         is_in_place: Whether the allocator could be installed: False if another one than PyTorch's is in place.
@@ -35,15 +36,19 @@ class CountedBytes:
 
     asks = True
 
-    def __init__(self, allocator: CountingAllocator, *, reads_peak: bool = True) -> None:
+    def __init__(
+        self, allocator: CountingAllocator, *, reads_peak: bool = True, live_now_bytes: int | None = None
+    ) -> None:
         self._allocator, self._reads_peak = allocator, reads_peak
         user = object()
         self._remove = end_with(self, allocator.remove, user)
         self._earlier_bytes = 0
         self._make_room: MakeRoom | None = None
         self.is_in_place = allocator.install(user, reads_peak=reads_peak)
-        if self.is_in_place:
+        if self.is_in_place and live_now_bytes is None:
             self.recount()
+        elif self.is_in_place and live_now_bytes is not None:
+            self._earlier_bytes = max(0, live_now_bytes - allocator.live_bytes())
 
     def recount(self) -> None:
         """Count again what is alive from before the installation. It walks all Python objects."""
