@@ -30,7 +30,7 @@ PLUGIN = Plugin(
         "dtr": _policy("dtr"),
         "dtr_eq": _policy("dtr", "dtr_eq"),
     },
-    workloads={"published": Provided(f"{__package__}.catalogue", "WORKLOADS")},
+    workloads={"published": Provided(f"{__package__}.models", "WORKLOADS")},
     commands={
         "reproduce": Provided(f"{__package__}.command", "command", "Compare published experiments with Pooch."),
     },

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from pooch.errors import UsageError
+from pooch.errors import FileFormatError, UsageError
+from pooch.ir.data_files import checked_entry, packaged_tables
 from pooch.workloads import Workload, built_in_workloads, load_workload, workload_growth
 from pooch.workloads.models.resnet import blocks_of
-from pooch.workloads.registry import SMALL, BuiltIn, Preset
+from pooch.workloads.registry import BuiltIn, Preset
 
+SMALL = "small"
 SIZES = [(entry, preset) for entry in built_in_workloads().values() for preset in entry.presets]
 SMALL_NAMES = [f"{entry.name}@{preset.name}" for entry, preset in SIZES if preset.name.startswith(SMALL)]
 
@@ -37,6 +39,20 @@ def train(workload: Workload, steps: int = 2) -> list[float]:
 @pytest.mark.parametrize("name", built_in_workloads())
 def test_every_built_in_workload_has_a_small_version(name: str) -> None:
     assert f"{name}@{SMALL}" in SMALL_NAMES
+
+
+def test_a_fault_in_the_table_of_workloads_is_told_in_one_line() -> None:
+    entry = {"name": "own", "summary": "mine", "module": "own"}
+    assert checked_entry(BuiltIn, entry, "w.toml") == BuiltIn("own", "mine", "own")
+    for changed, complaint in (
+        ({"module": 3}, r"^w\.toml: module: input should be a valid string: correct it$"),
+        ({"presets": [{"name": "a", "settings": {"x": [1]}, "note": ""}]}, r"^w\.toml: presets\.0\.settings\.x"),
+        ({"size": 3}, r"^w\.toml: size: unexpected keyword argument: correct it$"),
+    ):
+        with pytest.raises(FileFormatError, match=complaint):
+            checked_entry(BuiltIn, entry | changed, "w.toml")
+    with pytest.raises(FileFormatError, match=r"^gone\.toml of pooch\.workloads cannot be read"):
+        packaged_tables("pooch.workloads", "gone.toml")
 
 
 @pytest.mark.parametrize("name", SMALL_NAMES)
