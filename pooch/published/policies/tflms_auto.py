@@ -18,12 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trial, Trials
-from .fitting import fewest_leaving, swaps_of
+from .fitting import attempted, end_slot, fewest_leaving, swaps_of
 from .timing import Trip, anchors_ahead, played, started_at, swap_schedule, trips_of
 
 
@@ -43,24 +40,16 @@ class TflmsAuto:
         Raises:
             InfeasibleBudget: nothing fits into this share of the memory.
         """
-        return with_smallest_budget(request, self._attempt, "tflms_auto")
+        return attempted(request, self._attempt, "tflms_auto")
 
-    def _attempt(self, request: PlanningRequest) -> PolicyOutcome | None:
-        persistent_bytes = request.dataflow.profile.persistent_bytes
-        room_bytes = int(persistent_bytes + self.memory_ratio * (request.budget_bytes - persistent_bytes))
-        trials = Trials(replace(request, budget_bytes=max(1, room_bytes)), Candidates(request.dataflow))
-        items = [item for item in trials.candidates.items if self._rank(trials, item) > 1]
-        by_length = sorted(items, key=lambda item: (-_levels(item), item.value))
+    def _attempt(self, within: Trials) -> Trial | None:
+        request, profile = within.request, within.request.dataflow.profile
+        room_bytes = profile.persistent_bytes + self.memory_ratio * (request.budget_bytes - profile.persistent_bytes)
+        trials = Trials(replace(request, budget_bytes=max(1, int(room_bytes))), within.candidates)
+        items = [item for item in trials.candidates.items if len(profile.values[item.value].shape) > 1]
+        by_length = sorted(items, key=lambda item: (item.born - end_slot(item), item.value))
         trial = fewest_leaving(trials, swaps_of(by_length))
-        return None if trial is None else outcome_of(trials, _tuned_ahead(trials, trial))
-
-    @staticmethod
-    def _rank(trials: Trials, item: Candidate) -> int:
-        return len(trials.request.dataflow.profile.values[item.value].shape)
-
-
-def _levels(item: Candidate) -> int:
-    return (item.death if item.need == NEVER else item.need) - item.born
+        return None if trial is None else _tuned_ahead(trials, trial)
 
 
 def _tuned_ahead(trials: Trials, trial: Trial) -> Trial:
