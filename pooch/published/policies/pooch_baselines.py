@@ -23,7 +23,7 @@ from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.search.fixed import fixed_outcome, outcome_of
 from ...planner.search.stall_rule import swaps_within_tier
 from ...planner.search.trials import Trial, Trials
-from .timing import anchors_ahead, everything_leaves, played, started_at, swap_schedule, trips_of
+from .timing import anchors_ahead, everything_leaves, played_from
 
 
 def recompute_all(request: PlanningRequest) -> PolicyOutcome:
@@ -66,9 +66,7 @@ def _lowered(trials: Trials, decisions: dict[int, Choice], budget_bytes: int, ah
     evaluator, dataflow = trials.request.evaluator, trials.request.dataflow
     evaluation = everything_leaves(evaluator, dataflow, decisions, budget_bytes)
     if ahead is not None:
-        schedule = evaluation.schedule
-        late = started_at(trips_of(schedule), anchors_ahead(dataflow, ahead))
-        evaluation = played(evaluator, swap_schedule(schedule, late, schedule))
+        evaluation = played_from(evaluator, evaluation.schedule, anchors_ahead(dataflow, ahead))
     return trials.offer(trials.complete(decisions), evaluation)
 
 

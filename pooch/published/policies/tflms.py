@@ -30,7 +30,7 @@ from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.search.trials import Trial, Trials
 from .fitting import Leaving, attempted, fewest_that, swaps_of
 from .levels import ChainRule, without_branches
-from .timing import Trip, anchors_ahead, everything_leaves, played, started_at, swap_schedule, trips_of
+from .timing import Trip, anchors_ahead, everything_leaves, played_from
 
 TRIGGERS = ("chain_rule", "direct_order")
 FURTHEST = 10_000  # levels; the authors' default
@@ -108,8 +108,8 @@ class Tflms:
         dataflow, evaluator = request.dataflow, request.evaluator
         schedule = everything_leaves(evaluator, dataflow, decisions, request.budget_bytes).schedule
         schedule = without_branches(dataflow, schedule, self.branch_threshold if self.swap_branches else None)
-        timed = swap_schedule(schedule, started_at(trips_of(schedule), self._trigger(dataflow)), schedule)
-        return trials.offer(trials.complete(decisions), played(evaluator, timed))
+        timed = played_from(evaluator, schedule, self._trigger(dataflow))
+        return trials.offer(trials.complete(decisions), timed)
 
     def _trigger(self, dataflow: Dataflow) -> Callable[[Trip], int]:
         if self.trigger == "direct_order":

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.search.trials import Trial, Trials
 from .fitting import attempted, end_slot, fewest_leaving, swaps_of
-from .timing import Trip, anchors_ahead, played, started_at, swap_schedule, trips_of
+from .timing import anchors_ahead, played_from, trips_of
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,12 @@ class TflmsAuto:
 
 def _tuned_ahead(trials: Trials, trial: Trial) -> Trial:
     """Use the largest distance at which every copy in has room: that of the copy that had to start latest."""
-    anchors = trials.request.dataflow.anchor_slots
-    ahead = [_ahead(anchors, trip) for trip in trips_of(trial.evaluation.schedule).values() if trip.in_slot >= 0]
-    schedule, dataflow = trial.evaluation.schedule, trials.request.dataflow
-    late = started_at(trips_of(schedule), anchors_ahead(dataflow, min(ahead, default=0)))
-    return trials.offer(trial.decisions, played(trials.request.evaluator, swap_schedule(schedule, late, schedule)))
-
-
-def _ahead(anchors: tuple[int, ...], trip: Trip) -> int:
-    return anchors.index(trip.need_slot) - anchors.index(trip.in_slot)
+    dataflow, schedule = trials.request.dataflow, trial.evaluation.schedule
+    place = dataflow.anchor_slots.index
+    trips = [trip for trip in trips_of(schedule).values() if trip.in_slot >= 0]
+    ahead = min((place(trip.need_slot) - place(trip.in_slot) for trip in trips), default=0)
+    timed = played_from(trials.request.evaluator, schedule, anchors_ahead(dataflow, ahead))
+    return trials.offer(trial.decisions, timed)
 
 
 tflms_auto = TflmsAuto()

@@ -145,3 +145,8 @@ def anchors_ahead(dataflow: Dataflow, anchors: int) -> Callable[[Trip], int]:
 def played(evaluator: Evaluator, schedule: Schedule) -> Evaluation:
     """Simulate a schedule."""
     return Evaluation(schedule, evaluator.play(schedule))
+
+
+def played_from(evaluator: Evaluator, schedule: Schedule, start: Callable[[Trip], int]) -> Evaluation:
+    """Simulate a schedule with each copy in started at the anchor that a method names, never earlier than lowered."""
+    return played(evaluator, swap_schedule(schedule, started_at(trips_of(schedule), start), schedule))
