@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
+from typing import Any
 
-from ..ir.data_files import checked_entry, packaged_tables
+from ..errors import FileFormatError
+from ..ir.data_files import packaged_tables
 from ..plugins import provided
-from .registry import BuiltIn
+from .registry import BuiltIn, Growth, Preset
 
 FILE = "workloads.toml"
 
@@ -15,12 +16,27 @@ FILE = "workloads.toml"
 def packaged_workloads(package: str) -> tuple[BuiltIn, ...]:
     """The workloads in `workloads.toml` of a package, whose networks are modules of that package.
 
+    Types of fields are checked by a test: importing what checks them takes longer than listing the workloads.
+
     Raises:
-        FileFormatError: an entry is not as it should be.
+        FileFormatError: an entry lacks a field, or has one that there is not.
     """
     entries = packaged_tables(package, FILE)["workloads"]
-    read = (checked_entry(BuiltIn, entry, f"{FILE}: {entry.get('name')}") for entry in entries)
-    return tuple(replace(each, module=f"{package}.{each.module}") for each in read)
+    try:
+        return tuple(_entry(package, **entry) for entry in entries)
+    except TypeError as error:
+        raise FileFormatError(f"{FILE} of {package}: {error}: correct it") from error
+
+
+def _entry(
+    models: str, *, module: str, growths: list[dict[str, Any]], presets: list[dict[str, Any]], **others: Any
+) -> BuiltIn:
+    return BuiltIn(
+        module=f"{models}.{module}",
+        growths=tuple(Growth(**each) for each in growths),
+        presets=tuple(Preset(**each) for each in presets),
+        **others,
+    )
 
 
 @cache

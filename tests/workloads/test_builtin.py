@@ -8,7 +8,8 @@ from torch._subclasses import FakeTensorMode
 
 from pooch.errors import FileFormatError, UsageError
 from pooch.ir.data_files import checked_entry, packaged_tables
-from pooch.workloads import Workload, built_in_workloads, load_workload, workload_growth
+from pooch.workloads import Workload, built_in_workloads, catalogue, load_workload, workload_growth
+from pooch.workloads.catalogue import FILE
 from pooch.workloads.models.resnet import blocks_of
 from pooch.workloads.registry import BuiltIn, Preset
 
@@ -41,16 +42,25 @@ def test_every_built_in_workload_has_a_small_version(name: str) -> None:
     assert f"{name}@{SMALL}" in SMALL_NAMES
 
 
-def test_a_fault_in_the_table_of_workloads_is_told_in_one_line() -> None:
-    entry = {"name": "own", "summary": "mine", "module": "own"}
-    assert checked_entry(BuiltIn, entry, "w.toml") == BuiltIn("own", "mine", "own")
+@pytest.mark.parametrize("package", ["pooch.workloads.models", "pooch.published.models"])
+def test_fields_of_the_tables_have_their_types(package: str) -> None:
+    for entry in packaged_tables(package, FILE)["workloads"]:
+        checked_entry(BuiltIn, entry, FILE)
+
+
+def test_a_fault_in_the_table_of_workloads_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"name": "own", "summary": "mine", "module": "own", "growths": [], "presets": []}
     for changed, complaint in (
-        ({"module": 3}, r"^w\.toml: module: input should be a valid string: correct it$"),
-        ({"presets": [{"name": "a", "settings": {"x": [1]}, "note": ""}]}, r"^w\.toml: presets\.0\.settings\.x"),
-        ({"size": 3}, r"^w\.toml: size: unexpected keyword argument: correct it$"),
+        ({"size": 3}, "unexpected keyword argument 'size'"),
+        ({"growths": [{"setting": "a", "size": 3}]}, "unexpected keyword argument 'size'"),
+        ({"presets": [{"name": "a"}]}, "missing 2 required positional arguments: 'settings' and 'note'"),
     ):
-        with pytest.raises(FileFormatError, match=complaint):
-            checked_entry(BuiltIn, entry | changed, "w.toml")
+        tables = {"workloads": [entry | changed]}
+        monkeypatch.setattr(catalogue, "packaged_tables", lambda package, name, tables=tables: tables)
+        with pytest.raises(FileFormatError, match=rf"^workloads\.toml of own: [^\n]*{complaint}: correct it$"):
+            catalogue.packaged_workloads("own")
+    with pytest.raises(FileFormatError, match=r"^f\.toml: module: input should be a valid string: correct it$"):
+        checked_entry(BuiltIn, entry | {"module": 3}, "f.toml")
     with pytest.raises(FileFormatError, match=r"^gone\.toml of pooch\.workloads cannot be read"):
         packaged_tables("pooch.workloads", "gone.toml")
 
