@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from ..errors import FileFormatError
-from ..ir.data_files import packaged_tables
 from ..plugins import provided
+from ..reading import packaged_tables
 from .registry import BuiltIn, Growth, Preset
 
 FILE = "workloads.toml"

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import FileFormatError, UsageError
-from ...ir.data_files import checked_entry, packaged_tables
+from ...ir.validation import checked_entry
 from ...planner import policy_names
+from ...reading import packaged_tables
 from ...wording import did_you_mean
 from ...workloads import built_in
 from ..methods import WITHIN_BACKWARD
