@@ -1,6 +1,7 @@
 """Reading files that somebody else may have made: regular ones of a limited size, and nothing that never ends.
 
-What is trusted because this user has written it has to be this user's alone: see `is_ours`.
+What is trusted because this user has written it has to be this user's alone: see `is_ours`. The tables that come with
+the package are read here, too; nothing of them is executed.
 """
 
 from __future__ import annotations
@@ -8,7 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tomllib
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+from .errors import FileFormatError
 
 MOST_BYTES = 256 * 2**20  # a profile of 100,000 ops takes less than half of it
 
@@ -50,3 +56,15 @@ def is_ours(path: Path) -> bool:
         return False
     is_kept_here = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
     return is_kept_here and found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def packaged_tables(package: str, name: str) -> dict[str, Any]:
+    """Returns the tables of a TOML file beside the modules of a package.
+
+    Raises:
+        FileFormatError: there is no such file, or it is not TOML.
+    """
+    try:
+        return tomllib.loads((files(package) / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{name} of {package} cannot be read ({error}): install Pooch again") from error

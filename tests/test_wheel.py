@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,12 @@ def run(command: list[object], folder: Path, environment: dict[str, str]) -> sub
         [str(each) for each in command],
         capture_output=True, text=True, timeout=280, check=False, cwd=folder, env=environment,
     )  # fmt: skip
+
+
+def test_tables_are_in_the_wheel(tmp_path_factory: pytest.TempPathFactory) -> None:
+    tables = {f"pooch_planner/{path.relative_to(ROOT / 'pooch')}" for path in (ROOT / "pooch").rglob("*.toml")}
+    assert "pooch_planner/workloads/models/workloads.toml" in tables
+    assert tables <= set(zipfile.ZipFile(built_wheel(tmp_path_factory)).namelist())
 
 
 @pytest.mark.slow

@@ -6,12 +6,15 @@ Only the first fault is told, so no more are looked for: a file with a million f
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import FileFormatError
 
 if TYPE_CHECKING:
     import pydantic
     import pydantic_core
 
+Entry = TypeVar("Entry")
 _COLLECTIONS = ("list", "tuple", "dict")
 
 
@@ -58,3 +61,25 @@ def first_fault(error: pydantic.ValidationError) -> str:
     """Return where the first fault is and what it is, in one line."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}"
+
+
+def checked_entry(kind: type[Entry], tables: dict[str, Any], name: str) -> Entry:
+    """Returns tables as a data class, whose fields have these names and types, and no others.
+
+    Args:
+        kind: the data class.
+        tables: its fields.
+        name: of the file, for messages.
+
+    Raises:
+        FileFormatError: a field is missing, unknown, or of another type.
+    """
+    import pydantic
+
+    adapter = pydantic.TypeAdapter(tuple[kind], config=pydantic.ConfigDict(extra="forbid"))  # type: ignore[valid-type]
+    try:
+        (made,) = adapter.validate_python((tables,))
+    except pydantic.ValidationError as error:
+        fault = first_fault(error).partition(".")[2]
+        raise FileFormatError(f"{name}: {fault}: correct it") from error
+    return made

@@ -21,6 +21,7 @@ import torch.utils._python_dispatch
 
 from ..errors import WorkloadError
 from .dimensions import InputShape
+from .file import error_text
 from .model import OnnxModel, Step, path_of
 from .operation import ABSENT, HostNumbers, Node, Operation
 from .reading import digest_of
@@ -30,7 +31,6 @@ from .types import tensor_of
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
-_LARGEST_TEXT = 300
 # What nodes compute from constants alone is computed during the build. Two numbers in a file can ask for any amount.
 MOST_FOLDED_ELEMENTS = 1 << 27
 _FOLDED_FOR_EACH_STORED = 8
@@ -181,8 +181,8 @@ class _Builder:
         except UnsupportedVariant as error:
             raise WorkloadError(self._refusal(operation.node, f"this form is not supported: {error}")) from error
         except Exception as error:  # PyTorch raises many types for shapes and types that do not fit
-            text = " ".join(str(error).split())[:_LARGEST_TEXT]
-            raise WorkloadError(self._refusal(operation.node, text or type(error).__name__)) from error
+            text = error_text(error, type(error).__name__)
+            raise WorkloadError(self._refusal(operation.node, text)) from error
         return tuple(made) if isinstance(made, tuple | list) else (made,)
 
     def _value(self, node: Node, name: str, is_known: bool) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FileFormatError, PoochError, UsageError, WorkloadError
 from ..folders import TemporaryFolder
-from .file import require
+from .file import error_text, require
 
 if TYPE_CHECKING:
     import torch
@@ -208,7 +208,9 @@ def _write_traced(model: torch.nn.Module, call: _Call, path: Path) -> None:
             )  # fmt: skip
     except Exception as error:  # the exporter raises many types, with long texts
         kind = type(error).__name__
-        raise WorkloadError(f"PyTorch cannot export the model to ONNX: {kind}: {_first_line(error)}") from error
+        raise WorkloadError(
+            f"PyTorch cannot export the model to ONNX: {kind}: {error_text(error, 'no message')}"
+        ) from error
 
 
 @contextmanager
@@ -263,14 +265,10 @@ def _run_file(call: _Call, path: Path) -> list[torch.Tensor]:
         given = {name: each.detach().cpu().numpy() for name, each in zip(names, call.tensors(), strict=True)}
         return [torch.as_tensor(result) for result in session.run(None, given)]
     except Exception as error:  # onnxruntime's own types, which it does not export
-        raise WorkloadError(f"onnxruntime cannot run the exported model: {_first_line(error)}") from error
+        raise WorkloadError(f"onnxruntime cannot run the exported model: {error_text(error, 'no message')}") from error
 
 
 def _move(folder: Path, path: Path) -> None:
     """Move the data first, so that the model never refers to missing data."""
     for written in sorted(folder.iterdir(), key=lambda each: each.name == path.name):
         written.replace(path.resolve().parent / written.name)
-
-
-def _first_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or "no message"

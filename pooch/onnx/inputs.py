@@ -12,20 +12,9 @@ import torch
 from ..errors import WorkloadError
 from ..units import format_bytes
 from .dimensions import InputShape
+from .trainable import MOVES
 
 MOST_FAKE_BYTES = 1 << 60  # of inputs without contents, as everywhere in a profile
-_KEEPS_VALUES = {
-    "Identity",
-    "Cast",
-    "Reshape",
-    "Unsqueeze",
-    "Squeeze",
-    "Expand",
-    "Flatten",
-    "Transpose",
-    "Slice",
-    "Split",
-}
 
 
 def random_inputs(graph: onnx.GraphProto, shapes: Sequence[InputShape], seed: int) -> tuple[torch.Tensor, ...]:
@@ -67,7 +56,7 @@ def index_bounds(graph: onnx.GraphProto) -> dict[str, int]:
         if node.op_type == "Gather" and node.input[0] in shapes:
             axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
             _lower(bounds, node.input[1], shapes[node.input[0]][axis])
-        elif node.op_type in _KEEPS_VALUES:
+        elif node.op_type in MOVES:
             for output in node.output:
                 if output in bounds:
                     _lower(bounds, node.input[0], bounds[output])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,8 +134,3 @@ def integers(values: HostNumbers | Sequence[int]) -> list[int]:
 def number(value: HostNumbers | None, default: float) -> float:
     """Convert a known input of one element to a float."""
     return default if value is None else float(value.item())
-
-
-def product(values: Sequence[int]) -> int:
-    """Return the product of the sizes of a shape."""
-    return math.prod(values)

@@ -15,6 +15,7 @@ from onnx.external_data_helper import load_external_data_for_model, uses_externa
 
 from ..errors import WorkloadError
 from . import operators as _operators  # noqa: F401 - fills the registry
+from .file import error_text
 from .registry import OPERATORS
 
 OLDEST_OPSET = 7  # earlier opsets specify broadcasting in attributes
@@ -86,7 +87,7 @@ def _without_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     try:
         return onnx.inliner.inline_local_functions(model)
     except Exception as error:
-        raise WorkloadError(f"the functions defined in {path} cannot be inlined: {_line(error)}") from error
+        raise WorkloadError(f"the functions defined in {path} cannot be inlined: {error_text(error)}") from error
 
 
 def _refuse_unsupported(model: onnx.ModelProto, path: Path) -> None:
@@ -110,7 +111,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         load_external_data_for_model(model, str(path.resolve().parent))
     except Exception as error:  # missing, too short, or outside the folder
         raise WorkloadError(
-            f"the external data of {path} cannot be read: {_line(error)}: keep its files next to it"
+            f"the external data of {path} cannot be read: {error_text(error)}: keep its files next to it"
         ) from error
 
 
@@ -128,8 +129,4 @@ def _check(model: onnx.ModelProto, path: Path) -> None:
     try:
         onnx.checker.check_model(str(path))  # by path: a model over 2 GiB cannot be checked from memory
     except Exception as error:  # onnx raises several types
-        raise WorkloadError(f"{path} is not a valid ONNX model: {_line(error)}: export it again") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+        raise WorkloadError(f"{path} is not a valid ONNX model: {error_text(error)}: export it again") from error

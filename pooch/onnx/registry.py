@@ -1,4 +1,4 @@
-"""The operators that can be trained: one function each, registered by its name in the default ONNX domain."""
+"""The operators that can be trained: a function each, registered by its name in the default ONNX domain."""
 
 from __future__ import annotations
 
@@ -40,21 +40,9 @@ def operator(
     """Register a function under its ONNX names; see `Operator` for the arguments."""
 
     def enter(run: Run) -> Run:
-        enter_function(names, run, host=host, numbers=numbers, gives_constants=gives_constants)
+        for name in names:
+            assert name not in OPERATORS, name
+            OPERATORS[name] = Operator(run, frozenset(host), frozenset(numbers), gives_constants)
         return run
 
     return enter
-
-
-def enter_function(
-    names: tuple[str, ...],
-    run: Callable[..., Any],
-    *,
-    host: tuple[int, ...] = (),
-    numbers: tuple[int, ...] = (),
-    gives_constants: bool = False,
-) -> None:
-    """Register a function without a decorator, for tables of small functions."""
-    for name in names:
-        assert name not in OPERATORS, name
-        OPERATORS[name] = Operator(run, frozenset(host), frozenset(numbers), gives_constants)

@@ -29,7 +29,8 @@ _LIKELY: dict[str, set[int]] = {
     "GroupNormalization": {1, 2}, "RMSNormalization": {1},
     "Add": {0, 1}, "Sub": {0, 1}, "Mul": {0, 1}, "Div": {0, 1},
 }  # fmt: skip
-_MOVES = {"Transpose", "Reshape", "Identity", "Cast", "Unsqueeze", "Squeeze", "Expand", "Slice", "Split", "Flatten"}
+# Operators that only move data, or convert it.
+MOVES = {"Transpose", "Reshape", "Identity", "Cast", "Unsqueeze", "Squeeze", "Expand", "Slice", "Split", "Flatten"}
 _STATISTICS = {"BatchNormalization": {3, 4}}
 
 
@@ -78,7 +79,7 @@ def _places(graph: onnx.GraphProto) -> dict[str, set[tuple[str, int]]]:
     places: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for node in reversed(graph.node):
         for position, name in enumerate(node.input):
-            if node.op_type in _MOVES and position == 0:
+            if node.op_type in MOVES and position == 0:
                 for output in node.output:
                     places[name] |= places[output]
             elif name:

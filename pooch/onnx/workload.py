@@ -13,6 +13,7 @@ from ..workloads.base import Workload
 from ..workloads.settings import Setting
 from .building import build_model
 from .dimensions import input_shapes
+from .file import error_text
 from .inputs import index_bounds, random_inputs
 from .loss import loss_for
 from .model import OnnxModel
@@ -72,7 +73,7 @@ def _told_of(path: Path) -> Iterator[None]:
     except PoochError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:300] or type(error).__name__
+        text = error_text(error, type(error).__name__)
         raise WorkloadError(f"{path} cannot be built: {text}: export it again") from error
 
 

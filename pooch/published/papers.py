@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Literal
+
+from ..reading import packaged_tables
 
 Unit = Literal["slowdown", "multiple", "size", "overhead_cut", "time_cut", "peak_mb"]
 Known = Literal["read", "abstract", "recalled"]
@@ -61,8 +61,7 @@ class PublishedFigure:
 @cache
 def published_figures() -> tuple[PublishedFigure, ...]:
     """Return all figures, in the order of the file."""
-    text = (files(__package__) / "papers.toml").read_text()
-    return tuple(PublishedFigure(**entry) for entry in tomllib.loads(text)["figure"])
+    return tuple(PublishedFigure(**entry) for entry in packaged_tables(__package__, "papers.toml")["figure"])
 
 
 def published_figure(experiment: str, row: str) -> PublishedFigure | None:

@@ -11,8 +11,6 @@ from ..wording import did_you_mean
 from .base import Workload
 from .settings import Setting
 
-SMALL = "small"
-
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -27,11 +25,6 @@ class Preset:
     name: str
     settings: Mapping[str, Setting]
     note: str
-
-
-def small(**settings: Setting) -> Preset:
-    """The size "small" of a workload."""
-    return Preset(SMALL, settings, "for tests")
 
 
 @dataclass(frozen=True, slots=True)

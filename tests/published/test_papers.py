@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from pooch.errors import FileFormatError
 from pooch.planner import policy_names
-from pooch.published.experiments import EXPERIMENTS
+from pooch.published import experiments
+from pooch.published.experiments import EXPERIMENTS, read_experiment
 from pooch.published.methods import find_method
 from pooch.published.papers import PublishedFigure, published_figures
 from pooch.published.rows import Experiment
+from pooch.reading import packaged_tables
 from pooch.workloads import built_in_workloads, workload_growth
 
 ALL = tuple(EXPERIMENTS.values())
@@ -61,3 +66,38 @@ def test_multiples_are_read_off_the_figures() -> None:
     assert by_row["pooch", "resnet50-640-pcie"].text == "+38%"
     assert by_row["meng", "resnet1001-peak"].text == "5979 MB"
     assert by_row["unet3d", "unet3d-192-residual-16"].text == "-17.1%"
+
+
+FAULTS: list[tuple[dict[str, Any], str]] = [
+    ({"about": None}, "about: input should be a valid string"),
+    ({"rows": [{"key": "a"}]}, "rows.0.title: field required"),
+    ({"rows": [{"key": "a", "title": "A", "colour": "red"}]}, "rows.0.colour: unexpected keyword argument"),
+    ({"every_row": {"question": "fastest"}}, "rows.0.question: input should be 'slowdown' or 'largest'"),
+    ({"every_row": {"methods": ["os.system"]}}, "'os.system' is unknown"),
+    ({"every_row": {"workload": "mine.py:make"}}, "'mine.py:make' is unknown"),
+    ({"claims": [{"row": "gone", "quantity": "slowdown", "limit": 0.1}]}, "'gone' is unknown"),
+    (
+        {"claims": [{"row": "resnet50-640-pcie", "quantity": "multiple"}]},
+        "claims.0.limit: input should be a valid number",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "complaint"), FAULTS, ids=[complaint for _, complaint in FAULTS])
+def test_a_fault_in_the_file_of_an_experiment_is_told_in_one_line(changed: dict[str, Any], complaint: str) -> None:
+    tables = packaged_tables(experiments.__name__, "policies.toml")
+    given = {**tables, **changed}
+    if "every_row" in changed:
+        given["every_row"] = tables["every_row"] | changed["every_row"]
+        given["rows"] = [{key: row[key] for key in ("key", "title")} for row in tables["rows"]]
+    with pytest.raises(FileFormatError) as raised:
+        read_experiment("policies", given)
+    assert str(raised.value).startswith("policies.toml: ")
+    assert complaint in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_two_rows_of_one_name_are_refused() -> None:
+    tables = packaged_tables(experiments.__name__, "policies.toml")
+    with pytest.raises(FileFormatError, match="'resnet50-640-nvlink' is unknown, or there twice"):
+        read_experiment("policies", {**tables, "rows": [*tables["rows"], tables["rows"][0]]})

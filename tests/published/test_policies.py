@@ -23,7 +23,8 @@ from pooch.planner.search.trials import Trials
 from pooch.plugins import provided
 from pooch.published.policies.capuchin import leaving_order
 from pooch.published.policies.chen_sqrt import between_checkpoints
-from pooch.published.policies.keeping import (
+from pooch.published.policies.levels import forward_levels
+from pooch.published.policies.pooch_classification import (
     COPIES_IN,
     COPIES_OUT,
     all_swapped,
@@ -31,7 +32,6 @@ from pooch.published.policies.keeping import (
     keeping,
     unhidden_of,
 )
-from pooch.published.policies.levels import forward_levels
 from pooch.published.policies.pooch_exhaustive import PoochExhaustive
 from pooch.published.policies.tensorflow_loops import LoopSwapping
 from pooch.published.policies.tflms import Tflms

@@ -6,11 +6,15 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from pooch.errors import UsageError
-from pooch.workloads import Workload, built_in_workloads, load_workload, workload_growth
+from pooch.errors import FileFormatError, UsageError
+from pooch.ir.validation import checked_entry
+from pooch.reading import packaged_tables
+from pooch.workloads import Workload, built_in_workloads, catalogue, load_workload, workload_growth
+from pooch.workloads.catalogue import FILE
 from pooch.workloads.models.resnet import blocks_of
-from pooch.workloads.registry import SMALL, BuiltIn, Preset
+from pooch.workloads.registry import BuiltIn, Preset
 
+SMALL = "small"
 SIZES = [(entry, preset) for entry in built_in_workloads().values() for preset in entry.presets]
 SMALL_NAMES = [f"{entry.name}@{preset.name}" for entry, preset in SIZES if preset.name.startswith(SMALL)]
 
@@ -37,6 +41,29 @@ def train(workload: Workload, steps: int = 2) -> list[float]:
 @pytest.mark.parametrize("name", built_in_workloads())
 def test_every_built_in_workload_has_a_small_version(name: str) -> None:
     assert f"{name}@{SMALL}" in SMALL_NAMES
+
+
+@pytest.mark.parametrize("package", ["pooch.workloads.models", "pooch.published.models"])
+def test_fields_of_the_tables_have_their_types(package: str) -> None:
+    for entry in packaged_tables(package, FILE)["workloads"]:
+        checked_entry(BuiltIn, entry, FILE)
+
+
+def test_a_fault_in_the_table_of_workloads_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"name": "own", "summary": "mine", "module": "own", "growths": [], "presets": []}
+    for changed, complaint in (
+        ({"size": 3}, "unexpected keyword argument 'size'"),
+        ({"growths": [{"setting": "a", "size": 3}]}, "unexpected keyword argument 'size'"),
+        ({"presets": [{"name": "a"}]}, "missing 2 required positional arguments: 'settings' and 'note'"),
+    ):
+        tables = {"workloads": [entry | changed]}
+        monkeypatch.setattr(catalogue, "packaged_tables", lambda package, name, tables=tables: tables)
+        with pytest.raises(FileFormatError, match=rf"^workloads\.toml of own: [^\n]*{complaint}: correct it$"):
+            catalogue.packaged_workloads("own")
+    with pytest.raises(FileFormatError, match=r"^f\.toml: module: input should be a valid string: correct it$"):
+        checked_entry(BuiltIn, entry | {"module": 3}, "f.toml")
+    with pytest.raises(FileFormatError, match=r"^gone\.toml of pooch\.workloads cannot be read"):
+        packaged_tables("pooch.workloads", "gone.toml")
 
 
 @pytest.mark.parametrize("name", SMALL_NAMES)

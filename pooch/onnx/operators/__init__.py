@@ -1,6 +1,6 @@
 """The operators by family. Importing this package fills the registry."""
 
-from . import (
+from . import (  # noqa: F401 - each enters its operators
     attention,
     convolution,
     elementwise,
@@ -14,18 +14,3 @@ from . import (
     resizing,
     shapes,
 )
-
-__all__ = [
-    "attention",
-    "convolution",
-    "elementwise",
-    "indexing",
-    "linear",
-    "losses",
-    "normalization",
-    "pooling",
-    "recurrent",
-    "reductions",
-    "resizing",
-    "shapes",
-]

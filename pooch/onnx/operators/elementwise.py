@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..operation import HostNumbers, Operation, number
-from ..registry import enter_function, operator
+from ..registry import operator
 
-_ONE: dict[str, Callable[[Tensor], Tensor]] = {
+_PLAIN: dict[str, Callable[..., Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
     "Atan": torch.atan, "Atanh": torch.atanh, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh,
     "Erf": torch.erf, "Exp": torch.exp, "Floor": torch.floor, "HardSwish": functional.hardswish, "IsNaN": torch.isnan,
@@ -22,17 +22,22 @@ _ONE: dict[str, Callable[[Tensor], Tensor]] = {
     "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": torch.round, "Sigmoid": torch.sigmoid,
     "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh, "Softplus": functional.softplus,
     "Softsign": functional.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan, "Tanh": torch.tanh,
-    "BitwiseNot": torch.bitwise_not,
+    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
+    "BitwiseNot": torch.bitwise_not, "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor,
 }  # fmt: skip
 
-_TWO: dict[str, Callable[[Any, Any], Any]] = {
+# One of the two may be a Python number.
+_WITH_NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "Add": python.add, "Sub": python.sub, "Mul": python.mul, "Equal": python.eq, "Greater": python.gt,
     "GreaterOrEqual": python.ge, "Less": python.lt, "LessOrEqual": python.le,
 }  # fmt: skip
 
-_TWO_TENSORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor, "BitwiseAnd": torch.bitwise_and,
-    "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
+_MANY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
+
+_WITH_ALPHA: dict[str, tuple[Callable[[Tensor, float], Tensor], float]] = {
+    "LeakyRelu": (functional.leaky_relu, 0.01), "Elu": (functional.elu, 1.0), "Celu": (functional.celu, 1.0),
+    "ThresholdedRelu": (lambda x, alpha: functional.threshold(x, alpha, 0.0), 1.0),
 }  # fmt: skip
 
 
@@ -40,12 +45,22 @@ def _without_operation(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda op, *inputs: function(*inputs)
 
 
-for _name, _function in _ONE.items():
-    enter_function((_name,), _without_operation(_function))
-for _name, _binary in _TWO.items():
-    enter_function((_name,), _without_operation(_binary), numbers=(0, 1))
-for _name, _function_of_two in _TWO_TENSORS.items():
-    enter_function((_name,), _without_operation(_function_of_two))
+def _of_many(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda op, *inputs: functools.reduce(function, inputs)
+
+
+def _with_alpha(function: Callable[[Tensor, float], Tensor], default: float) -> Callable[..., Tensor]:
+    return lambda op, x: function(x, op.get("alpha", default))
+
+
+for _name, _function in _PLAIN.items():
+    operator(_name)(_without_operation(_function))
+for _name, _binary in _WITH_NUMBERS.items():
+    operator(_name, numbers=(0, 1))(_without_operation(_binary))
+for _name, _binary in _MANY.items():
+    operator(_name)(_of_many(_binary))
+for _name, (_activation, _default) in _WITH_ALPHA.items():
+    operator(_name)(_with_alpha(_activation, _default))
 
 
 @operator("Div", numbers=(0, 1))
@@ -64,21 +79,6 @@ def _pow(op: Operation, base: Tensor, exponent: Any) -> Tensor:
 @operator("Mod")
 def _mod(op: Operation, left: Tensor, right: Tensor) -> Tensor:
     return torch.fmod(left, right) if op.get("fmod", 0) else torch.remainder(left, right)
-
-
-@operator("Max")
-def _max(op: Operation, *inputs: Tensor) -> Tensor:
-    return functools.reduce(torch.maximum, inputs)
-
-
-@operator("Min")
-def _min(op: Operation, *inputs: Tensor) -> Tensor:
-    return functools.reduce(torch.minimum, inputs)
-
-
-@operator("Sum")
-def _sum(op: Operation, *inputs: Tensor) -> Tensor:
-    return functools.reduce(torch.add, inputs)
 
 
 @operator("Mean")
@@ -106,27 +106,12 @@ def _isinf(op: Operation, x: Tensor) -> Tensor:
     return found | torch.isneginf(x) if op.get("detect_negative", 1) else found
 
 
-@operator("LeakyRelu")
-def _leaky_relu(op: Operation, x: Tensor) -> Tensor:
-    return functional.leaky_relu(x, op.get("alpha", 0.01))
-
-
 @operator("PRelu")
 def _prelu(op: Operation, x: Tensor, slope: Tensor) -> Tensor:
     per_channel = x.dim() > 1 and slope.dim() == x.dim() - 1 and slope.numel() == slope.shape[0] == x.shape[1]
     if slope.numel() == 1 or per_channel:
         return functional.prelu(x, slope.reshape(-1))
     return torch.where(x < 0, x * slope, x)
-
-
-@operator("Elu")
-def _elu(op: Operation, x: Tensor) -> Tensor:
-    return functional.elu(x, op.get("alpha", 1.0))
-
-
-@operator("Celu")
-def _celu(op: Operation, x: Tensor) -> Tensor:
-    return functional.celu(x, op.get("alpha", 1.0))
 
 
 @operator("Selu")
@@ -150,11 +135,6 @@ def _swish(op: Operation, x: Tensor) -> Tensor:
 @operator("HardSigmoid")
 def _hard_sigmoid(op: Operation, x: Tensor) -> Tensor:
     return torch.clamp(op.get("alpha", 0.2) * x + op.get("beta", 0.5), 0, 1)
-
-
-@operator("ThresholdedRelu")
-def _thresholded_relu(op: Operation, x: Tensor) -> Tensor:
-    return functional.threshold(x, op.get("alpha", 1.0), 0.0)
 
 
 @operator("Dropout", host=(1, 2))

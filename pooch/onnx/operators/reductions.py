@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operation import HostNumbers, Operation
-from ..registry import UnsupportedVariant, enter_function, operator
+from ..registry import UnsupportedVariant, operator
 
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
 
@@ -47,37 +47,20 @@ def _reducing(reduce: Reduction) -> Callable[..., Any]:
 
 
 for _name, _reduction in _REDUCTIONS.items():
-    enter_function((_name,), _reducing(_reduction), host=(1,))
+    operator(_name, host=(1,))(_reducing(_reduction))
 
 
-@operator("ArgMax")
-def _argmax(op: Operation, x: Tensor) -> Tensor:
-    _refuse_last(op)
-    return torch.argmax(x, op.get("axis", 0), bool(op.get("keepdims", 1)))
-
-
-@operator("ArgMin")
-def _argmin(op: Operation, x: Tensor) -> Tensor:
-    _refuse_last(op)
-    return torch.argmin(x, op.get("axis", 0), bool(op.get("keepdims", 1)))
-
-
-def _refuse_last(op: Operation) -> None:
+@operator("ArgMax", "ArgMin")
+def _position(op: Operation, x: Tensor) -> Tensor:
     if op.get("select_last_index", 0):
         raise UnsupportedVariant("select_last_index")
+    function = torch.argmax if op.node.kind == "ArgMax" else torch.argmin
+    return function(x, op.get("axis", 0), bool(op.get("keepdims", 1)))
 
 
-@operator("Softmax")
+@operator("Softmax", "LogSoftmax")
 def _softmax(op: Operation, x: Tensor) -> Tensor:
-    return _along(op, x, torch.softmax)
-
-
-@operator("LogSoftmax")
-def _log_softmax(op: Operation, x: Tensor) -> Tensor:
-    return _along(op, x, torch.log_softmax)
-
-
-def _along(op: Operation, x: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
+    function = torch.softmax if op.node.kind == "Softmax" else torch.log_softmax
     if op.opset >= 13:
         return function(x, op.get("axis", -1))
     axis = op.get("axis", 1) % x.dim()  # before opset 13, softmax was over all axes from this one

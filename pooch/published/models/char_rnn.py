@@ -7,7 +7,7 @@ from torch import nn
 
 from ...workloads.base import Workload
 from ...workloads.models.lstm import next_token_training
-from ...workloads.models.recurrent import UnrolledLstm
+from ...workloads.models.recurrent import lstm_layers
 
 
 class CharRnn(nn.Module):
@@ -16,11 +16,7 @@ class CharRnn(nn.Module):
     def __init__(self, characters: int, width: int, layers: int, dropout: float, unrolled: bool) -> None:
         super().__init__()
         self.characters = characters
-        self.lstm: nn.Module = (
-            UnrolledLstm(characters, width, layers, dropout)
-            if unrolled
-            else nn.LSTM(characters, width, layers, dropout=dropout if layers > 1 else 0.0, batch_first=True)
-        )
+        self.lstm = lstm_layers(characters, width, layers, dropout, unrolled)
         self.head = nn.Linear(width, characters)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...workloads.base import Workload
-from ...workloads.models.recurrent import LstmCell, UnrolledLstm
+from ...workloads.models.recurrent import LstmCell, lstm_layers
 
 
 class AdditiveAttention(nn.Module):
@@ -61,9 +61,7 @@ class Translator(nn.Module):
         self.source_embedding = nn.Embedding(vocabulary, width)
         self.target_embedding = nn.Embedding(vocabulary, width)
         self.unrolled = unrolled
-        self.encoder: nn.Module = (
-            UnrolledLstm(width, width, layers) if unrolled else nn.LSTM(width, width, layers, batch_first=True)
-        )
+        self.encoder = lstm_layers(width, width, layers, 0.0, unrolled)
         self.decoder = Decoder(width)
         self.head = nn.Linear(width, vocabulary)
 

@@ -11,37 +11,16 @@ from torch import nn
 from ...errors import UsageError
 from ...workloads.base import Workload
 from ...workloads.models.classification import classification, initialize_convolutions
+from ...workloads.models.resnet import Bottleneck
 
-_EXPANSION = 2
 
-
-class GroupedBottleneck(nn.Module):
+class GroupedBottleneck(Bottleneck):
     """1x1x1, grouped 3x3x3, 1x1x1 convolutions with a shortcut around them."""
 
-    def __init__(self, channels_in: int, channels: int, groups: int, stride: int) -> None:
-        super().__init__()
-        channels_out = channels * _EXPANSION
-        self.conv1 = nn.Conv3d(channels_in, channels, 1, bias=False)
-        self.bn1 = nn.BatchNorm3d(channels)
-        self.conv2 = nn.Conv3d(channels, channels, 3, stride=stride, padding=1, groups=groups, bias=False)
-        self.bn2 = nn.BatchNorm3d(channels)
-        self.conv3 = nn.Conv3d(channels, channels_out, 1, bias=False)
-        self.bn3 = nn.BatchNorm3d(channels_out)
-        self.relu = nn.ReLU(inplace=True)
-        self.shortcut: nn.Module | None = None
-        if stride != 1 or channels_in != channels_out:
-            self.shortcut = nn.Sequential(
-                nn.Conv3d(channels_in, channels_out, 1, stride=stride, bias=False), nn.BatchNorm3d(channels_out)
-            )
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Apply three convolutions, then add the shortcut."""
-        hidden = self.relu(self.bn1(self.conv1(inputs)))
-        hidden = self.relu(self.bn2(self.conv2(hidden)))
-        hidden = self.bn3(self.conv3(hidden))
-        hidden += inputs if self.shortcut is None else self.shortcut(inputs)
-        output: torch.Tensor = self.relu(hidden)
-        return output
+    expansion = 2
+    convolution = nn.Conv3d
+    norm = nn.BatchNorm3d
+    shortcut_name = "shortcut"
 
 
 class ResNeXt3d(nn.Module):
@@ -67,8 +46,8 @@ class ResNeXt3d(nn.Module):
         for number, count in enumerate(blocks):
             inner = inner_channels * 2**number
             for block in range(count):
-                stages.append(GroupedBottleneck(channels, inner, groups, 2 if number > 0 and block == 0 else 1))
-                channels = inner * _EXPANSION
+                stages.append(GroupedBottleneck(channels, inner, 2 if number > 0 and block == 0 else 1, groups))
+                channels = inner * GroupedBottleneck.expansion
         self.stages = nn.Sequential(*stages)
         self.last = nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(channels, classes))
         initialize_convolutions(self)

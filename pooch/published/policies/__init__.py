@@ -1,1 +1,1 @@
-"""The published methods as policies, one file each; docs/methods.md lists what comes from the papers."""
+"""The published methods as policies, related ones in one file; docs/methods.md lists what comes from the papers."""

@@ -23,10 +23,9 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import leanest_trial, outcome_of
-from ...planner.search.trials import Trials
-from .fitting import Leaving, first_fitting, swaps_of
+from ...planner.search.fixed import leanest_trial
+from ...planner.search.trials import Trial, Trials
+from .fitting import Leaving, attempted, first_fitting, swaps_of
 
 
 def capuchin(request: PlanningRequest) -> PolicyOutcome:
@@ -35,17 +34,16 @@ def capuchin(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: the step does not fit, however many values leave.
     """
-    return with_smallest_budget(request, _attempt, "capuchin")
+    return attempted(request, _attempt, "capuchin")
 
 
-def _attempt(request: PlanningRequest) -> PolicyOutcome | None:
-    trials = Trials(request, Candidates(request.dataflow))
+def _attempt(trials: Trials) -> Trial | None:
     leaving = leaving_order(trials.candidates)
     trial = first_fitting(trials, leaving)
     if trial is None:  # it may fit with fewer bytes in flight
         with suppress(InfeasibleBudget):
             trial = leanest_trial(trials, dict(leaving), "capuchin")
-    return None if trial is None else outcome_of(trials, trial)
+    return trial
 
 
 def leaving_order(candidates: Candidates) -> Leaving:

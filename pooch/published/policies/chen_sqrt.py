@@ -19,8 +19,8 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import outcome_of
-from ...planner.search.trials import Trials
+from ...planner.search.trials import Trial, Trials
+from .fitting import chosen
 
 GRID = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)  # times the square root of n
 
@@ -31,7 +31,10 @@ def chen_sqrt(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: no number of segments in the grid fits.
     """
-    trials = Trials(request, Candidates(request.dataflow))
+    return chosen(request, _fastest)
+
+
+def _fastest(trials: Trials) -> Trial:
     root = math.sqrt(len(trials.candidates.items))
     tried = [between_checkpoints(trials.candidates, max(1, round(factor * root))) for factor in GRID]
     for decisions in tried:
@@ -41,8 +44,8 @@ def chen_sqrt(request: PlanningRequest) -> PolicyOutcome:
             trials.run(decisions, trials.least_budget(decisions))
     if trials.best is None:
         least_bytes = min(trials.least_budget(decisions) for decisions in tried)
-        raise InfeasibleBudget(request.budget_bytes, least_bytes, "chen_sqrt")
-    return outcome_of(trials, trials.best)
+        raise InfeasibleBudget(trials.request.budget_bytes, least_bytes, "chen_sqrt")
+    return trials.best
 
 
 def between_checkpoints(candidates: Candidates, segments: int) -> dict[int, Choice]:

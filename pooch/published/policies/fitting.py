@@ -1,4 +1,4 @@
-"""Shared by the policies that let activations leave one after another until the rest fits.
+"""Shared by the methods: how a choice becomes an outcome, and how values leave one after another until the rest fits.
 
 Swaps alone never raise the peak, so the fewest that fit are found by bisection. Replays can raise it: whether a list of
 swaps and replays fits says nothing about a longer or a shorter list.
@@ -6,33 +6,43 @@ swaps and replays fits says nothing about a longer or a shorter list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 
 from ...ir.plan import Choice, Decisions
-from ...planner.candidates import Candidate, Candidates
+from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import leanest_trial, outcome_of
+from ...planner.search.attempts import with_smallest_budget
+from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trial, Trials
 
 Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with its choice
 
 
-def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> PolicyOutcome:
-    """Let only as many of the first values in `leaving`, which are swapped, leave as the budget requires.
+def chosen(request: PlanningRequest, choose: Callable[[Trials], Trial]) -> PolicyOutcome:
+    """Return the outcome of a method that finds a plan, or raises `InfeasibleBudget` itself."""
+    trials = Trials(request, Candidates(request.dataflow))
+    return outcome_of(trials, choose(trials))
+
+
+def attempted(request: PlanningRequest, attempt: Callable[[Trials], Trial | None], policy: str) -> PolicyOutcome:
+    """Return the outcome of a method that only finds out whether it succeeds by trying.
 
     Args:
         request: what to plan.
-        leaving: values in the order in which they leave.
+        attempt: the method. It fails with None or a plan that does not fit, and must succeed with ample memory.
         policy: name of the method, for errors.
 
     Raises:
-        InfeasibleBudget: the step does not fit even if all leave; gives the smallest budget for that.
+        InfeasibleBudget: the method failed; gives a budget at which it was seen to succeed.
     """
-    trials = Trials(request, Candidates(request.dataflow))
-    trial = fewest_leaving(trials, leaving)
-    if trial is None:
-        trial = leanest_trial(trials, dict(leaving), policy)
-    return outcome_of(trials, trial)
+
+    def outcome(asked: PlanningRequest) -> PolicyOutcome | None:
+        trials = Trials(asked, Candidates(asked.dataflow))
+        trial = attempt(trials)
+        return outcome_of(trials, trial) if trial is not None and trial.fits else None
+
+    return with_smallest_budget(request, outcome, policy)
 
 
 def fewest_leaving(trials: Trials, leaving: Leaving) -> Trial | None:
@@ -45,14 +55,12 @@ def fewest_count(trials: Trials, leaving: Leaving) -> int | None:
     """Return how many of the first values have to leave, or None if it does not fit even when all leave."""
     if _fitting(trials, dict(leaving)) is None:
         return None
-    low, high = 0, len(leaving)
-    while low < high:
-        middle = (low + high) // 2
-        if _fitting(trials, dict(leaving[:middle])) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return high
+    return fewest_that(lambda count: _fitting(trials, dict(leaving[:count])) is not None, len(leaving))
+
+
+def fewest_that(fit: Callable[[int], bool], most: int) -> int:
+    """Return the smallest number that fits, by bisection; the largest is not tried, and taken to fit."""
+    return bisect_left(range(most), True, key=fit)
 
 
 def first_fitting(trials: Trials, leaving: Leaving) -> Trial | None:
@@ -75,3 +83,8 @@ def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
 def swaps_of(items: Iterable[Candidate]) -> Leaving:
     """Swap the items in their order; those that cannot be swapped stay."""
     return [(item.value, "swap") for item in items if item.can_wait]
+
+
+def end_slot(item: Candidate) -> int:
+    """Return the slot of the first use in the backward pass or, without one, that in which autograd lets go."""
+    return item.death if item.need == NEVER else item.need

@@ -13,9 +13,10 @@ activations, and is left out.
 
 from __future__ import annotations
 
-from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from .fitting import fitted_outcome, swaps_of
+from ...planner.search.fixed import leanest_trial
+from ...planner.search.trials import Trial, Trials
+from .fitting import chosen, end_slot, fewest_leaving, swaps_of
 
 
 def meng_lifetime(request: PlanningRequest) -> PolicyOutcome:
@@ -24,10 +25,11 @@ def meng_lifetime(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: the step does not fit even if everything is swapped.
     """
-    items = sorted(Candidates(request.dataflow).items, key=lambda item: (-_idle_slots(item), item.value))
-    return fitted_outcome(request, swaps_of(items), "meng_lifetime")
+    return chosen(request, _longest_lifetimes_first)
 
 
-def _idle_slots(item: Candidate) -> int:
-    """Return the number of slots between the last forward use and the first backward use."""
-    return (item.death if item.need == NEVER else item.need) - item.release
+def _longest_lifetimes_first(trials: Trials) -> Trial:
+    """Let as few leave as the budget requires, beginning with those that lie idle for the most slots."""
+    items = sorted(trials.candidates.items, key=lambda item: (item.release - end_slot(item), item.value))
+    leaving = swaps_of(items)
+    return fewest_leaving(trials, leaving) or leanest_trial(trials, dict(leaving), "meng_lifetime")

@@ -19,12 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import outcome_of
 from ...planner.search.stall_rule import swap_or_recompute
-from ...planner.search.trials import Trials
-from .keeping import COPIES_IN, Swapped, all_swapped, keep_or_swap, keeping, unhidden_of
+from ...planner.search.trials import Trial, Trials
+from .fitting import chosen
+from .pooch_classification import COPIES_IN, Swapped, all_swapped, keep_or_swap, keeping, unhidden_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,9 @@ class PoochExhaustive:
         Raises:
             InfeasibleBudget: swapping everything does not fit.
         """
-        trials = Trials(request, Candidates(request.dataflow))
+        return chosen(request, self._classified)
+
+    def _classified(self, trials: Trials) -> Trial:
         node = _Node.of(trials, all_swapped(trials, "pooch_exhaustive"))
         values = sorted(node.kept.swaps)
         blocks = [values[max(0, end - self.block) : end] for end in range(len(values), 0, -self.block)]
@@ -56,7 +57,7 @@ class PoochExhaustive:
                 break
             allowed = trials.count + (self.most - trials.count) // (len(blocks) - done)
             node = _Search(trials, block, allowed).best_from(node)
-        return outcome_of(trials, swap_or_recompute(trials, node.completed.trial))
+        return swap_or_recompute(trials, node.completed.trial)
 
 
 pooch_exhaustive = PoochExhaustive()

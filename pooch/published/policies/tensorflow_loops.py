@@ -20,11 +20,9 @@ from typing import Literal
 import numpy
 
 from ...ir.plan import Choice
-from ...planner.candidates import NEVER, Candidate, Candidates
+from ...planner.candidates import Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
-from ...planner.search.trials import Trials
+from .fitting import attempted, end_slot
 
 LEAST_BYTES = 2048
 
@@ -49,12 +47,11 @@ class LoopSwapping:
         Raises:
             InfeasibleBudget: too little leaves.
         """
-        return with_smallest_budget(request, self._attempt, f"tf_{self.order}_first")
-
-    def _attempt(self, request: PlanningRequest) -> PolicyOutcome | None:
-        trials = Trials(request, Candidates(request.dataflow))
-        trial = trials.run(self.decisions(trials.candidates, request.budget_bytes))
-        return outcome_of(trials, trial) if trial.fits else None
+        return attempted(
+            request,
+            lambda trials: trials.run(self.decisions(trials.candidates, trials.request.budget_bytes)),
+            f"tf_{self.order}_first",
+        )
 
     def decisions(self, candidates: Candidates, budget_bytes: int) -> dict[int, Choice]:
         """Return what leaves while the forward pass runs."""
@@ -73,8 +70,7 @@ class LoopSwapping:
 
 def _take_away(live: numpy.ndarray, item: Candidate, slot: int) -> None:
     away = 2 * (max(item.release, slot) + 1)
-    back = 2 * (item.death if item.need == NEVER else item.need)
-    live[away:back] -= item.memory_bytes
+    live[away : 2 * end_slot(item)] -= item.memory_bytes
 
 
 tf_latest_first = LoopSwapping("latest")

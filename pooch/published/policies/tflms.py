@@ -25,14 +25,12 @@ from dataclasses import dataclass
 
 from ...analysis.dataflow import Dataflow
 from ...errors import UsageError
-from ...planner.candidates import Candidate, Candidates
+from ...planner.candidates import Candidate
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trial, Trials
-from .fitting import Leaving, swaps_of
+from .fitting import Leaving, attempted, fewest_that, swaps_of
 from .levels import ChainRule, without_branches
-from .timing import Trip, anchors_ahead, everything_leaves, played, started_at, swap_schedule, trips_of
+from .timing import Trip, anchors_ahead, everything_leaves, played_from
 
 TRIGGERS = ("chain_rule", "direct_order")
 FURTHEST = 10_000  # levels; the authors' default
@@ -83,12 +81,7 @@ class Tflms:
         Raises:
             InfeasibleBudget: the swaps are not enough.
         """
-        return with_smallest_budget(request, self._attempt, "tflms")
-
-    def _attempt(self, request: PlanningRequest) -> PolicyOutcome | None:
-        trials = Trials(request, Candidates(request.dataflow))
-        trial = self.planned(trials)
-        return outcome_of(trials, trial) if trial.fits else None
+        return attempted(request, self.planned, "tflms")
 
     def planned(self, trials: Trials) -> Trial:
         """Return the plan with these parameters, which may not fit."""
@@ -97,14 +90,8 @@ class Tflms:
             return self._swapped(trials, leaving)
         if self.n_tensors > 0:
             return self._swapped(trials, leaving[: self.n_tensors])
-        low, high = 0, len(leaving)
-        while low < high:
-            middle = (low + high) // 2
-            if self._swapped(trials, leaving[:middle]).fits:
-                high = middle
-            else:
-                low = middle + 1
-        return self._swapped(trials, leaving[:high])
+        count = fewest_that(lambda count: self._swapped(trials, leaving[:count]).fits, len(leaving))
+        return self._swapped(trials, leaving[:count])
 
     def _is_chosen(self, trials: Trials, item: Candidate) -> bool:
         """Whether the filters let it be swapped."""
@@ -121,8 +108,8 @@ class Tflms:
         dataflow, evaluator = request.dataflow, request.evaluator
         schedule = everything_leaves(evaluator, dataflow, decisions, request.budget_bytes).schedule
         schedule = without_branches(dataflow, schedule, self.branch_threshold if self.swap_branches else None)
-        timed = swap_schedule(schedule, started_at(trips_of(schedule), self._trigger(dataflow)), schedule)
-        return trials.offer(trials.complete(decisions), played(evaluator, timed))
+        timed = played_from(evaluator, schedule, self._trigger(dataflow))
+        return trials.offer(trials.complete(decisions), timed)
 
     def _trigger(self, dataflow: Dataflow) -> Callable[[Trip], int]:
         if self.trigger == "direct_order":

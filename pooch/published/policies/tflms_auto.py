@@ -18,13 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trial, Trials
-from .fitting import fewest_leaving, swaps_of
-from .timing import Trip, anchors_ahead, played, started_at, swap_schedule, trips_of
+from .fitting import attempted, end_slot, fewest_leaving, swaps_of
+from .timing import anchors_ahead, played_from, trips_of
 
 
 @dataclass(frozen=True)
@@ -43,37 +40,26 @@ class TflmsAuto:
         Raises:
             InfeasibleBudget: nothing fits into this share of the memory.
         """
-        return with_smallest_budget(request, self._attempt, "tflms_auto")
+        return attempted(request, self._attempt, "tflms_auto")
 
-    def _attempt(self, request: PlanningRequest) -> PolicyOutcome | None:
-        persistent_bytes = request.dataflow.profile.persistent_bytes
-        room_bytes = int(persistent_bytes + self.memory_ratio * (request.budget_bytes - persistent_bytes))
-        trials = Trials(replace(request, budget_bytes=max(1, room_bytes)), Candidates(request.dataflow))
-        items = [item for item in trials.candidates.items if self._rank(trials, item) > 1]
-        by_length = sorted(items, key=lambda item: (-_levels(item), item.value))
+    def _attempt(self, within: Trials) -> Trial | None:
+        request, profile = within.request, within.request.dataflow.profile
+        room_bytes = profile.persistent_bytes + self.memory_ratio * (request.budget_bytes - profile.persistent_bytes)
+        trials = Trials(replace(request, budget_bytes=max(1, int(room_bytes))), within.candidates)
+        items = [item for item in trials.candidates.items if len(profile.values[item.value].shape) > 1]
+        by_length = sorted(items, key=lambda item: (item.born - end_slot(item), item.value))
         trial = fewest_leaving(trials, swaps_of(by_length))
-        return None if trial is None else outcome_of(trials, _tuned_ahead(trials, trial))
-
-    @staticmethod
-    def _rank(trials: Trials, item: Candidate) -> int:
-        return len(trials.request.dataflow.profile.values[item.value].shape)
-
-
-def _levels(item: Candidate) -> int:
-    return (item.death if item.need == NEVER else item.need) - item.born
+        return None if trial is None else _tuned_ahead(trials, trial)
 
 
 def _tuned_ahead(trials: Trials, trial: Trial) -> Trial:
     """Use the largest distance at which every copy in has room: that of the copy that had to start latest."""
-    anchors = trials.request.dataflow.anchor_slots
-    ahead = [_ahead(anchors, trip) for trip in trips_of(trial.evaluation.schedule).values() if trip.in_slot >= 0]
-    schedule, dataflow = trial.evaluation.schedule, trials.request.dataflow
-    late = started_at(trips_of(schedule), anchors_ahead(dataflow, min(ahead, default=0)))
-    return trials.offer(trial.decisions, played(trials.request.evaluator, swap_schedule(schedule, late, schedule)))
-
-
-def _ahead(anchors: tuple[int, ...], trip: Trip) -> int:
-    return anchors.index(trip.need_slot) - anchors.index(trip.in_slot)
+    dataflow, schedule = trials.request.dataflow, trial.evaluation.schedule
+    place = dataflow.anchor_slots.index
+    trips = [trip for trip in trips_of(schedule).values() if trip.in_slot >= 0]
+    ahead = min((place(trip.need_slot) - place(trip.in_slot) for trip in trips), default=0)
+    timed = played_from(trials.request.evaluator, schedule, anchors_ahead(dataflow, ahead))
+    return trials.offer(trial.decisions, timed)
 
 
 tflms_auto = TflmsAuto()

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
 from ...planner.search.trials import Trial, Trials
+from .fitting import attempted
 from .tflms import TRIGGERS, Tflms
 
 AHEAD = tuple(2**power for power in range(9))  # levels
@@ -46,13 +45,11 @@ def tflms_tuned(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: swapping everything is not enough.
     """
-    return with_smallest_budget(request, _attempt, "tflms_tuned")
+    return attempted(request, _best, "tflms_tuned")
 
 
-def _attempt(request: PlanningRequest) -> PolicyOutcome | None:
-    trials = Trials(request, Candidates(request.dataflow))
-    best = min((_swept(trials, branches) for branches in (False, True)), key=lambda each: each.rank)
-    return outcome_of(trials, best.trial) if best.trial.fits else None
+def _best(trials: Trials) -> Trial:
+    return min((_swept(trials, branches) for branches in (False, True)), key=lambda each: each.rank).trial
 
 
 def _swept(trials: Trials, branches: bool) -> _Tried:

@@ -114,35 +114,39 @@ def _leisurely(trip: Trip, dataflow: Dataflow) -> Trip:
     return replace(trip, free_slot=free_slot, in_slot=min(anchors[place], trip.need_slot))
 
 
-def started_at(trips: dict[int, Trip], start: Callable[[Trip], int]) -> dict[int, Trip]:
-    """Start each copy in at the anchor that a method names, never earlier than lowered: it still fits."""
+def started_at(trips: dict[int, Trip], start: Callable[[Trip], int], *, even_earlier: bool = False) -> dict[int, Trip]:
+    """Start each copy in at the anchor that a method names.
+
+    Args:
+        trips: by value.
+        start: names the anchor.
+        even_earlier: whether also before the slot of the lowering, which may not fit.
+    """
     return {
-        value: replace(trip, in_slot=min(max(trip.in_slot, start(trip)), trip.need_slot)) if trip.in_slot >= 0 else trip
+        value: replace(trip, in_slot=min(max(0 if even_earlier else trip.in_slot, start(trip)), trip.need_slot))
+        if trip.in_slot >= 0
+        else trip
         for value, trip in trips.items()
     }
 
 
 def anchors_ahead(dataflow: Dataflow, anchors: int) -> Callable[[Trip], int]:
-    """Return what names the anchor so many anchors before the need."""
-    return lambda trip: _ahead(dataflow, trip, anchors)
-
-
-def one_anchor_ahead(dataflow: Dataflow, trips: dict[int, Trip]) -> dict[int, Trip]:
-    """Start each copy in at the anchor before its need, whether or not that fits."""
-    return {
-        value: replace(trip, in_slot=_ahead(dataflow, trip, 1)) if trip.in_slot >= 0 else trip
-        for value, trip in trips.items()
-    }
-
-
-def _ahead(dataflow: Dataflow, trip: Trip, anchors: int) -> int:
-    """Return the slot `anchors` anchors before the need, but after the value is freed."""
+    """Return what names the anchor so many anchors before the need, but after the value is freed."""
     slots = dataflow.anchor_slots
-    place = max(0, bisect_left(slots, trip.need_slot) - anchors)
-    place = max(place, bisect_right(slots, trip.free_slot))
-    return min(slots[place], trip.need_slot)
+
+    def ahead(trip: Trip) -> int:
+        place = max(0, bisect_left(slots, trip.need_slot) - anchors)
+        place = max(place, bisect_right(slots, trip.free_slot))
+        return min(slots[place], trip.need_slot)
+
+    return ahead
 
 
 def played(evaluator: Evaluator, schedule: Schedule) -> Evaluation:
     """Simulate a schedule."""
     return Evaluation(schedule, evaluator.play(schedule))
+
+
+def played_from(evaluator: Evaluator, schedule: Schedule, start: Callable[[Trip], int]) -> Evaluation:
+    """Simulate a schedule with each copy in started at the anchor that a method names, never earlier than lowered."""
+    return played(evaluator, swap_schedule(schedule, started_at(trips_of(schedule), start), schedule))

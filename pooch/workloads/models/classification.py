@@ -24,9 +24,14 @@ def classification(
     device: str,
     seed: int,
     loss: Loss = _cross_entropy,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Workload:
-    """The training step of a classifier on random inputs of shape (N, channels, extents...), drawn from the seed."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    """The training step of a classifier on random inputs of shape (N, channels, extents...), drawn from the seed.
+
+    Without an optimizer, it is SGD with momentum.
+    """
+    if optimizer is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(*input_shape, generator=generator).to(device)
     labels = torch.randint(classes, (input_shape[0],), generator=generator).to(device)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..base import Workload
-from .recurrent import UnrolledLstm
+from .recurrent import lstm_layers
 
 
 class LstmLanguageModel(nn.Module):
@@ -19,11 +19,7 @@ class LstmLanguageModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.dropout = nn.Dropout(dropout)
-        self.lstm: nn.Module = (
-            UnrolledLstm(width, width, layers, dropout)
-            if unrolled
-            else nn.LSTM(width, width, layers, dropout=dropout if layers > 1 else 0.0, batch_first=True)
-        )
+        self.lstm = lstm_layers(width, width, layers, dropout, unrolled)
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

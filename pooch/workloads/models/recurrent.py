@@ -50,3 +50,10 @@ class UnrolledLstm(nn.Module):
                 sequence[step] = hidden
             last.append((hidden, cell))
         return torch.stack(sequence, dim=1), last
+
+
+def lstm_layers(input_size: int, width: int, layers: int, dropout: float, unrolled: bool) -> nn.Module:
+    """LSTM layers from (N, T, input_size) to (N, T, width): unrolled, or one op for all of them."""
+    if unrolled:
+        return UnrolledLstm(input_size, width, layers, dropout)
+    return nn.LSTM(input_size, width, layers, dropout=dropout if layers > 1 else 0.0, batch_first=True)

@@ -14,35 +14,47 @@ from ..base import Workload
 from .classification import classification, initialize_convolutions
 
 _PUBLISHED_BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
-_EXPANSION = 4
 _SMALLEST_DEPTH = 26
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions with a shortcut around them."""
+    """1x1, 3x3, 1x1 convolutions with a shortcut around them.
 
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+    Attributes:
+        expansion: channels behind it, in multiples of those inside.
+        convolution: over two or three axes.
+        norm: the batch norm that goes with it.
+        shortcut_name: of the module that changes the shape on the way around.
+    """
+
+    expansion = 4
+    convolution: type[nn.Conv2d | nn.Conv3d] = nn.Conv2d
+    norm: type[nn.BatchNorm2d | nn.BatchNorm3d] = nn.BatchNorm2d
+    shortcut_name = "downsample"
+
+    def __init__(self, channels_in: int, channels: int, stride: int, groups: int = 1) -> None:
         super().__init__()
-        channels_out = channels * _EXPANSION
-        self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.conv3 = nn.Conv2d(channels, channels_out, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels_out)
+        channels_out = channels * self.expansion
+        self.conv1 = self.convolution(channels_in, channels, 1, bias=False)
+        self.bn1 = self.norm(channels)
+        self.conv2 = self.convolution(channels, channels, 3, stride=stride, padding=1, groups=groups, bias=False)
+        self.bn2 = self.norm(channels)
+        self.conv3 = self.convolution(channels, channels_out, 1, bias=False)
+        self.bn3 = self.norm(channels_out)
         self.relu = nn.ReLU(inplace=True)
-        self.downsample: nn.Module | None = None
+        around: nn.Module | None = None
         if stride != 1 or channels_in != channels_out:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels_out, 1, stride=stride, bias=False), nn.BatchNorm2d(channels_out)
-            )
+            changing = self.convolution(channels_in, channels_out, 1, stride=stride, bias=False)
+            around = nn.Sequential(changing, self.norm(channels_out))
+        self.add_module(self.shortcut_name, around)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Apply three convolutions, then add the shortcut."""
         hidden = self.relu(self.bn1(self.conv1(inputs)))
         hidden = self.relu(self.bn2(self.conv2(hidden)))
         hidden = self.bn3(self.conv3(hidden))
-        hidden += inputs if self.downsample is None else self.downsample(inputs)
+        around = getattr(self, self.shortcut_name)
+        hidden += inputs if around is None else around(inputs)
         output: torch.Tensor = self.relu(hidden)
         return output
 
@@ -88,13 +100,13 @@ class ResNet(nn.Module):
         self.layer3 = self._stage(8 * width, 4 * width, blocks[2], stride=2)
         self.layer4 = self._stage(16 * width, 8 * width, blocks[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(8 * width * _EXPANSION, classes)
+        self.fc = nn.Linear(8 * width * Bottleneck.expansion, classes)
         initialize_convolutions(self)
 
     @staticmethod
     def _stage(channels_in: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
         first = Bottleneck(channels_in, channels, stride)
-        rest = [Bottleneck(channels * _EXPANSION, channels, 1) for _ in range(blocks - 1)]
+        rest = [Bottleneck(channels * Bottleneck.expansion, channels, 1) for _ in range(blocks - 1)]
         return nn.Sequential(first, *rest)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

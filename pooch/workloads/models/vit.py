@@ -7,6 +7,7 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from ..base import Workload
+from .classification import classification
 
 try:
     from transformers.initialization import no_init_weights
@@ -27,6 +28,10 @@ def _initialize(model: nn.Module, deviation: float) -> None:
                 nn.init.normal_(parameter, 0.0, deviation)
             else:
                 nn.init.zeros_(parameter)
+
+
+def _loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(pixel_values=images).logits, labels)
 
 
 def build(
@@ -62,11 +67,6 @@ def build(
             model = ViTForImageClassification(config).train()
         _initialize(model, config.initializer_range)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(batch_size, 3, image_size, image_size, generator=generator).to(device)
-    labels = torch.randint(classes, (batch_size,), generator=generator).to(device)
-
-    def forward() -> torch.Tensor:
-        return nn.functional.cross_entropy(model(pixel_values=images).logits, labels)
-
-    return Workload(model, forward, optimizer, "vit", batch_size)
+    return classification(
+        "vit", model, (batch_size, 3, image_size, image_size), classes, device, seed, _loss, optimizer
+    )

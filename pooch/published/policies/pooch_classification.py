@@ -1,4 +1,17 @@
-"""Shared by PoocH's methods: swap everything, then keep maps one by one.
+"""PoocH (Ito et al. 2019): greedy classification into keep and swap, which is its baseline `swap_opt`, and recompute.
+
+Procedure (read: the authors' Chainer fork, branch 3.0.0rc1-pooch):
+1. swap everything, and note the maps whose copies out are not hidden behind compute;
+2. walk the unhidden maps from the last to the first and keep each, until one does not fit; then walk all maps from the
+   last to the first and keep each that fits (so far, this is `swap_opt`);
+3. for each map still swapped: swap overhead = step - step with its copies free, recompute overhead = time of the
+   replays that it adds. Maps without swap overhead, or with a ratio recompute / swap of 1 or more, stay swapped; the
+   one with the smallest ratio is recomputed; repeat until none is left;
+4. delay copies in as far as no stall is predicted.
+
+A map that is kept stays kept. Ours: predictions; the slots of copies (those of the lowering: in as early as the budget
+permits; step 4 would change neither time nor peak); in step 3, a ratio is updated when it reaches the top and not after
+every change, and a change that does not fit is not made.
 
 What is swapped here are decisions: the lowering may still let a map stay for which there happens to be room. When
 another map is kept, that room may be gone, so a map stays decided until the method keeps it.
@@ -10,12 +23,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...ir.plan import Choice
+from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.search.fixed import fixed_trial
-from ...planner.search.stall_rule import swaps_within_tier, unhidden
+from ...planner.search.stall_rule import swap_or_recompute, swaps_within_tier, unhidden
 from ...planner.search.trials import Trial, Trials
+from .fitting import chosen
 
 COPIES_OUT = ("free",)  # compute waits for the bytes of a map that is being copied out
 COPIES_IN = ("wait",)  # compute waits for a map that it reads
+
+
+def swap_opt(request: PlanningRequest) -> PolicyOutcome:
+    """Keep or swap as PoocH does (steps 1 and 2).
+
+    Raises:
+        InfeasibleBudget: swapping everything does not fit.
+    """
+    return chosen(request, lambda trials: keep_or_swap(trials, all_swapped(trials, "swap_opt")).trial)
+
+
+def pooch_2018(request: PlanningRequest) -> PolicyOutcome:
+    """Classify greedily.
+
+    Raises:
+        InfeasibleBudget: swapping everything does not fit.
+    """
+    return chosen(
+        request,
+        lambda trials: swap_or_recompute(trials, keep_or_swap(trials, all_swapped(trials, "pooch_2018")).trial),
+    )
 
 
 @dataclass(frozen=True, slots=True)

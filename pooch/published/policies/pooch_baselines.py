@@ -1,33 +1,41 @@
-"""PoocH's baseline `swap_all` (Ito et al. 2019): swap every map, and hoist copies in as far as memory permits.
+"""Baselines of the PoocH paper (Ito et al. 2019) that decide nothing: recompute everything, or swap everything.
 
-Procedure (read: the authors' Chainer fork):
+Procedure of `swap_all` and `swap_all_no_scheduling` (read: the authors' Chainer fork):
 1. copy out every feature map when it is complete, whether or not there is room for it;
-2. hoist the copies in, in order of need, to the earliest step from which on the budget holds.
+2. `swap_all`: hoist the copies in, in order of need, to the earliest step from which on the budget holds;
+   `swap_all_no_scheduling`: copy each in one step of the backward pass before the step that needs it.
 
 Ours: values that have to leave are freed at the slot that the lowering names (PoocH: when the copy ends). Values for
 which there is room are copied out and back all the same. Under a host budget, which PoocH does not have, later
-activations stay.
+activations stay. The timing of the copies in without scheduling is the authors' (a step of the backward pass is an
+anchor); without room one step ahead, the copy starts when the value is needed. `recompute_all` decides on single
+values.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import outcome_of
+from ...planner.search.fixed import fixed_outcome, outcome_of
 from ...planner.search.stall_rule import swaps_within_tier
 from ...planner.search.trials import Trial, Trials
-from .timing import anchors_ahead, everything_leaves, played, started_at, swap_schedule, trips_of
+from .timing import anchors_ahead, everything_leaves, played_from
 
 
-def swap_all(request: PlanningRequest) -> PolicyOutcome:
-    """Swap every activation that can be away, in forward order while the tier has room; keep the others.
+def recompute_all(request: PlanningRequest) -> PolicyOutcome:
+    """Recompute every activation that can be recomputed, and keep the others.
+
+    The first replay of the backward pass then begins at the first value that could not be dropped, and holds everything
+    that it makes on the way: this is slow, and may need much memory.
 
     Raises:
         InfeasibleBudget: that does not fit.
     """
-    return everything_swapped(request, "swap_all")
+    return fixed_outcome(request, Candidates(request.dataflow).all_of("recompute"), "recompute_all")
 
 
 def everything_swapped(request: PlanningRequest, policy: str, ahead: int | None = None) -> PolicyOutcome:
@@ -58,7 +66,9 @@ def _lowered(trials: Trials, decisions: dict[int, Choice], budget_bytes: int, ah
     evaluator, dataflow = trials.request.evaluator, trials.request.dataflow
     evaluation = everything_leaves(evaluator, dataflow, decisions, budget_bytes)
     if ahead is not None:
-        schedule = evaluation.schedule
-        late = started_at(trips_of(schedule), anchors_ahead(dataflow, ahead))
-        evaluation = played(evaluator, swap_schedule(schedule, late, schedule))
+        evaluation = played_from(evaluator, evaluation.schedule, anchors_ahead(dataflow, ahead))
     return trials.offer(trials.complete(decisions), evaluation)
+
+
+swap_all = partial(everything_swapped, policy="swap_all")
+swap_all_no_scheduling = partial(everything_swapped, policy="swap_all_no_scheduling", ahead=1)
