@@ -11,13 +11,13 @@ from ..errors import UsageError
 from .checks import refuse_missing_device
 from .options import (
     PATH,
+    count_option,
     device_option,
-    force_option,
-    json_option,
     options_by_policy,
     output_option,
     plot_option,
     ranks_option,
+    results_options,
     shared_planning_options,
     spill_directory_option,
 )
@@ -49,10 +49,9 @@ if TYPE_CHECKING:
 @click.option("--batch-size", type=int, metavar="N", help="For --measure (default: that of the profile).")
 @device_option("For --measure (default: that of the profile).")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="For --measure: a setting of the workload.")
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to measure.")
+@count_option("--steps", 3, "Steps to measure.")
 @spill_directory_option
-@json_option
-@force_option
+@results_options
 def command(
     profile_path: Path,
     budgets: tuple[str, ...],

@@ -16,7 +16,7 @@ import click
 from .. import messages
 from ..errors import PoochError, UsageError, first_line
 from .checks import use_spill_directory
-from .options import PATH, force_option, output_option, verbose_option, verify_option
+from .options import force_option, output_option, spill_option, verbose_option, verify_option
 from .output import command_line
 from .run_times import RunTimes, process_age_s
 
@@ -32,48 +32,34 @@ class ProgramCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Mark where the options of the command end."""
-        marked = self._marked(args)
-        self._refuse_misplaced_budget(marked)
-        return super().parse_args(ctx, marked)
+        own, others = self._parted(args)
+        self._refuse_misplaced_budget(own, others)
+        return super().parse_args(ctx, own + others)
 
-    def _refuse_misplaced_budget(self, args: list[str]) -> None:
+    def _refuse_misplaced_budget(self, own: list[str], others: list[str]) -> None:
         """Say where --budget belongs, if it stands behind the script and nowhere else.
 
         Raises:
             UsageError: it does.
         """
-        end = self._options_end(args)
-        given = [each.partition("=")[0] for each in args]
-        if "--budget" in given[:end] or "--budget" not in given[end:] or {"--help", "-h"} & set(given[:end]):
+        given = [each.partition("=")[0] for each in others]
+        if "--budget" not in given or {each.partition("=")[0] for each in own} & {"--budget", "--help", "-h"}:
             return
-        place = given.index("--budget", end)
-        taken = 1 if "=" in args[place] else 2
-        moved = [*args[place : place + taken], *args[:place], *args[place + taken :]]
+        place = given.index("--budget")
+        taken = 1 if "=" in others[place] else 2
+        moved = [*others[place : place + taken], *own, *others[:place], *others[place + taken :]]
         written = shlex.join(each for each in moved if each != "--")
         raise UsageError(f"--budget stands after the script, so it goes to the script: write pooch exec {written}")
 
-    def _options_end(self, args: list[str]) -> int:
-        """The place of the first argument that is not an option of the command."""
-        place = 0
-        while place < len(args) and args[place].startswith("-") and args[place] != "--":
-            place += 2 if args[place] in self._takes_value else 1
-        return place
-
-    @property
-    def _takes_value(self) -> set[str]:
-        """The options that the next argument belongs to."""
-        return {
-            name for each in self.params if isinstance(each, click.Option) and not each.is_flag for name in each.opts
-        }
-
-    def _marked(self, args: list[str]) -> list[str]:
-        place = 0
-        while place < len(args) and args[place].startswith("-"):
-            if args[place].startswith("-m"):
-                end = place + (2 if args[place] == "-m" else 1)
-                return [*args[:end], "--", *args[end:]]
-            place += 2 if args[place] in self._takes_value else 1
-        return args
+    def _parted(self, args: list[str]) -> tuple[list[str], list[str]]:
+        """The arguments of the command, marked where they end with a module, and those that follow them."""
+        options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
+        take_values = {name for each in options for name in each.opts}
+        place, mark = 0, list[str]()
+        while place < len(args) and args[place].startswith("-") and args[place] != "--" and not mark:
+            mark = ["--"] if args[place].startswith("-m") else []
+            place += 2 if args[place] in take_values else 1
+        return [*args[:place], *mark], args[place:]
 
 
 @click.command(
@@ -99,13 +85,7 @@ class ProgramCommand(click.Command):
     metavar="DIRECTORY",
     help="Where plans are kept for the next run (default: nowhere).",
 )
-@click.option(
-    "--spill-directory",
-    type=PATH,
-    metavar="DIRECTORY",
-    help="Where a machine without a GPU keeps what is swapped (default: POOCH_SPILL_DIRECTORY, or the system's "
-    "temporary directory, which may be in RAM).",
-)
+@spill_option()
 @verify_option
 @output_option("--report", help="Write what happened, and the plans, as one HTML page; rewritten while SCRIPT runs.")
 @verbose_option
@@ -155,7 +135,7 @@ def command(
         # Called by Python before it ends, after the script's threads and whatever way the script ends.
         atexit.register(conclusion, process_age_s())
         if report is not None:
-            _live_page(finder, report, module or program[0], typed).watch()
+            conclusion.live_page().watch()
         finder.start()
         try:
             run()
@@ -220,47 +200,48 @@ class _Conclusion:
             for line in (verdict, times.line(summary), *others):
                 _tell(line)
         if self.report is not None:
-            _write_page(self.finder, self.report, self.script, self.typed, self.quiet)
+            self._write_page()
 
+    def live_page(self) -> LivePage:
+        """The page while the script runs."""
+        from ..report.page.live import LivePage
 
-def _live_page(finder: ModelFinder, report: Path, script: str, typed: str) -> LivePage:
-    """The page while the script runs."""
-    from ..report.page.live import LivePage
+        def summary() -> AutoSummary | None:
+            return None if self.finder.auto is None else self.finder.auto.summary()
 
-    def summary() -> AutoSummary | None:
-        return None if finder.auto is None else finder.auto.summary()
+        return LivePage(self._page_path(), self.script, summary, command=self.typed)
 
-    return LivePage(_page_path(report), script, summary, command=typed)
+    def _page_path(self) -> Path:
+        """The page of this rank."""
+        assert self.report is not None
+        return self.report.with_stem(f"{self.report.stem}.rank{_rank()}") if _rank() else self.report
 
+    def _write_page(self) -> None:
+        from ..report.page.run import write_run_report
 
-def _page_path(report: Path) -> Path:
-    """The page of this rank."""
-    return report.with_stem(f"{report.stem}.rank{_rank()}") if _rank() else report
-
-
-def _write_page(finder: ModelFinder, report: Path, script: str, typed: str, quiet: bool) -> None:
-    from ..report.page.run import write_run_report
-
-    assert finder.auto is not None
-    path = _page_path(report)
-    try:
-        write_run_report(finder.auto.summary(), finder.auto.planned, path, title=script, command=typed)
-    except PoochError as error:
-        _tell(f"the report was not written: {error}")
-        return
-    if not quiet:
-        _tell(f"wrote {path}: open it in a browser")
+        auto, path = self.finder.auto, self._page_path()
+        assert auto is not None
+        try:
+            write_run_report(auto.summary(), auto.planned, path, title=self.script, command=self.typed)
+        except PoochError as error:
+            _tell(f"the report was not written: {error}")
+            return
+        if not self.quiet:
+            _tell(f"wrote {path}: open it in a browser")
 
 
 def _rank() -> int:
     """This process's number among those that `torchrun` has started."""
-    given = os.environ.get("RANK", "0")
-    return int(given) if given.isdigit() else 0
+    return _told_by_launcher("RANK", 0)
 
 
 def _world_size() -> int:
-    given = os.environ.get("WORLD_SIZE", "1")
-    return int(given) if given.isdigit() else 1
+    return _told_by_launcher("WORLD_SIZE", 1)
+
+
+def _told_by_launcher(name: str, otherwise: int) -> int:
+    given = os.environ.get(name, "")
+    return int(given) if given.isdigit() else otherwise
 
 
 def _tell(text: str) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import (
+    choice_option,
+    count_option,
     device_model_option,
-    force_option,
-    json_option,
     planning_options,
     plot_option,
+    results_options,
     workload_options,
 )
 from .output import print_json, print_tables, print_written, progress_shown, say
@@ -27,26 +28,17 @@ if TYPE_CHECKING:
 @workload_options
 @click.option("--budget", required=True, metavar="BYTES", help="16GiB, 800MB, or a number of bytes.")
 @click.option("--grow", default="batch_size", show_default=True, metavar="SETTING", help="Setting that grows.")
-@click.option("--start", type=click.IntRange(min=1), metavar="N", help="A size to begin with.")
-@click.option("--most", type=click.IntRange(min=1), metavar="N", help="Try no larger size than this.")
+@count_option("--start", None, "A size to begin with.", metavar="N")
+@count_option("--most", None, "Try no larger size than this.", metavar="N")
 @click.option("--points", type=click.IntRange(min=2), default=5, show_default=True, help="Sizes of the curve.")
-@click.option(
-    "--mode",
-    type=click.Choice(["fake", "auto", "run", "offload"]),
-    default="fake",
-    show_default=True,
-    help="How to profile each size; fake takes no memory.",
-)
+@choice_option("--mode", ["fake", "auto", "run", "offload"], "fake", "How to profile each size; fake takes no memory.")
 @device_model_option
 @planning_options(region="step")
 @click.option("--measure", is_flag=True, help="Train at the largest size, and at the largest that fits without Pooch.")
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to measure.")
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Timed steps of a size that is run."
-)
+@count_option("--steps", 3, "Steps to measure.")
+@count_option("--repeats", 1, "Timed steps of a size that is run.")
 @plot_option("Draw throughput against size")
-@json_option
-@force_option
+@results_options
 def command(
     factory: WorkloadFactory,
     device_model: str | None,

@@ -13,13 +13,12 @@ from .options import (
     PATH,
     budget_option,
     export_option,
-    force_option,
-    json_option,
     memory_limit_option,
     mode_option,
     planning_options,
     ranks_option,
     refuse_existing,
+    results_options,
     training_options,
     verbose_option,
     workload_options,
@@ -62,8 +61,7 @@ def _check_folder(context: click.Context, parameter: click.Parameter, folder: Pa
     help="Save profile.json and plan.json there.",
 )
 @verbose_option
-@json_option
-@force_option
+@results_options
 def command(
     factory: WorkloadFactory,
     budget: str,

@@ -6,7 +6,7 @@ Some of them are combined into the object that a command works with: a `Workload
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,31 @@ def device_option(help: str) -> Decorator:  # noqa: A002 - as click has it
     return click.option("--device", metavar="cpu|cuda", callback=device_name, help=help)
 
 
-spill_directory_option = click.option(
-    "--spill-directory",
-    type=PATH,
-    metavar="DIRECTORY",
-    expose_value=False,
-    callback=spill_directory,
-    help="Where a machine without a GPU keeps what is swapped (default: POOCH_SPILL_DIRECTORY, or the system's "
-    "temporary directory, which may be in RAM).",
-)
+def choice_option(name: str, choices: Sequence[str], default: str, help: str) -> Decorator:  # noqa: A002
+    """An option that takes one of some words."""
+    return click.option(name, type=click.Choice(choices), default=default, show_default=True, help=help)
+
+
+def count_option(name: str, default: int | None, help: str, **attributes: Any) -> Decorator:  # noqa: A002
+    """An option that takes a number from 1 on."""
+    how = {"type": click.IntRange(min=1), "default": default, "show_default": True, "help": help}
+    return click.option(name, **how | attributes)
+
+
+def profile_option(*, required: bool = False) -> Decorator:
+    """--profile, beside a plan."""
+    about = "The profile that the plan was made for."
+    return click.option("--profile", "profile_path", type=PATH, required=required, metavar="P.json", help=about)
+
+
+def spill_option(**attributes: Any) -> Decorator:
+    """--spill-directory."""
+    about = "Where a machine without a GPU keeps what is swapped (default: POOCH_SPILL_DIRECTORY, or the system's "
+    about += "temporary directory, which may be in RAM)."
+    return click.option("--spill-directory", type=PATH, metavar="DIRECTORY", help=about, **attributes)
+
+
+spill_directory_option = spill_option(expose_value=False, callback=spill_directory)
 
 
 def workload_options(function: Function) -> Function:
@@ -78,27 +94,23 @@ time_limit_option = click.option(
     metavar="SECONDS",
     help="Limit on the planning time.",
 )
-effort_option = click.option(
+effort_option = choice_option(
     "--effort",
-    type=click.Choice(["full", "fast"]),
-    default="full",
-    show_default=True,
-    help="How long to search: fast is content with a good plan after few simulations.",
+    ["full", "fast"],
+    "full",
+    "How long to search: fast is content with a good plan after few simulations.",
 )
-bound_option = click.option(
+bound_option = choice_option(
     "--bound",
-    type=click.Choice(["live", "arena"]),
-    default="live",
-    show_default=True,
-    help="What the budget bounds: live bytes, or the arena in which they lie.",
+    ["live", "arena"],
+    "live",
+    "What the budget bounds: live bytes, or the arena in which they lie.",
 )
-in_flight_option = click.option(
+in_flight_option = count_option(
     "--microbatches-in-flight",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
+    1,
+    "Forward passes at most that precede the backward pass of the first of them, as in a pipeline.",
     metavar="N",
-    help="Forward passes at most that precede the backward pass of the first of them, as in a pipeline.",
 )
 host_budget_option = click.option(
     "--host-budget", metavar="BYTES", help="Limit on the bytes in the swap tier (default: none)."
@@ -135,27 +147,25 @@ def shared_planning_options(region: str) -> Decorator:
         ),
         time_limit_option,
         host_budget_option,
-        click.option(
+        choice_option(
             "--region",
-            type=click.Choice(["model", "step"]),
-            default=region,
-            show_default=True,
-            help="What the plan covers: calls of the model, for `pooch.apply(plan, model)` alone, or the whole step "
+            ["model", "step"],
+            region,
+            "What the plan covers: calls of the model, for `pooch.apply(plan, model)` alone, or the whole step "
             "with the loss, for training inside `with run.step():`, as `pooch run` does.",
         ),
     )
 
 
-verify_option = click.option(
+verify_option = choice_option(
     "--verify",
-    type=click.Choice(["always", "first", "off"]),
-    default="first",
-    show_default=True,
-    help="Compare what is recomputed with what it replaces: in every step, in full in the first steps and by samples "
+    ["always", "first", "off"],
+    "first",
+    "Compare what is recomputed with what it replaces: in every step, in full in the first steps and by samples "
     "afterwards, or not at all.",
 )
 training_options = _together(
-    click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Number of training steps."),
+    count_option("--steps", 3, "Number of training steps."),
     click.option("--check", is_flag=True, help="Compare bitwise with plain training; exit code 1 if it differs."),
     click.option(
         "--hard-limit",
@@ -163,11 +173,11 @@ training_options = _together(
         help="Also train in processes that the operating system or the allocator limits to the budget.",
     ),
     click.option("--arena", is_flag=True, help="Also train with the memory of the steps from one arena."),
-    click.option(
+    count_option(
         "--repeats",
-        type=click.IntRange(min=1),
+        None,
+        "Timed steps, plain and planned in turns (default: as many as --steps); `optimize` also profiles N.",
         metavar="N",
-        help="Timed steps, plain and planned in turns (default: as many as --steps); `optimize` also profiles N.",
     ),
     verify_option,
 )
@@ -178,20 +188,13 @@ budget_option = click.option(
     metavar="BYTES",
     help="16GiB, 800MB, a number of bytes, 60% of the peak without Pooch, or min: the smallest budget that has a plan.",
 )
-ranks_option = click.option(
-    "--ranks",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Processes that copy over the same link at the same time.",
-)
+ranks_option = count_option("--ranks", 1, "Processes that copy over the same link at the same time.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
-mode_option = click.option(
+mode_option = choice_option(
     "--mode",
-    type=click.Choice(["auto", "run", "offload", "fake"]),
-    default="auto",
-    show_default=True,
-    help="How to profile: as it is (run), with saved tensors off the device, without running it, or whichever fits.",
+    ["auto", "run", "offload", "fake"],
+    "auto",
+    "How to profile: as it is (run), with saved tensors off the device, without running it, or whichever fits.",
 )
 memory_limit_option = click.option(
     "--memory-limit",
@@ -279,6 +282,7 @@ def _remember_force(context: click.Context, parameter: click.Parameter, is_given
 force_option = click.option(
     "--force", is_flag=True, is_eager=True, expose_value=False, callback=_remember_force, help="Overwrite output files."
 )
+results_options = _together(json_option, force_option)
 
 
 def refuse_existing(context: click.Context, path: Path) -> None:

@@ -14,7 +14,7 @@ from ..packing import POLICIES, Block, Layout, pack, verify
 from ..packing.files import load_blocks, save_offsets
 from ..plugins import provided
 from ..units import format_bytes
-from .options import PATH, force_option, json_option, output_option, plot_option
+from .options import PATH, output_option, plot_option, profile_option, results_options
 from .output import print_json, print_written, progress_shown, say
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("pack")
 @click.argument("path", metavar="FILE.csv|PLAN.json|P.json|MODEL.onnx", type=PATH)
-@click.option("--profile", "profile_path", type=PATH, metavar="P.json", help="The profile that the plan was made for.")
+@profile_option()
 @click.option("--inference", is_flag=True, help="Of a profile: the forward pass alone, without gradients.")
 @click.option("--training", is_flag=True, help="Of a model file: a training step instead of the forward pass.")
 @click.option("--batch-size", type=int, metavar="N", help="Of a model file: items per pass.")
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search.")
 @output_option("-o", "--output", metavar="OFFSETS.csv", help="Write the blocks with their offsets.")
 @plot_option("Draw the arena")
-@json_option
-@force_option
+@results_options
 def command(
     path: Path,
     profile_path: Path | None,

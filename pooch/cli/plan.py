@@ -11,12 +11,11 @@ import click
 from .options import (
     PATH,
     budget_option,
-    force_option,
     in_flight_option,
-    json_option,
     output_option,
     planning_options,
     ranks_option,
+    results_options,
 )
 from .output import print_json, print_tables, print_written, progress_shown, say
 
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 @in_flight_option
 @ranks_option
 @output_option("--write-lp", "lp_path", help="Also write the integer program as an LP file.")
-@json_option
-@force_option
+@results_options
 def command(
     profile_path: Path,
     budget: str,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import (
+    count_option,
     device_model_option,
-    force_option,
-    json_option,
     memory_limit_option,
     mode_option,
     modelled_ranks_options,
     output_option,
+    results_options,
     verbose_option,
     workload_options,
 )
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 @device_model_option
 @modelled_ranks_options
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Plain steps before.")
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Timed steps.")
+@count_option("--repeats", 1, "Timed steps.")
 @click.option("--accumulate", is_flag=True, help="Gradients live throughout the step.")
 @verbose_option
-@json_option
-@force_option
+@results_options
 def command(
     factory: WorkloadFactory, output: Path, device_model: str | None, verbose: bool, as_json: bool, **profiling: Any
 ) -> None:

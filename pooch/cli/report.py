@@ -9,11 +9,11 @@ import click
 from ..units import format_bytes
 from .options import (
     PATH,
-    force_option,
     host_budget_option,
-    json_option,
     output_option,
+    profile_option,
     ranks_option,
+    results_options,
     time_limit_option,
 )
 from .output import command_line, print_json, progress_shown, say
@@ -21,14 +21,7 @@ from .output import command_line, print_json, progress_shown, say
 
 @click.command("report")
 @click.argument("plan_path", metavar="PLAN.json", type=PATH)
-@click.option(
-    "--profile",
-    "profile_path",
-    type=PATH,
-    required=True,
-    metavar="P.json",
-    help="The profile that the plan was made for.",
-)
+@profile_option(required=True)
 @output_option(help="The HTML file to write.", required=True)
 @click.option(
     "--budgets",
@@ -41,8 +34,7 @@ from .output import command_line, print_json, progress_shown, say
 @time_limit_option
 @host_budget_option
 @ranks_option
-@json_option
-@force_option
+@results_options
 def command(
     plan_path: Path,
     profile_path: Path,

@@ -9,7 +9,7 @@ import click
 
 from ..errors import PoochError
 from .exporting import Export
-from .options import PATH, export_option, force_option, json_option, training_options, verbose_option, workload_options
+from .options import PATH, export_option, results_options, training_options, verbose_option, workload_options
 from .output import print_json, print_tables, progress_shown, say
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 @training_options
 @export_option
 @verbose_option
-@json_option
-@force_option
+@results_options
 def command(
     factory: WorkloadFactory,
     plan_path: Path | None,

@@ -10,7 +10,7 @@ import click
 from ..errors import UsageError
 from ..ir import Plan, Profile
 from ..ir.files import load_document
-from .options import PATH, force_option, json_option, plot_option, verbose_option
+from .options import PATH, count_option, plot_option, profile_option, results_options, verbose_option
 from .output import print_json, print_tables, print_written
 
 if TYPE_CHECKING:
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 @click.command("show")
 @click.argument("path", metavar="P.json|PLAN.json", type=PATH)
-@click.option("--profile", "profile_path", type=PATH, metavar="P.json", help="The profile that the plan was made for.")
+@profile_option()
 @plot_option("Draw it")
-@click.option("--depth", type=click.IntRange(min=1), default=2, show_default=True, help="Module names per layer.")
+@count_option("--depth", 2, "Module names per layer.")
 @click.option("--all", "show_all", is_flag=True, help="Every activation of a plan, not only the largest.")
 @click.option("--reasons", is_flag=True, help="Reasons in words instead of numbers.")
 @verbose_option
-@json_option
-@force_option
+@results_options
 def command(
     path: Path,
     profile_path: Path | None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .options import PATH, force_option, json_option, output_option, ranks_option
+from .options import PATH, output_option, ranks_option, results_options
 from .output import print_json, print_tables, say
 
 
@@ -15,8 +15,7 @@ from .output import print_json, print_tables, say
 @click.argument("plan_path", metavar="PLAN.json", type=PATH)
 @output_option("--trace", help="Write a Chrome trace, for Perfetto or chrome://tracing.")
 @ranks_option
-@json_option
-@force_option
+@results_options
 def command(profile_path: Path, plan_path: Path, trace: Path | None, ranks: int, as_json: bool) -> None:
     """Predict one step of profile P.json under PLAN.json."""
     from ..api.simulation import simulate

@@ -16,13 +16,12 @@ from ..errors import PoochError, ProcessEnded
 from ..ir import Plan
 from ..progress import Progress
 from ..workloads.loading import WorkloadFactory
-from .training import StepResult, Trained, first_difference, train_under
+from .training import StepResult, Trained, TrainingOptions, applied, first_difference, train_under
 
 if TYPE_CHECKING:
     import torch
 
     from ..allocation import StepArena
-    from ..executor import Run
     from ..executor.verification import Verify
     from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 
@@ -81,32 +80,23 @@ class ArenaTrained:
 
 
 def train_on_arena(
-    factory: WorkloadFactory,
-    plan: Plan | None,
-    steps: int,
-    device: torch.device,
-    progress: Progress,
-    *,
-    check: bool,
-    verify: Verify,
+    factory: WorkloadFactory, plan: Plan | None, device: torch.device, options: TrainingOptions
 ) -> ArenaOutcome:
     """Train on an arena for a few steps after the first ones, which are recorded.
 
     Args:
         factory: builds the workload.
         plan: None: plain training.
-        steps: that are served.
         device: that the workload is on.
-        progress: called with what is being done.
-        check: train once more without an arena, and compare.
-        verify: as `pooch.apply` takes it.
+        options: the steps are those that are served; with `check`, train once more without an arena, and compare.
     """
     from ..torchtools.accelerators import has_streams
 
+    steps, progress, verify = options.steps, options.progress, options.verify
     progress("training on an arena")
     if has_streams(device):
         try:
-            served = _train_in_child(factory, plan, steps, device, progress, verify)
+            served = _train_in_child(factory, plan, device, options)
         except PoochError as error:
             return ArenaOutcome(f"none: {error}")
     else:
@@ -115,7 +105,7 @@ def train_on_arena(
     if stats is None:
         return ArenaOutcome("none")
     difference = None
-    if check:
+    if options.check:
         alone = train(factory, plan, steps, progress, on_arena=False, verify=verify)
         pairs = zip(alone.parts, served.parts, strict=True)
         difference = next((found for pair in pairs if (found := first_difference(*pair)) is not None), None)
@@ -124,19 +114,14 @@ def train_on_arena(
 
 
 def _train_in_child(
-    factory: WorkloadFactory,
-    plan: Plan | None,
-    steps: int,
-    device: torch.device,
-    progress: Progress,
-    verify: Verify,
+    factory: WorkloadFactory, plan: Plan | None, device: torch.device, options: TrainingOptions
 ) -> ArenaTrained:
     from ..torchtools.device_memory import give_memory_back
 
     give_memory_back(device)  # or that process could not use what this one's allocator caches
-    job = {"workload": asdict(factory), "plan": WIRE.plain(plan), "steps": steps, "verify": verify}
+    job = {"workload": asdict(factory), "plan": WIRE.plain(plan), "steps": options.steps, "verify": options.verify}
     try:
-        done = run_child(f"{__package__}.arena_child", job, progress, imports_as_here=True)
+        done = run_child(f"{__package__}.arena_child", job, options.progress, imports_as_here=True)
     except ProcessEnded as error:
         raise PoochError(f"the process that was to train on an arena failed: {error}") from None
     return ArenaTrained.of(done["done"])
@@ -147,17 +132,12 @@ def train(
 ) -> ArenaTrained:
     """Train the first steps, which are recorded, and some more; arguments as of `train_on_arena`."""
     from ..api.arenas import PlainArena, arena_for
-    from ..executor import apply_plan
 
     workload = factory()
-    with ExitStack() as stack:
-        run: Run | None = None
-        memory: StepArena | PlainArena | None = None
-        if plan is not None:
-            own = arena_for(workload.model) if on_arena else None
-            run = stack.enter_context(apply_plan(plan, workload.model, measure_every=None, memory=own, verify=verify))
-            memory = own
-        elif on_arena:
+    own = arena_for(workload.model) if on_arena and plan is not None else None
+    with applied(plan, workload, verify, own) as run, ExitStack() as stack:
+        memory: StepArena | PlainArena | None = own
+        if on_arena and plan is None:
             memory = stack.enter_context(PlainArena(workload.model))
         first = train_under(workload, run, FIRST_STEPS, progress)
         if memory is not None:

@@ -53,7 +53,17 @@ class LimitedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LimitedJob:
-    """Job of the child process: what `train_limited` takes."""
+    """Training under a hard limit.
+
+    Attributes:
+        factory: builds the workload in the child process.
+        plan: None: plain training.
+        budget_bytes: the limit without the slack.
+        steps: number of steps under the limit.
+        in_core_peak_bytes: of the plain step, which runs once before the limit is set if it has room. None: not known.
+        slack_bytes: granted above the budget. None: what the child process finds to be needed.
+        on_arena: train on an arena; steps are recorded under the limit, too, and `steps` more follow.
+    """
 
     factory: WorkloadFactory
     plan: Plan | None
@@ -67,35 +77,14 @@ class LimitedJob:
 WIRE = Wire(*PLANNING, WorkloadFactory, LimitedJob)
 
 
-def train_limited(
-    factory: WorkloadFactory,
-    plan: Plan | None,
-    budget_bytes: int,
-    steps: int,
-    progress: Progress,
-    *,
-    in_core_peak_bytes: int | None = None,
-    slack_bytes: int | None = None,
-    on_arena: bool = False,
-) -> LimitedOutcome:
-    """Train in a child process that cannot take more than the budget and a slack.
-
-    Args:
-        factory: builds the workload in the child process.
-        plan: None: plain training.
-        budget_bytes: the limit without the slack.
-        steps: number of steps under the limit.
-        progress: called with what is being done.
-        in_core_peak_bytes: of the plain step, which runs once before the limit is set if it has room. None: not known.
-        slack_bytes: granted above the budget. None: what the child process finds to be needed.
-        on_arena: train on an arena; steps are recorded under the limit, too, and `steps` more follow.
+def train_limited(job: LimitedJob, progress: Progress) -> LimitedOutcome:
+    """Train in a child process that cannot take more than the budget and a slack; `progress`: told what is being done.
 
     Raises:
         PoochError: the child process failed before the limit was set, for another reason than memory.
     """
-    beside = " on an arena" if on_arena else ""
-    progress(f"{'planned' if plan else 'plain'} training{beside} under a hard limit")
-    job = LimitedJob(factory, plan, budget_bytes, steps, in_core_peak_bytes, slack_bytes, on_arena)
+    beside = " on an arena" if job.on_arena else ""
+    progress(f"{'planned' if job.plan else 'plain'} training{beside} under a hard limit")
     module, environment = f"{__package__}.limited_child", exact_allocator(os.environ)
     with Child(module, imports_as_here=True, environment=environment) as child:
         child.tell({"job": WIRE.plain(job)})

@@ -13,49 +13,19 @@ from ..api.planning_aside import is_worthwhile
 from ..api.profiling import Mode, profile_workload
 from ..errors import InfeasibleBudget
 from ..ir import Plan, Profile
-from ..progress import Progress, silent
-from ..workloads import Workload
 from ..workloads.loading import WorkloadFactory
 from .arena_training import train_on_arena
 from .checking import judge, train_reference
-from .hard_limit import LimitedOutcome, train_limited
+from .hard_limit import LimitedJob, LimitedOutcome, train_limited
 from .timing import time_in_turns
-from .training import train_steps
+from .training import TrainingOptions, train_steps
 from .training_report import TrainingReport, plain_report, report_of
 
 if TYPE_CHECKING:
     import torch
 
-    from ..executor.verification import Verify
 
 MOST_REPAIRS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingOptions:
-    """What to measure in a training.
-
-    Attributes:
-        steps: number of steps, each with the optimizer's.
-        check: compare bitwise with plain training. If something differs, train plainly once more, to tell training that
-            is not repeatable from a plan that is wrong, and then under deterministic algorithms.
-        hard_limit: train twice more, plainly and planned, in processes that cannot take more than the budget.
-        arena: train once more, with the memory of the steps from one arena; with `check`, compare that, too, and with
-            `hard_limit`, train on an arena in such a process.
-        when_trained: called with the workload after its last step.
-        verify: how closely replays are compared with what they replace, as `pooch.apply` takes it.
-        repeats: number of timed steps, plain and planned in turns. None: as many as `steps`.
-        progress: called with what is being done.
-    """
-
-    steps: int = 3
-    check: bool = False
-    hard_limit: bool = False
-    arena: bool = False
-    when_trained: Callable[[Workload], None] | None = None
-    verify: Verify = "first"
-    repeats: int | None = None
-    progress: Progress = silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +94,7 @@ def _with_arena(
 ) -> TrainingReport:
     if not options.arena:
         return report
-    steps, progress, check, verify = options.steps, options.progress, options.check, options.verify
-    outcome = train_on_arena(factory, plan, steps, device, progress, check=check, verify=verify)
-    return replace(report, **asdict(outcome))
+    return replace(report, **asdict(train_on_arena(factory, plan, device, options)))
 
 
 def _train_under_limit(
@@ -135,19 +103,14 @@ def _train_under_limit(
     """Planned and plain training, and with an arena training on that, in processes with the same limit."""
     from ..torchtools.device_memory import give_memory_back
 
-    steps, progress = options.steps, options.progress
     give_memory_back(device)  # or those processes could not use what this one's allocator caches
-    limit = plan.budget_bytes or plan.predicted_peak_bytes
-    planned = train_limited(factory, plan, limit, steps, progress)
-
-    def alike(plan_or_none: Plan | None, *, on_arena: bool) -> LimitedOutcome:
-        return train_limited(
-            factory, plan_or_none, limit, steps, progress,
-            in_core_peak_bytes=plan.in_core_peak_bytes, slack_bytes=planned.slack_bytes, on_arena=on_arena,
-        )  # fmt: skip
-
-    outcomes = {"plain": alike(None, on_arena=False), "planned": planned}
-    return outcomes | ({"arena": alike(plan, on_arena=True)} if options.arena else {})
+    job = LimitedJob(factory, plan, plan.budget_bytes or plan.predicted_peak_bytes, options.steps)
+    planned = train_limited(job, options.progress)
+    alike = replace(job, in_core_peak_bytes=plan.in_core_peak_bytes, slack_bytes=planned.slack_bytes)
+    outcomes = {"plain": train_limited(replace(alike, plan=None), options.progress), "planned": planned}
+    if options.arena:
+        outcomes["arena"] = train_limited(replace(alike, on_arena=True), options.progress)
+    return outcomes
 
 
 def optimize(

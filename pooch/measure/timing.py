@@ -56,34 +56,26 @@ def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress
             timing = unless_out_of_memory(lambda: time_under(workload, run, steps, progress), device)
             if timing is not None:
                 return timing
-        return time_planned(workload, run, steps, progress)
+        return time_under(workload, run, steps, progress, beside_plain=False)
 
 
-def time_under(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
-    """`time_in_turns` under a plan that is already applied."""
+def time_under(workload: Workload, run: Run, steps: int, progress: Progress, *, beside_plain: bool = True) -> Timing:
+    """`time_in_turns` under a plan that is already applied; without `beside_plain`, planned steps only."""
     plain: list[float] = []
     planned: list[float] = []
     first = warmup_steps(run)
     for number in range(first + steps):
-        progress(f"timing step {number - first + 1} of {steps}" if number >= first else "warming up")
+        if number >= first:
+            progress(f"timing {'' if beside_plain else 'planned '}step {number - first + 1} of {steps}")
+        elif beside_plain:
+            progress("warming up")
         for is_planned in (number % 2 == 1, number % 2 == 0):
             if is_planned:
                 planned.append(timed_step(workload, run))
-            else:
+            elif beside_plain:
                 with run.paused():
                     plain.append(timed_step(workload, None))
     return Timing(tuple(plain[first:]), tuple(planned[first:]))
-
-
-def time_planned(workload: Workload, run: Run, steps: int, progress: Progress) -> Timing:
-    """Time planned steps only, after those for warmup."""
-    for _ in range(warmup_steps(run)):
-        timed_step(workload, run)
-    samples_ms = []
-    for number in range(steps):
-        progress(f"timing planned step {number + 1} of {steps}")
-        samples_ms.append(timed_step(workload, run))
-    return Timing((), tuple(samples_ms))
 
 
 def warmup_steps(run: Run) -> int:

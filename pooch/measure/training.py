@@ -9,14 +9,43 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..ir import Plan
-from ..progress import Progress
+from ..progress import Progress, silent
 
 if TYPE_CHECKING:
     import torch
 
+    from ..allocation import StepArena
+    from ..api.guarding import Guard
     from ..executor import Run, RunStats
     from ..executor.verification import Verified, Verify
     from ..workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """What to measure in a training.
+
+    Attributes:
+        steps: number of steps, each with the optimizer's.
+        check: compare bitwise with plain training. If something differs, train plainly once more, to tell training that
+            is not repeatable from a plan that is wrong, and then under deterministic algorithms.
+        hard_limit: train twice more, plainly and planned, in processes that cannot take more than the budget.
+        arena: train once more, with the memory of the steps from one arena; with `check`, compare that, too, and with
+            `hard_limit`, train on an arena in such a process.
+        when_trained: called with the workload after its last step.
+        verify: how closely replays are compared with what they replace, as `pooch.apply` takes it.
+        repeats: number of timed steps, plain and planned in turns. None: as many as `steps`.
+        progress: called with what is being done.
+    """
+
+    steps: int = 3
+    check: bool = False
+    hard_limit: bool = False
+    arena: bool = False
+    when_trained: Callable[[Workload], None] | None = None
+    verify: Verify = "first"
+    repeats: int | None = None
+    progress: Progress = silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +139,30 @@ def train_steps(
             propagates.
         verify: as `pooch.apply` takes it.
     """
-    if plan is not None and replan is not None:
-        return _train_guarded(workload, plan, steps, progress, replan, verify)
-    with applied(plan, workload, verify) as run:
-        return train_under(workload, run, steps, progress)
+    if plan is None or replan is None:
+        with applied(plan, workload, verify) as run:
+            return train_under(workload, run, steps, progress)
+    from ..api.guarding import Guard
+
+    how: dict[str, Any] = {"measured_steps": steps, "watch_peak": False, "tell": progress, "verify": verify}
+    with Guard(plan, workload.model, replan, **how) as guard:
+        return train_under(workload, guard, steps, progress)
 
 
-def train_under(workload: Workload, run: Run | None, steps: int, progress: Progress) -> Trained:
+def train_under(workload: Workload, run: Run | Guard | None, steps: int, progress: Progress) -> Trained:
     """`train_steps` under a plan that is already applied, or plainly (`run` is None)."""
+    from ..api.guarding import Guard
+
     _begin()
     results: list[StepResult] = []
     for number in range(steps):
-        progress(f"{'planned' if run else 'plain'} step {number + 1} of {steps}")
+        progress(f"{'plain' if run is None else 'planned'} step {number + 1} of {steps}")
         results.append(_measured_step(workload, run))
-    stats, plan = (run.stats, run.plan) if run is not None else (None, None)
-    verified = None if run is None else run.verified
-    return Trained(tuple(results), _final_digests(workload), stats, plan, verified=verified)
+    final = _final_digests(workload)
+    if run is None:
+        return Trained(tuple(results), final, None)
+    last, repairs = (run.run, len(run.repairs)) if isinstance(run, Guard) else (run, 0)
+    return Trained(tuple(results), final, last.stats, run.plan, repairs, verified=last.verified)
 
 
 def train_offloaded(workload: Workload, steps: int, progress: Progress) -> Trained:
@@ -146,34 +183,18 @@ def _begin() -> None:
     seed_all(SEED)
 
 
-def _train_guarded(
-    workload: Workload, plan: Plan, steps: int, progress: Progress, replan: Callable[[int], Plan], verify: Verify
-) -> Trained:
-    from ..api.guarding import Guard
-
-    results: list[StepResult] = []
-    how: dict[str, Any] = {"measured_steps": steps, "watch_peak": False, "tell": progress, "verify": verify}
-    with Guard(plan, workload.model, replan, **how) as guard:
-        _begin()
-        for number in range(steps):
-            progress(f"planned step {number + 1} of {steps}")
-            workload.model.zero_grad(set_to_none=True)
-            loss = guard.step(workload.forward)
-            results.append(_finished_step(workload, loss, guard.run.stats))
-        stats, verified = guard.run.stats, guard.run.verified
-    final = _final_digests(workload)
-    return Trained(tuple(results), final, stats, guard.plan, len(guard.repairs), verified=verified)
-
-
 @contextmanager
-def applied(plan: Plan | None, workload: Workload, verify: Verify = "first") -> Iterator[Run | None]:
-    """Apply the plan to the workload's model, if there is one."""
+def applied(
+    plan: Plan | None, workload: Workload, verify: Verify = "first", memory: StepArena | None = None
+) -> Iterator[Run | None]:
+    """Apply the plan to the workload's model, if there is one, on an arena, if there is one."""
     from ..executor import apply_plan
 
     if plan is None:
         yield None
         return
-    with apply_plan(plan, workload.model, measure_every=None, verify=verify) as run:  # the caller measures
+    # the caller measures
+    with apply_plan(plan, workload.model, measure_every=None, verify=verify, memory=memory) as run:
         yield run
 
 
@@ -186,22 +207,23 @@ def forward_and_backward(workload: Workload, run: Run | None) -> torch.Tensor:
     return loss.detach()
 
 
-def _measured_step(workload: Workload, run: Run | None) -> StepResult:
+def _measured_step(workload: Workload, run: Run | Guard | None) -> StepResult:
+    """Measure one step, digest what it computed, then step the optimizer."""
+    from ..api.guarding import Guard
     from ..executor import RunStats
     from ..torchtools.memory_meter import MemoryMeter
     from ..torchtools.training_state import model_device
 
     workload.model.zero_grad(set_to_none=True)
-    with MemoryMeter(model_device(workload.model)) as meter:
-        loss = forward_and_backward(workload, run)
-    stats = run.stats if run is not None else RunStats()
-    stats.peak_bytes, stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
-    stats.rounding_bytes = meter.rounding_bytes
-    return _finished_step(workload, loss, stats)
-
-
-def _finished_step(workload: Workload, loss: torch.Tensor, stats: RunStats) -> StepResult:
-    """Digest what a step computed, then step the optimizer."""
+    if isinstance(run, Guard):  # which measures
+        loss = run.step(workload.forward)
+        stats = run.run.stats
+    else:
+        with MemoryMeter(model_device(workload.model)) as meter:
+            loss = forward_and_backward(workload, run)
+        stats = run.stats if run is not None else RunStats()
+        stats.peak_bytes, stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
+        stats.rounding_bytes = meter.rounding_bytes
     digests = {"loss": digest(loss)}
     for name, parameter in workload.model.named_parameters():
         if parameter.grad is not None:

@@ -11,6 +11,7 @@ from .hard_limit import LimitedOutcome
 from .timing import Timing
 from .training import Trained, first_difference
 
+_OF_THE_PLAN = ("in_core_peak_bytes", "in_core_step_ms", "predicted_peak_bytes", "predicted_step_ms")
 _OF_THE_LAST_STEP = ("swapped_out_bytes", "swapped_in_bytes", "recomputed_ops", "stall_ms", "late_swaps", "mismatches")
 
 
@@ -163,21 +164,18 @@ def report_of(
     return TrainingReport(
         workload=plan.workload,
         policy=plan.policy,
+        **{name: getattr(plan, name) for name in _OF_THE_PLAN},
         steps=len(planned.steps),
         bitwise_equal=None if reference is None else difference is None,
         compared_with=None if reference is None else ("plain" if plain else "offloaded"),
         fits_in_core=timing.plain_ms is not None,
-        in_core_peak_bytes=plan.in_core_peak_bytes,
-        in_core_step_ms=plan.in_core_step_ms,
         first_difference=difference,
         budget_bytes=plan.budget_bytes or None,
-        predicted_peak_bytes=plan.predicted_peak_bytes,
         measured_peak_bytes=peak,
         plain_peak_bytes=plain.peak_bytes if plain else None,
         rounding_bytes=rounding,
         within_budget=peak - rounding <= plan.budget_bytes if plan.budget_bytes and not off_plan else None,
         peak_error=(plan.predicted_peak_bytes - peak) / peak,
-        predicted_step_ms=plan.predicted_step_ms,
         measured_step_ms=timing.planned_ms,
         plain_step_ms=timing.plain_ms,
         slowdown=None if timing.plain_ms is None else timing.planned_ms / timing.plain_ms,

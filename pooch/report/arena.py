@@ -14,7 +14,7 @@ from ..ir import Plan, Profile
 from ..ir.layout import StepLayout
 from ..packing import Block, Layout
 from ..units import format_bytes, format_ms
-from .curves import mark_passes, profile_title
+from .curves import mark_passes, profile_title, time_unit
 
 _SHADES = (KINDS["op"], KINDS["copy"], KINDS["replay"], BOUND, BLOCKS["gradient"], BLOCKS["temporary"])
 _MIB = 2**20
@@ -69,7 +69,7 @@ def draw_step_layout(profile: Profile, layout: StepLayout, plan: Plan | None = N
     """
     times_ms = tick_times_ms(profile, plan)
     scale, unit = (_MIB, "MiB") if layout.arena_bytes >= _MIB else (1, "B")
-    divisor, time_unit = (1000.0, "s") if times_ms[-1] >= 2000 else (1.0, "ms")
+    divisor, time_name = time_unit(times_ms[-1])
     figure = Figure(figsize=(11, 6.4), layout="constrained")
     axes = figure.subplots()
     for kind, name in _NAMES.items():
@@ -103,7 +103,7 @@ def draw_step_layout(profile: Profile, layout: StepLayout, plan: Plan | None = N
     mark_passes(axes, backward)
     axes.set_xlim(0, times_ms[-1] / divisor)
     axes.set_ylim(0, max(1, highest) / scale * 1.05)  # room for the names of the passes
-    axes.set_xlabel(f"time since the step began ({time_unit})")
+    axes.set_xlabel(f"time since the step began ({time_name})")
     axes.set_ylabel(f"offset in the arena ({unit})")
     how = "in-core" if plan is None else f"planned by {plan.policy}, {format_ms(plan.predicted_step_ms)}"
     axes.set_title(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 from matplotlib.axes import Axes
 
-from ..ir import Interval, Profile, Timeline
+from ..ir import Device, Interval, Profile, Timeline
 
 # Bars closer together than this share of the step become one: a thousand hairlines show nothing.
 _MERGED_SHARE = 1 / 2000
@@ -38,11 +38,25 @@ def _merged(intervals: list[Interval], nearest_ms: float) -> list[tuple[float, f
     return [(start, end - start) for start, end in spans]
 
 
+def device_title(device: Device) -> str:
+    """The device, and whether it was there."""
+    return f"{device.name}{' (modelled)' if device.modelled else ''}"
+
+
 def profile_title(profile: Profile) -> str:
     """Workload, batch and device, for people."""
     batch = f", batch {profile.batch_size}" if profile.batch_size else ""
-    modelled = " (modelled)" if profile.device.modelled else ""
-    return f"{profile.workload}{batch} on {profile.device.name}{modelled}"
+    return f"{profile.workload}{batch} on {device_title(profile.device)}"
+
+
+def byte_unit(most_bytes: float) -> tuple[int, str]:
+    """The unit of an axis of memory: its bytes, and its name."""
+    return (2**30, "GiB") if most_bytes >= 2 * 2**30 else (2**20, "MiB")
+
+
+def time_unit(longest_ms: float) -> tuple[float, str]:
+    """The unit of an axis of time: its milliseconds, and its name."""
+    return (1000.0, "s") if longest_ms >= 2000 else (1.0, "ms")
 
 
 def mark_passes(axes: Axes, boundary: float) -> None:

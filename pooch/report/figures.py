@@ -15,12 +15,11 @@ from ..errors import UsageError
 from ..ir import Plan, Profile, Timeline
 from ..ir.files import replace_file
 from ..units import format_bytes, format_ms
-from .curves import mark_passes, memory_curve, profile_title, stream_bars
+from .curves import byte_unit, mark_passes, memory_curve, profile_title, stream_bars, time_unit
 from .layers import layer_frame
 
 _STREAM_ROWS = {"compute": 2, "copy_out": 1, "copy_in": 0}
 _MIB = 2**20
-_GIB = 2**30
 FORMATS = (".png", ".pdf", ".svg")
 
 
@@ -30,14 +29,14 @@ def draw_plan(profile: Profile, plan: Plan) -> Figure:
     in_core, planned = simulate_in_core(profile), simulate(profile, plan)
     figure = Figure(figsize=(10, 6.2), layout="constrained")
     memory, streams = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.15))
-    divisor, unit = _time_unit(max(planned.step_ms, in_core.step_ms))
-    scale = _byte_unit(in_core)
+    divisor, unit = time_unit(max(planned.step_ms, in_core.step_ms))
+    scale, byte_name = byte_unit(in_core.peak_bytes)
     _draw_curve(memory, "in-core", in_core, IN_CORE, divisor, scale)
     _draw_curve(memory, f"planned ({plan.policy})", planned, PLANNED, divisor, scale)
     if plan.budget_bytes:
         label = f"budget {format_bytes(plan.budget_bytes)}"
         memory.axhline(plan.budget_bytes / scale, color=BUDGET, linestyle="--", linewidth=1.4, label=label)
-    _finish_memory(memory, scale, profile_title(profile))
+    _finish_memory(memory, byte_name, profile_title(profile))
     _draw_streams(streams, planned, divisor)
     backward = float(planned.slot_start_ms[profile.forward_ops]) / divisor
     for axes in (memory, streams):
@@ -55,14 +54,14 @@ def draw_profile(profile: Profile, *, depth: int | None = 2, longest: int = 24) 
     shown = sizes[sizes.index.isin(sizes.nlargest(longest).index)]
     figure = Figure(figsize=(10, 4.2 + 0.2 * len(shown)), layout="constrained")
     memory, layers = figure.subplots(2, 1, height_ratios=(3.2, 0.4 + 0.2 * len(shown)))
-    divisor, unit = _time_unit(in_core.step_ms)
-    scale = _byte_unit(in_core)
+    divisor, unit = time_unit(in_core.step_ms)
+    scale, byte_name = byte_unit(in_core.peak_bytes)
     _draw_curve(memory, "in-core", in_core, IN_CORE, divisor, scale)
     label = f"persistent {format_bytes(profile.persistent_bytes)}"
     memory.axhline(profile.persistent_bytes / scale, color=BOUND, linestyle="--", linewidth=1.2, label=label)
     backward = float(in_core.slot_start_ms[profile.forward_ops]) / divisor
     memory.axvline(backward, color="black", linestyle=":", linewidth=1)
-    _finish_memory(memory, scale, profile_title(profile))
+    _finish_memory(memory, byte_name, profile_title(profile))
     mark_passes(memory, backward)
     memory.set_xlabel(f"time since the step began ({unit})")
     which = f"the {len(shown)} largest of {len(sizes)} layers" if len(shown) < len(sizes) else "layers"
@@ -74,10 +73,10 @@ def draw_timeline(timeline: Timeline) -> Figure:
     """Top: live bytes over time. Bottom: what the three streams do, if that was simulated."""
     figure = Figure(figsize=(10, 6.2), layout="constrained")
     memory, streams = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.15))
-    divisor, unit = _time_unit(timeline.step_ms)
-    scale = _byte_unit(timeline)
+    divisor, unit = time_unit(timeline.step_ms)
+    scale, byte_name = byte_unit(timeline.peak_bytes)
     _draw_curve(memory, "simulated", timeline, PLANNED, divisor, scale)
-    _finish_memory(memory, scale, "simulated step")
+    _finish_memory(memory, byte_name, "simulated step")
     _draw_streams(streams, timeline, divisor)
     streams.set_xlabel(f"time since the step began ({unit})")
     return figure
@@ -113,9 +112,9 @@ def _draw_curve(axes: Axes, name: str, timeline: Timeline, colour: str, divisor:
     axes.step(time_ms / divisor, live_bytes / scale, where="post", color=colour, linewidth=1.2, label=label)
 
 
-def _finish_memory(axes: Axes, scale: int, title: str) -> None:
+def _finish_memory(axes: Axes, unit: str, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11)
-    axes.set_ylabel(f"live device memory ({'GiB' if scale == _GIB else 'MiB'})")
+    axes.set_ylabel(f"live device memory ({unit})")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.12)  # room for the names of the passes
     axes.margins(x=0.01)
     axes.grid(axis="y", alpha=0.3)
@@ -149,11 +148,3 @@ def _draw_layers(axes: Axes, sizes: Mapping[str, int], which: str) -> None:
     axes.set_title(f"activations by layer: {which}, in forward order", loc="left", fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _time_unit(longest_ms: float) -> tuple[float, str]:
-    return (1000.0, "s") if longest_ms >= 2000 else (1.0, "ms")
-
-
-def _byte_unit(timeline: Timeline) -> int:
-    return _GIB if timeline.peak_bytes >= 2 * _GIB else _MIB

@@ -12,6 +12,7 @@ from ..batch_search.results import MaxBatch
 from ..colours import BOUND, BUDGET, IN_CORE, PLANNED
 from ..measure.doubt import BUSY, SPREAD, doubt_of_sizes, spread_of
 from ..units import format_bytes, format_ms
+from .curves import byte_unit, device_title
 from .fitting import Column, FittedTable
 from .summaries import Record
 from .tables import facts_table, frame_table
@@ -94,8 +95,7 @@ def max_batch_tables(result: MaxBatch) -> list[Table | FittedTable]:
 
 
 def _title(result: MaxBatch) -> str:
-    modelled = " (modelled)" if result.device.modelled else ""
-    return f"{result.workload} within {format_bytes(result.budget_bytes)} on {result.device.name}{modelled}"
+    return f"{result.workload} within {format_bytes(result.budget_bytes)} on {device_title(result.device)}"
 
 
 def _facts(result: MaxBatch) -> dict[str, str]:
@@ -156,15 +156,15 @@ def draw_max_batch(result: MaxBatch) -> Figure:
 
 def _finding(result: MaxBatch) -> str:
     """What the picture shows, in two lines."""
-    modelled = " (modelled)" if result.device.modelled else ""
+    device = device_title(result.device)
     largest = f"{result.sizes.setting.replace('_', ' ')} {result.largest.size}"
     fits = f"{result.workload}: {largest} fits into {format_bytes(result.budget_bytes)} under a plan"
     if result.in_core is None:
-        compared = f"; none fits in-core\non {result.device.name}{modelled}"
+        compared = f"; none fits in-core\non {device}"
     else:
         share = f"{result.relative_throughput:.0%} of the throughput"
         compared = f",\n{result.multiple:.2f} times the {result.in_core.size} that fits in-core, with {share}, on "
-        compared += f"{result.device.name}{modelled}"
+        compared += device
     return fits + compared
 
 
@@ -186,7 +186,7 @@ def _draw_speed(axes: Axes, result: MaxBatch) -> None:
 def _draw_memory(axes: Axes, result: MaxBatch) -> None:
     sizes = [point.size for point in result.curve]
     in_core = [point.in_core_peak_bytes for point in result.curve]
-    scale, unit = (2**30, "GiB") if max([result.budget_bytes, *in_core]) >= 2 * 2**30 else (2**20, "MiB")
+    scale, unit = byte_unit(max([result.budget_bytes, *in_core]))
     planned = [point.peak_bytes / scale for point in result.curve]
     axes.plot(sizes, [each / scale for each in in_core], "s-", color=IN_CORE, label="in-core")
     axes.plot(sizes, planned, "o-", color=PLANNED, label="under the plan")

@@ -42,10 +42,9 @@ def plan_html(plan: Plan) -> str:
 
 def timeline_html(timeline: Timeline) -> str:
     """`Timeline._repr_html_`."""
-    starts_ms = numpy.asarray(timeline.slot_start_ms, dtype=float)
-    middles_ms = (starts_ms[:-1] + starts_ms[1:]) / 2
-    times_ms = numpy.column_stack([starts_ms[:-1], middles_ms]).ravel()
-    curve = _curve(times_ms, timeline.point_bytes, timeline.peak_bytes, timeline.step_ms, PLANNED)
+    frame = timeline.memory_curve()
+    times_ms, live_bytes = frame["time_ms"].to_numpy(), frame["live_bytes"].to_numpy()
+    curve = _curve(times_ms, live_bytes, timeline.peak_bytes, timeline.step_ms, PLANNED)
     return _document([_table(tables.timeline_table(timeline)), curve])
 
 

@@ -15,6 +15,7 @@ from ..ir import Plan
 from ..measure.comparison import ComparisonRow
 from ..planner.policies import OWN
 from ..units import format_bytes
+from .curves import byte_unit
 
 _BEST, _PLAIN = "ilp", "keep_all"
 _COLOURS = {
@@ -25,7 +26,6 @@ _COLOURS = {
 }
 # A family is what the policies of a method decide between.
 _FAMILIES = {"swap only": "s", "recompute only": "^", "swap and recompute": "o", "keep everything": "D"}
-_GIB, _MIB = 2**30, 2**20
 _LABEL_HEIGHT_INCHES = 0.17
 _LEAST_BETWEEN_NAMES = 0.04  # of budgets, as a share of all that the picture shows
 
@@ -62,7 +62,7 @@ def draw_pareto(rows: Iterable[ComparisonRow], title: str, *, show_all: bool = F
     rows = list(rows)
     plans = [row.plan for row in rows if row.plan is not None]
     in_core_bytes = plans[-1].in_core_peak_bytes if plans else 0
-    scale, unit = (_GIB, "GiB") if in_core_bytes >= 2 * _GIB else (_MIB, "MiB")
+    scale, unit = byte_unit(in_core_bytes)
     series, missing = _series(rows, scale)
     front = _front(series)
     shown = [each for each in series if show_all or each.policy == _BEST or front & set(each.points)]

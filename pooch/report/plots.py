@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -16,30 +17,24 @@ _Path = str | Path | None
 
 def profile_figure(profile: Profile, path: _Path = None, *, depth: int | None = 2) -> Figure:
     """`Profile.plot`."""
-    _check(path)
-    return _finished(draw_profile(profile, depth=depth), path)
+    return _drawn(lambda: draw_profile(profile, depth=depth), path)
 
 
 def plan_figure(plan: Plan, profile: Profile, path: _Path = None) -> Figure:
     """`Plan.plot`."""
-    _check(path)
-    return _finished(draw_plan(profile, plan), path)
+    return _drawn(lambda: draw_plan(profile, plan), path)
 
 
 def timeline_figure(timeline: Timeline, path: _Path = None) -> Figure:
     """`Timeline.plot`."""
-    _check(path)
-    return _finished(draw_timeline(timeline), path)
+    return _drawn(lambda: draw_timeline(timeline), path)
 
 
-def _check(path: _Path) -> None:
-    """Refuse a file of another format before anything is drawn."""
-    if path is not None:
-        check_figure_path(path)
-
-
-def _finished(figure: Figure, path: _Path) -> Figure:
+def _drawn(draw: Callable[[], Figure], path: _Path) -> Figure:
     """The figure, written to its file. A notebook shows it also if `matplotlib.pyplot` was never imported."""
+    if path is not None:
+        check_figure_path(path)  # before anything is drawn
+    figure = draw()
     if path is not None:
         save_figure(figure, path)
     vars(figure)["_repr_png_"] = partial(_png, figure)

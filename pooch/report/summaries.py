@@ -94,8 +94,8 @@ def plan_record(plan: Plan) -> Record:
         "in_core_peak_bytes": plan.in_core_peak_bytes,
         "predicted_step_ms": plan.predicted_step_ms,
         "in_core_step_ms": plan.in_core_step_ms,
-        "lower_bound_ms": _number(plan.lower_bound_ms),
-        "gap": _number(plan.gap),
+        "lower_bound_ms": for_json(plan.lower_bound_ms),
+        "gap": for_json(plan.gap),
         "keep": counts["keep"],
         "swap": counts["swap"],
         "recompute": counts["recompute"],
@@ -174,6 +174,6 @@ def _ratio(step_ms: float, of_ms: float | None) -> float | None:
     return step_ms / of_ms if of_ms else None
 
 
-def _number(value: float) -> float | None:
+def for_json(value: object) -> object:
     """JSON has neither nan nor infinity."""
-    return value if math.isfinite(value) else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -12,7 +11,7 @@ from ..measure.doubt import doubt_of_training
 from ..measure.training_report import TrainingReport
 from ..units import format_bytes, format_ms, plural
 from .fitting import Column, FittedTable
-from .summaries import Record
+from .summaries import Record, for_json
 from .tables import facts_table
 from .verdict import training_verdict
 
@@ -21,7 +20,7 @@ _UNKNOWN = "-"
 
 def training_record(report: TrainingReport) -> Record:
     """Return the report for `--json`: every field by name, and in `kept` whether all promises were kept."""
-    fields = {name: _for_json(value) for name, value in asdict(report).items()}
+    fields = {name: for_json(value) for name, value in asdict(report).items()}
     told = {"verdict": training_verdict(report), "doubt": doubt_of_training(report)}
     return fields | {"kept": broken_promise(report) is None} | told
 
@@ -200,7 +199,3 @@ def _ms(milliseconds: float | None) -> str:
 
 def _yes_or_no(value: bool | None) -> str | None:
     return None if value is None else ("yes" if value else "NO")
-
-
-def _for_json(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -208,17 +208,16 @@ def test_plain_training_gets_the_limit_of_planned_training_and_the_report_tells_
     chosen = plan(profile_workload(factory()), "60%", region="step")
     asked: list[tuple[Any, ...]] = []
 
-    def train_limited(given: Any, plan: Any, limit: int, *others: Any, **keywords: Any) -> LimitedOutcome:
-        names = ("in_core_peak_bytes", "slack_bytes", "on_arena")
-        asked.append((plan is not None, *(keywords.get(name) for name in names)))
-        arena = "serving" if keywords.get("on_arena") else None
-        return LimitedOutcome(plan is not None, "" if plan else "memory ran out", (), 94 * MIB, arena)
+    def train_limited(job: LimitedJob, progress: object) -> LimitedOutcome:
+        asked.append((job.plan is not None, job.in_core_peak_bytes, job.slack_bytes, job.on_arena))
+        arena = "serving" if job.on_arena else None
+        return LimitedOutcome(job.plan is not None, "" if job.plan else "memory ran out", (), 94 * MIB, arena)
 
     monkeypatch.setattr(measuring, "train_limited", train_limited)
     monkeypatch.setattr(measuring, "train_on_arena", lambda *given, **keywords: ArenaOutcome("serving"))
     report = measure_training(factory, chosen, steps=1, hard_limit=True, arena=True)
     known = (chosen.in_core_peak_bytes, 94 * MIB)
-    assert asked == [(True, None, None, None), (False, *known, False), (True, *known, True)]
+    assert asked == [(True, None, None, False), (False, *known, False), (True, *known, True)]
     assert report.hard_limit_arena == "went through; arena: serving"
     assert (report.hard_limit_planned, report.hard_limit_plain) == ("went through", "died: memory ran out")
     assert report.hard_limit_slack_bytes == 94 * MIB
