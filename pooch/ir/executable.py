@@ -11,16 +11,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ..errors import InvalidLayout, InvalidSchedule
 from ..units import round_up
 from .consistency import anchor_faults, are_bytes, is_time, split_faults
+from .files import fault_of
 from .layout_check import verify as verify_layout
+from .plan import Decision, Plan
 from .schedule import TIER_ALIGNMENT_BYTES, Action
-
-if TYPE_CHECKING:
-    from .plan import Decision, Plan
 
 _FORWARD_KINDS = frozenset(("copy_out", "free", "empty", "refill", "wait"))
 _BACKWARD_KINDS = frozenset(("copy_out", "free", "copy_in", "wait", "replay", "drop"))
@@ -49,6 +47,7 @@ def check_executable(plan: Plan) -> None:
         raise InvalidSchedule(f"the plan cannot be executed ({fault}): make it again with `pooch plan`")
 
 
+@fault_of.register
 def check_plan(plan: Plan) -> str | None:
     """The first fault of a plan, or None."""
     return next(_plan_faults(plan), None)
