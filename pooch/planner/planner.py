@@ -17,10 +17,9 @@ from .contract import Effort, Evaluator, PlanningRequest, PolicyOutcome
 from .options import with_options
 from .policies import check_searches, find_policy
 from .reasons import decision_rows
-from .search.evaluators import Remembering
 from .search.leanest import leanest_plan
 from .search.programs import Programs
-from .search.trials import Trials
+from .search.trials import Remembering, Trials
 
 
 def make_plan(
@@ -99,7 +98,7 @@ def smallest_plan_bytes(
     chosen = with_options(find_policy(policy), policy, policy_options or {})
     request = PlanningRequest(dataflow, 1, evaluator, host_budget_bytes)
     if policy == "ilp":
-        return leanest_plan(Trials(request, Candidates(dataflow))).budget_bytes
+        return leanest_plan(Trials(request)).budget_bytes
     try:
         return chosen(request).evaluation.timeline.peak_bytes
     except InfeasibleBudget as error:
@@ -114,4 +113,4 @@ def write_program(
     Names of variables and rows are those of docs/planner.md.
     """
     request = PlanningRequest(dataflow, budget_bytes, evaluator, host_budget_bytes)
-    Programs(Trials(request, Candidates(dataflow))).relaxation().problem.writeLP(str(path))
+    Programs(Trials(request)).relaxation().problem.writeLP(str(path))

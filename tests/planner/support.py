@@ -12,7 +12,7 @@ import pytest
 from pooch.analysis.dataflow import Dataflow
 from pooch.ir import Choice, Decisions, Profile, Schedule, Timeline
 from pooch.planner import Evaluation, contract
-from pooch.planner.search import evaluators
+from pooch.planner.search import time_limit
 from pooch.schedule import Lowering
 from pooch.simulator import simulate, step_time_ms
 
@@ -87,5 +87,5 @@ def oracle_peak(of: Case) -> int:
 
 def leave_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on planning sees a clock that stands long after every time limit, whatever the machine does."""
-    for module in (contract, evaluators):
+    for module in (contract, time_limit):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1e12))

@@ -23,8 +23,7 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import leanest_trial, outcome_of
+from ...planner.search.outcomes import leanest_trial, outcome_of, with_smallest_budget
 from ...planner.search.trials import Trials
 from .fitting import Leaving, first_fitting, swaps_of
 
@@ -39,7 +38,7 @@ def capuchin(request: PlanningRequest) -> PolicyOutcome:
 
 
 def _attempt(request: PlanningRequest) -> PolicyOutcome | None:
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     leaving = leaving_order(trials.candidates)
     trial = first_fitting(trials, leaving)
     if trial is None:  # it may fit with fewer bytes in flight

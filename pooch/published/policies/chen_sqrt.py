@@ -19,7 +19,7 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of
 from ...planner.search.trials import Trials
 
 GRID = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)  # times the square root of n
@@ -31,7 +31,7 @@ def chen_sqrt(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: no number of segments in the grid fits.
     """
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     root = math.sqrt(len(trials.candidates.items))
     tried = [between_checkpoints(trials.candidates, max(1, round(factor * root))) for factor in GRID]
     for decisions in tried:

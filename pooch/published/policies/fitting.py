@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...ir.plan import Choice, Decisions
-from ...planner.candidates import Candidate, Candidates
+from ...ir.plan import Choice
+from ...planner.candidates import Candidate
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import leanest_trial, outcome_of
+from ...planner.search.outcomes import leanest_trial, outcome_of
 from ...planner.search.trials import Trial, Trials
 
 Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with its choice
@@ -28,7 +28,7 @@ def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> P
     Raises:
         InfeasibleBudget: the step does not fit even if all leave; gives the smallest budget for that.
     """
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     trial = fewest_leaving(trials, leaving)
     if trial is None:
         trial = leanest_trial(trials, dict(leaving), policy)
@@ -38,17 +38,17 @@ def fitted_outcome(request: PlanningRequest, leaving: Leaving, policy: str) -> P
 def fewest_leaving(trials: Trials, leaving: Leaving) -> Trial | None:
     """Return the plan in which the fewest values leave, or None if it does not fit even when all leave."""
     count = fewest_count(trials, leaving)
-    return None if count is None else _fitting(trials, dict(leaving[:count]))
+    return None if count is None else trials.fitting(dict(leaving[:count]))
 
 
 def fewest_count(trials: Trials, leaving: Leaving) -> int | None:
     """Return how many of the first values have to leave, or None if it does not fit even when all leave."""
-    if _fitting(trials, dict(leaving)) is None:
+    if trials.fitting(dict(leaving)) is None:
         return None
     low, high = 0, len(leaving)
     while low < high:
         middle = (low + high) // 2
-        if _fitting(trials, dict(leaving[:middle])) is None:
+        if trials.fitting(dict(leaving[:middle])) is None:
             low = middle + 1
         else:
             high = middle
@@ -61,15 +61,7 @@ def first_fitting(trials: Trials, leaving: Leaving) -> Trial | None:
     Unlike `fewest_leaving`, this does not expect that it fits when all leave, so replays may be among them.
     """
     prefixes = (dict(leaving[:count]) for count in range(len(leaving) + 1))
-    return next((trial for decisions in prefixes if (trial := _fitting(trials, decisions)) is not None), None)
-
-
-def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
-    """Return the trial of the decisions, or None if they do not fit."""
-    if not trials.might_fit(decisions):
-        return None
-    trial = trials.run(decisions)
-    return trial if trial.fits else None
+    return next((trial for decisions in prefixes if (trial := trials.fitting(decisions)) is not None), None)
 
 
 def swaps_of(items: Iterable[Candidate]) -> Leaving:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...ir.plan import Choice
-from ...planner.search.fixed import fixed_trial
+from ...planner.search.outcomes import fixed_trial
 from ...planner.search.stall_rule import swaps_within_tier, unhidden
 from ...planner.search.trials import Trial, Trials
 
@@ -40,10 +40,8 @@ def keeping(trials: Trials, current: Swapped, value: int) -> Swapped | None:
     """Return the plan in which this map is kept, too, or None if that does not fit."""
     swaps = current.swaps - {value}
     decisions: dict[int, Choice] = dict.fromkeys(sorted(swaps), "swap")
-    if not trials.might_fit(decisions):
-        return None
-    trial = trials.run(decisions)
-    return Swapped(swaps, trial) if trial.fits else None
+    trial = trials.fitting(decisions)
+    return None if trial is None else Swapped(swaps, trial)
 
 
 def keep_from_the_last(

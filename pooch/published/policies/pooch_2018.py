@@ -16,9 +16,8 @@ made.
 
 from __future__ import annotations
 
-from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of
 from ...planner.search.stall_rule import swap_or_recompute
 from ...planner.search.trials import Trials
 from .keeping import all_swapped, keep_or_swap
@@ -30,6 +29,6 @@ def pooch_2018(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: swapping everything does not fit.
     """
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     current = keep_or_swap(trials, all_swapped(trials, "pooch_2018")).trial
     return outcome_of(trials, swap_or_recompute(trials, current))

@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of
 from ...planner.search.stall_rule import swap_or_recompute
 from ...planner.search.trials import Trials
 from .keeping import COPIES_IN, Swapped, all_swapped, keep_or_swap, keeping, unhidden_of
@@ -45,7 +44,7 @@ class PoochExhaustive:
         Raises:
             InfeasibleBudget: swapping everything does not fit.
         """
-        trials = Trials(request, Candidates(request.dataflow))
+        trials = Trials(request)
         node = _Node.of(trials, all_swapped(trials, "pooch_exhaustive"))
         values = sorted(node.kept.swaps)
         blocks = [values[max(0, end - self.block) : end] for end in range(len(values), 0, -self.block)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import fixed_outcome
+from ...planner.search.outcomes import fixed_outcome
 
 
 def recompute_all(request: PlanningRequest) -> PolicyOutcome:

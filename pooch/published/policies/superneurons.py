@@ -15,10 +15,9 @@ versa; in networks without convolutions, matrix products and recurrent layers ta
 from __future__ import annotations
 
 from ...ir.plan import Choice
-from ...planner.candidates import Candidate, Candidates
+from ...planner.candidates import Candidate
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of, with_smallest_budget
 from ...planner.search.trials import Trials
 from .fitting import fewest_count, swaps_of
 from .operators import heavy_ops
@@ -34,7 +33,7 @@ def superneurons(request: PlanningRequest) -> PolicyOutcome:
 
 
 def _attempt(request: PlanningRequest) -> PolicyOutcome | None:
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     head = _head(trials)
     if head is None:
         return None

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
-from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of
 from ...planner.search.stall_rule import swaps_within_tier
 from ...planner.search.trials import Trial, Trials
 from .timing import anchors_ahead, everything_leaves, played, started_at, swap_schedule, trips_of
@@ -41,7 +40,7 @@ def everything_swapped(request: PlanningRequest, policy: str, ahead: int | None 
     Raises:
         InfeasibleBudget: that does not fit; gives a budget at which it does.
     """
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     decisions = swaps_within_tier(trials)
     trial = _lowered(trials, decisions, request.budget_bytes, ahead)
     if not trial.fits:
@@ -60,5 +59,5 @@ def _lowered(trials: Trials, decisions: dict[int, Choice], budget_bytes: int, ah
     if ahead is not None:
         schedule = evaluation.schedule
         late = started_at(trips_of(schedule), anchors_ahead(dataflow, ahead))
-        evaluation = played(evaluator, swap_schedule(schedule, late, schedule))
+        evaluation = played(evaluator, swap_schedule(dataflow, schedule, late, schedule))
     return trials.offer(trials.complete(decisions), evaluation)

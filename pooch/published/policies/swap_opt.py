@@ -10,9 +10,8 @@ Ours: predictions, and the slots of copies (those of the lowering: in as early a
 
 from __future__ import annotations
 
-from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of
 from ...planner.search.trials import Trials
 from .keeping import all_swapped, keep_or_swap
 
@@ -23,5 +22,5 @@ def swap_opt(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: swapping everything does not fit.
     """
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     return outcome_of(trials, keep_or_swap(trials, all_swapped(trials, "swap_opt")).trial)

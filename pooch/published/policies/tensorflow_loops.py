@@ -22,8 +22,7 @@ import numpy
 from ...ir.plan import Choice
 from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of, with_smallest_budget
 from ...planner.search.trials import Trials
 
 LEAST_BYTES = 2048
@@ -52,7 +51,7 @@ class LoopSwapping:
         return with_smallest_budget(request, self._attempt, f"tf_{self.order}_first")
 
     def _attempt(self, request: PlanningRequest) -> PolicyOutcome | None:
-        trials = Trials(request, Candidates(request.dataflow))
+        trials = Trials(request)
         trial = trials.run(self.decisions(trials.candidates, request.budget_bytes))
         return outcome_of(trials, trial) if trial.fits else None
 

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 
 from ...analysis.dataflow import Dataflow
 from ...errors import UsageError
-from ...planner.candidates import Candidate, Candidates
+from ...planner.candidates import Candidate
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of, with_smallest_budget
 from ...planner.search.trials import Trial, Trials
 from .fitting import Leaving, swaps_of
 from .levels import ChainRule, without_branches
@@ -86,7 +85,7 @@ class Tflms:
         return with_smallest_budget(request, self._attempt, "tflms")
 
     def _attempt(self, request: PlanningRequest) -> PolicyOutcome | None:
-        trials = Trials(request, Candidates(request.dataflow))
+        trials = Trials(request)
         trial = self.planned(trials)
         return outcome_of(trials, trial) if trial.fits else None
 
@@ -121,7 +120,7 @@ class Tflms:
         dataflow, evaluator = request.dataflow, request.evaluator
         schedule = everything_leaves(evaluator, dataflow, decisions, request.budget_bytes).schedule
         schedule = without_branches(dataflow, schedule, self.branch_threshold if self.swap_branches else None)
-        timed = swap_schedule(schedule, started_at(trips_of(schedule), self._trigger(dataflow)), schedule)
+        timed = swap_schedule(dataflow, schedule, started_at(trips_of(schedule), self._trigger(dataflow)), schedule)
         return trials.offer(trials.complete(decisions), played(evaluator, timed))
 
     def _trigger(self, dataflow: Dataflow) -> Callable[[Trip], int]:

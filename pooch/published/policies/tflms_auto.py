@@ -18,10 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...planner.candidates import NEVER, Candidate, Candidates
+from ...planner.candidates import NEVER, Candidate
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of, with_smallest_budget
 from ...planner.search.trials import Trial, Trials
 from .fitting import fewest_leaving, swaps_of
 from .timing import Trip, anchors_ahead, played, started_at, swap_schedule, trips_of
@@ -48,7 +47,7 @@ class TflmsAuto:
     def _attempt(self, request: PlanningRequest) -> PolicyOutcome | None:
         persistent_bytes = request.dataflow.profile.persistent_bytes
         room_bytes = int(persistent_bytes + self.memory_ratio * (request.budget_bytes - persistent_bytes))
-        trials = Trials(replace(request, budget_bytes=max(1, room_bytes)), Candidates(request.dataflow))
+        trials = Trials(replace(request, budget_bytes=max(1, room_bytes)))
         items = [item for item in trials.candidates.items if self._rank(trials, item) > 1]
         by_length = sorted(items, key=lambda item: (-_levels(item), item.value))
         trial = fewest_leaving(trials, swaps_of(by_length))
@@ -69,7 +68,9 @@ def _tuned_ahead(trials: Trials, trial: Trial) -> Trial:
     ahead = [_ahead(anchors, trip) for trip in trips_of(trial.evaluation.schedule).values() if trip.in_slot >= 0]
     schedule, dataflow = trial.evaluation.schedule, trials.request.dataflow
     late = started_at(trips_of(schedule), anchors_ahead(dataflow, min(ahead, default=0)))
-    return trials.offer(trial.decisions, played(trials.request.evaluator, swap_schedule(schedule, late, schedule)))
+    return trials.offer(
+        trial.decisions, played(trials.request.evaluator, swap_schedule(dataflow, schedule, late, schedule))
+    )
 
 
 def _ahead(anchors: tuple[int, ...], trip: Trip) -> int:

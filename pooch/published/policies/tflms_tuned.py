@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of, with_smallest_budget
 from ...planner.search.trials import Trial, Trials
 from .tflms import TRIGGERS, Tflms
 
@@ -50,7 +49,7 @@ def tflms_tuned(request: PlanningRequest) -> PolicyOutcome:
 
 
 def _attempt(request: PlanningRequest) -> PolicyOutcome | None:
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     best = min((_swept(trials, branches) for branches in (False, True)), key=lambda each: each.rank)
     return outcome_of(trials, best.trial) if best.trial.fits else None
 

@@ -17,7 +17,7 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of
 from ...planner.search.trials import Trial, Trials
 from .operators import heavy_ops
 from .timing import one_anchor_ahead, played, swap_schedule, trips_of
@@ -29,7 +29,7 @@ def vdnn(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: none of them fits.
     """
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     every_op = frozenset(range(request.dataflow.profile.forward_ops))
     peaks = []
     for readers in (frozenset[int](), heavy_ops(request.dataflow), every_op):
@@ -51,5 +51,5 @@ def _offloaded(trials: Trials, decisions: dict[int, Choice]) -> Trial:
     """Copy out and free as soon as possible, and copy in one anchor ahead (steps 3 and 4)."""
     request = trials.request
     tight = request.evaluator.evaluate(decisions, 0).schedule
-    schedule = swap_schedule(tight, one_anchor_ahead(request.dataflow, trips_of(tight)))
+    schedule = swap_schedule(request.dataflow, tight, one_anchor_ahead(request.dataflow, trips_of(tight)))
     return trials.offer(trials.complete(decisions), played(request.evaluator, schedule))
