@@ -126,25 +126,23 @@ def plan_with(
         made = plan_in_child(profile, budget, options, known, start, progress)
         if made is not None:
             return made
-    budget_bytes = asked_bytes(profile, budget, options)
-    return plan_here(profile, budget_bytes, options, known=known, start=start, progress=progress)
-
-
-def asked_bytes(profile: Profile, budget: int | str, options: PlanOptions) -> int:
-    """The bytes of a budget that is a number, or "min"."""
-    return budget if isinstance(budget, int) else smallest_with(profile, options)
+    return plan_here(profile, budget, options, known=known, start=start, progress=progress)
 
 
 def plan_here(
     profile: Profile,
-    budget_bytes: int,
+    budget: int | str,
     options: PlanOptions,
     *,
     known: Sequence[Plan],
     progress: PlanningProgress | None,
     start: Decisions | None = None,
 ) -> Plan:
-    """`plan_with` in this process, with checked arguments: of the step whole or, if there is one, in slices."""
+    """`plan_with` in this process, with checked arguments: of the step whole or, if there is one, in slices.
+
+    The budget is a number, or "min".
+    """
+    budget_bytes = budget if isinstance(budget, int) else smallest_with(profile, options)
 
     def make(variant: Profile, share: float) -> Plan:
         limited = replace(options, time_limit_s=share * options.time_limit_s)
@@ -231,7 +229,7 @@ def _with_arena(
             effort = options.effort if thorough else quick
             return make(dataflow, budget_bytes=live_bytes, evaluator=evaluator, known=(), effort=effort)
 
-        fitted = fitting.fit(planned, replan, lambda: _leanest(profile, dataflow, evaluator, options))
+        fitted = fitting.fit(planned, replan, lambda: _leanest(evaluator, options))
     return dataflow, fitted.planned, fitted.layout
 
 
@@ -373,42 +371,42 @@ def smallest_with(profile: Profile, options: PlanOptions) -> int:
 
 
 def _smallest_of(profile: Profile, options: PlanOptions) -> int:
-    dataflow = dataflow_of(profile, options.region, hooked=True)  # as `plan` has it for what does not fit
-    evaluator = StageEvaluator(dataflow)
-    needed = _smallest_live_bytes(profile, dataflow, evaluator, options)
+    # As `plan` has it for what does not fit.
+    evaluator = StageEvaluator(dataflow_of(profile, options.region, hooked=True))
+    needed = _smallest_live_bytes(evaluator, options)
     if options.bound == "arena":
-        needed = ArenaFitting(evaluator, 0).total_bytes(_leanest(profile, dataflow, evaluator, options))
+        needed = ArenaFitting(evaluator, 0).total_bytes(_leanest(evaluator, options))
         plain = StageEvaluator(Dataflow(profile, options.region))
         in_core = PolicyOutcome({}, plain.evaluate({}, profile.peak_bytes), 0.0)
         return min(needed, ArenaFitting(plain, 0).total_bytes(in_core))
     return min(needed, profile.peak_bytes)
 
 
-def _leanest(profile: Profile, dataflow: Dataflow, evaluator: StageEvaluator, options: PlanOptions) -> PolicyOutcome:
+def _leanest(evaluator: StageEvaluator, options: PlanOptions) -> PolicyOutcome:
     """The plan for the fewest live bytes that the policy is known to need."""
     from ..planner import SEARCHES, make_plan
 
     return make_plan(
-        dataflow,
-        _smallest_live_bytes(profile, dataflow, evaluator, options),
+        evaluator.dataflow,
+        _smallest_live_bytes(evaluator, options),
         evaluator,
         policy=options.policy,
         policy_options=options.policy_options,
-        host_budget_bytes=options.host_bytes(profile),
+        host_budget_bytes=options.host_bytes(evaluator.dataflow.profile),
         explain=False,
         effort="fast" if options.policy in SEARCHES else "full",
     )
 
 
-def _smallest_live_bytes(profile: Profile, dataflow: Dataflow, evaluator: StageEvaluator, options: PlanOptions) -> int:
+def _smallest_live_bytes(evaluator: StageEvaluator, options: PlanOptions) -> int:
     from ..planner import smallest_plan_bytes
 
     return smallest_plan_bytes(
-        dataflow,
+        evaluator.dataflow,
         evaluator,
         policy=options.policy,
         policy_options=options.policy_options,
-        host_budget_bytes=options.host_bytes(profile),
+        host_budget_bytes=options.host_bytes(evaluator.dataflow.profile),
     )
 
 

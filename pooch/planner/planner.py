@@ -11,12 +11,11 @@ from ..analysis.dataflow import Dataflow
 from ..errors import InfeasibleBudget
 from ..ir.plan import Decisions
 from ..progress import PlanningProgress
-from .alternatives import weigh_alternatives
 from .candidates import Candidates
 from .contract import Effort, Evaluator, PlanningRequest, PolicyOutcome
 from .options import with_options
 from .policies import check_searches, find_policy
-from .reasons import decision_rows
+from .reasons import decision_rows, weigh_alternatives
 from .search.leanest import leanest_plan
 from .search.programs import Programs
 from .search.trials import Remembering, Trials
