@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pooch import planner
 from pooch.analysis.dataflow import Dataflow
 from pooch.ir import Choice, Decisions, Profile, Schedule, Timeline
-from pooch.planner import Evaluation, contract
+from pooch.planner import Evaluation, Evaluator, PlanningRequest, PolicyOutcome, contract
 from pooch.planner.search import time_limit
 from pooch.schedule import Lowering
 from pooch.simulator import simulate, step_time_ms
@@ -74,6 +76,21 @@ def oracle_ms(of: Case, budget_bytes: int, host_budget_bytes: int | None = None)
         if evaluation.timeline.peak_bytes <= budget_bytes and fits_host:
             best = min(evaluation.timeline.step_ms, best if best is not None else float("inf"))
     return best
+
+
+def make_plan(
+    dataflow: Dataflow,
+    budget_bytes: int,
+    evaluator: Evaluator,
+    *,
+    policy: str = "ilp",
+    policy_options: Mapping[str, object] | None = None,
+    explain: bool = True,
+    **others: Any,
+) -> PolicyOutcome:
+    """The policy's answer to a request, of which `others` are further fields."""
+    request = PlanningRequest(dataflow, budget_bytes, evaluator, **others)
+    return planner.make_plan(request, policy, policy_options, explain=explain)
 
 
 def oracle_peak(of: Case) -> int:

@@ -10,14 +10,14 @@ import pytest
 
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Choice, Decisions, Schedule, Timeline
-from pooch.planner import Evaluation, PlanningRequest, contract, find_policy, make_plan, policy_names
+from pooch.planner import Evaluation, PlanningRequest, contract, find_policy, policy_names
 from pooch.planner.candidates import Leaving
 from pooch.planner.contract import INTERRUPTED
 from pooch.planner.search import search as algorithm
 from pooch.planner.search import time_limit
 from pooch.planner.search.search import search
 from tests.planner.networks import PCIE_16, gpt2, resnet50
-from tests.planner.support import Case, RealEvaluator, case
+from tests.planner.support import Case, RealEvaluator, case, make_plan
 
 
 class Clock:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Link, Profile
-from pooch.planner import PolicyOutcome, make_plan, policy_names
+from pooch.planner import PolicyOutcome, policy_names
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest
 from pooch.planner.search.trials import Trials
@@ -39,7 +39,7 @@ from pooch.published.policies.tflms_auto import TflmsAuto
 from pooch.published.policies.tflms_tuned import analysis_path
 from pooch.schedule import verify
 from tests.planner.networks import PCIE_16, resnet50
-from tests.planner.support import Case, RealEvaluator, case
+from tests.planner.support import Case, RealEvaluator, case, make_plan
 from tests.toys import FAST_LINK, SLOW_LINK, ToyStep, blocks, chain, ladder, random_profile
 
 LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)  # a value of 16 bytes takes 1 ms, as long as a forward op
