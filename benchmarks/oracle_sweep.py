@@ -24,9 +24,8 @@ from typing import Any
 from benchmarks.tables import markdown_table
 from pooch.errors import InfeasibleBudget
 from pooch.ir.files import replace_file
-from pooch.planner import make_plan
 from tests.planner.shapes import SHAPES
-from tests.planner.support import all_decisions, case, oracle_ms
+from tests.planner.support import all_decisions, case, make_plan, oracle_ms
 
 RESULTS, PAGE = Path("benchmarks/results/oracle.json"), Path("docs/oracle.md")
 MOST_SLOWER = 0.01

@@ -24,8 +24,8 @@ from benchmarks.samples import told
 from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.evaluation import StageEvaluator
-from pooch.planner import make_plan
 from tests.planner.networks import PCIE_16, gpt2
+from tests.planner.support import make_plan
 
 SIZES = (250, 500, 1000, 2000, 5000, 10000)
 PER_LAYER = 27  # activations of a layer of the synthetic model

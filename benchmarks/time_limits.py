@@ -21,8 +21,8 @@ from pooch.analysis.dataflow import Dataflow
 from pooch.api.evaluation import StageEvaluator
 from pooch.api.planning import smallest_budget
 from pooch.ir import Profile
-from pooch.planner import make_plan
 from tests.planner.networks import PCIE_16, gpt2
+from tests.planner.support import make_plan
 
 LIMITS_S = (1.0, 2.0, 5.0, 10.0)
 ALLOWED = 1.2

@@ -5,8 +5,7 @@ from __future__ import annotations
 from numbers import Integral, Real
 
 from ..errors import UsageError
-from ..ir.consistency import MOST_BYTES
-from ..units import parse_bytes
+from ..units import MOST_BYTES, parse_bytes
 from ..visible import one_line
 
 SMALLEST = "min"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..analysis.dataflow import Dataflow
 from ..errors import InfeasibleBudget, UsageError
@@ -14,7 +15,7 @@ from ..ir import Choice, Decision, Decisions, Plan, Profile, Region
 from ..ir.arguments import profile_of
 from ..ir.layout import StepLayout
 from ..ir.plan import Bound
-from ..planner import Effort, Evaluation, PolicyOutcome, described
+from ..planner import Effort, Evaluation, PlanningRequest, PolicyOutcome, described
 from ..process_limits import is_limited
 from ..progress import PlanningProgress
 from ..simulator import simulate as simulate_schedule
@@ -27,6 +28,8 @@ from .plan_building import MANUAL, pack_plan
 from .planning_aside import is_worthwhile, plan_in_child
 from .simulation import simulate
 from .splitting import in_slices, whole_or_in_slices
+
+UNHURRIED_S = 30.0  # for the smallest budget, whatever the time limit of the plan
 
 
 def plan(
@@ -126,25 +129,23 @@ def plan_with(
         made = plan_in_child(profile, budget, options, known, start, progress)
         if made is not None:
             return made
-    budget_bytes = asked_bytes(profile, budget, options)
-    return plan_here(profile, budget_bytes, options, known=known, start=start, progress=progress)
-
-
-def asked_bytes(profile: Profile, budget: int | str, options: PlanOptions) -> int:
-    """The bytes of a budget that is a number, or "min"."""
-    return budget if isinstance(budget, int) else smallest_with(profile, options)
+    return plan_here(profile, budget, options, known=known, start=start, progress=progress)
 
 
 def plan_here(
     profile: Profile,
-    budget_bytes: int,
+    budget: int | str,
     options: PlanOptions,
     *,
     known: Sequence[Plan],
     progress: PlanningProgress | None,
     start: Decisions | None = None,
 ) -> Plan:
-    """`plan_with` in this process, with checked arguments: of the step whole or, if there is one, in slices."""
+    """`plan_with` in this process, with checked arguments: of the step whole or, if there is one, in slices.
+
+    The budget is a number, or "min".
+    """
+    budget_bytes = budget if isinstance(budget, int) else smallest_with(profile, options)
 
     def make(variant: Profile, share: float) -> Plan:
         limited = replace(options, time_limit_s=share * options.time_limit_s)
@@ -172,28 +173,15 @@ def _plan_variant(
     start: Decisions | None,
     progress: PlanningProgress | None,
 ) -> Plan:
-    from ..planner import make_plan
-
-    make = partial(
-        make_plan,
-        budget_bytes=budget_bytes,
-        known=[_known_outcome(profile, plan) for plan in known],
-        policy_options=options.policy_options,
-        explain=options.explain,
-        effort=options.effort,
-        start=start,
-        policy=options.policy,
-        host_budget_bytes=options.host_bytes(profile),
-        time_limit_s=options.time_limit_s,
-        progress=progress,
-    )
+    outcomes = tuple(_known_outcome(profile, plan) for plan in known)
+    make = partial(_decide, budget_bytes=budget_bytes, options=options, known=outcomes, start=start, progress=progress)
     fits = budget_bytes >= profile.peak_bytes
     dataflow = dataflow_of(profile, options.region, hooked=not fits)
-    planned = make(dataflow, evaluator=StageEvaluator(dataflow))
+    planned = make(StageEvaluator(dataflow))
     if fits and planned.schedule.actions:  # a policy that moves things all the same
         dataflow = dataflow_of(profile, options.region, hooked=True)
         if simulate_schedule(dataflow, planned.schedule, detail=False).peak_bytes > budget_bytes:
-            planned = make(dataflow, evaluator=StageEvaluator(dataflow))
+            planned = make(StageEvaluator(dataflow))
     layout = None
     if options.bound == "arena":
         dataflow, planned, layout = _with_arena(profile, dataflow, planned, budget_bytes, options, make)
@@ -201,6 +189,21 @@ def _plan_variant(
     planned = replace(planned, evaluation=Evaluation(planned.schedule, timeline))
     policy = described(options.policy, options.policy_options)
     return pack_plan(dataflow, planned, policy, budget_bytes, bound=options.bound, layout=layout)
+
+
+def _decide(evaluator: StageEvaluator, budget_bytes: int, options: PlanOptions, **others: Any) -> PolicyOutcome:
+    """Ask the policy; `others` are further fields of the request."""
+    from ..planner import make_plan
+
+    request = _request(evaluator, budget_bytes, options, **others)
+    return make_plan(request, options.policy, options.policy_options, explain=options.explain)
+
+
+def _request(evaluator: StageEvaluator, budget_bytes: int, options: PlanOptions, **others: Any) -> PlanningRequest:
+    """What a policy is asked under the options, from now on."""
+    fields: dict[str, Any] = {"time_limit_s": options.time_limit_s, "effort": options.effort, **others}
+    host_bytes = options.host_bytes(evaluator.dataflow.profile)
+    return PlanningRequest(evaluator.dataflow, budget_bytes, evaluator, host_bytes, **fields)
 
 
 def _with_arena(
@@ -229,9 +232,9 @@ def _with_arena(
 
         def replan(live_bytes: int, thorough: bool) -> PolicyOutcome:
             effort = options.effort if thorough else quick
-            return make(dataflow, budget_bytes=live_bytes, evaluator=evaluator, known=(), effort=effort)
+            return make(evaluator, budget_bytes=live_bytes, known=(), effort=effort)
 
-        fitted = fitting.fit(planned, replan, lambda: _leanest(profile, dataflow, evaluator, options))
+        fitted = fitting.fit(planned, replan, lambda: _leanest(evaluator, options))
     return dataflow, fitted.planned, fitted.layout
 
 
@@ -251,7 +254,7 @@ def write_lp(profile: Profile, budget_bytes: int, options: PlanOptions, path: Pa
     _check_region_of(profile, options.region)
     profile = options.profile_in_flight(profile)
     dataflow = dataflow_of(profile, options.region, hooked=budget_bytes < profile.peak_bytes)
-    write_program(dataflow, budget_bytes, StageEvaluator(dataflow), path, options.host_bytes(profile))
+    write_program(_request(StageEvaluator(dataflow), budget_bytes, options), path)
 
 
 def plan_from_decisions(
@@ -373,43 +376,32 @@ def smallest_with(profile: Profile, options: PlanOptions) -> int:
 
 
 def _smallest_of(profile: Profile, options: PlanOptions) -> int:
-    dataflow = dataflow_of(profile, options.region, hooked=True)  # as `plan` has it for what does not fit
-    evaluator = StageEvaluator(dataflow)
-    needed = _smallest_live_bytes(profile, dataflow, evaluator, options)
+    # As `plan` has it for what does not fit.
+    evaluator = StageEvaluator(dataflow_of(profile, options.region, hooked=True))
+    needed = _smallest_live_bytes(evaluator, options)
     if options.bound == "arena":
-        needed = ArenaFitting(evaluator, 0).total_bytes(_leanest(profile, dataflow, evaluator, options))
+        needed = ArenaFitting(evaluator, 0).total_bytes(_leanest(evaluator, options))
         plain = StageEvaluator(Dataflow(profile, options.region))
         in_core = PolicyOutcome({}, plain.evaluate({}, profile.peak_bytes), 0.0)
         return min(needed, ArenaFitting(plain, 0).total_bytes(in_core))
     return min(needed, profile.peak_bytes)
 
 
-def _leanest(profile: Profile, dataflow: Dataflow, evaluator: StageEvaluator, options: PlanOptions) -> PolicyOutcome:
+def _leanest(evaluator: StageEvaluator, options: PlanOptions) -> PolicyOutcome:
     """The plan for the fewest live bytes that the policy is known to need."""
-    from ..planner import SEARCHES, make_plan
+    from ..planner import SEARCHES
 
-    return make_plan(
-        dataflow,
-        _smallest_live_bytes(profile, dataflow, evaluator, options),
-        evaluator,
-        policy=options.policy,
-        policy_options=options.policy_options,
-        host_budget_bytes=options.host_bytes(profile),
-        explain=False,
-        effort="fast" if options.policy in SEARCHES else "full",
+    unhurried = replace(
+        options, explain=False, effort="fast" if options.policy in SEARCHES else "full", time_limit_s=UNHURRIED_S
     )
+    return _decide(evaluator, _smallest_live_bytes(evaluator, options), unhurried)
 
 
-def _smallest_live_bytes(profile: Profile, dataflow: Dataflow, evaluator: StageEvaluator, options: PlanOptions) -> int:
+def _smallest_live_bytes(evaluator: StageEvaluator, options: PlanOptions) -> int:
     from ..planner import smallest_plan_bytes
 
-    return smallest_plan_bytes(
-        dataflow,
-        evaluator,
-        policy=options.policy,
-        policy_options=options.policy_options,
-        host_budget_bytes=options.host_bytes(profile),
-    )
+    request = _request(evaluator, 1, options, effort="full", time_limit_s=UNHURRIED_S)
+    return smallest_plan_bytes(request, options.policy, options.policy_options)
 
 
 def _check_region_of(profile: Profile, region: Region) -> None:

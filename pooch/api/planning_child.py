@@ -21,13 +21,13 @@ def main() -> None:
 
 
 def _plan(arguments: Any) -> None:
-    from .planning import asked_bytes, plan_here
+    from .planning import plan_here
     from .wire import WIRE
 
     profile, budget, options, known, start = WIRE.made(arguments)
     made = plan_here(
         profile,
-        asked_bytes(profile, budget, options),
+        budget,
         options,
         known=known,
         start=start,

@@ -13,7 +13,6 @@ from ..progress import Progress, silent
 from ..units import plural
 from ..workloads import Workload
 from .budgets import parse_budget
-from .called_model import CALLS_PARTS, calls_model
 from .fake_profiling import fake_profile, fake_profile_of
 from .hook_costs import with_hook_costs
 from .measured_profiling import measured_profile
@@ -26,6 +25,10 @@ if TYPE_CHECKING:
     from ..profiler import ProfileOptions
 
 Mode = Literal["auto", "run", "offload", "fake"]
+_CALLS_PARTS = (
+    "forward calls parts of the model, or model.forward, but never the model itself: plan with region='step', and "
+    "train with `with run.step():`"
+)
 
 
 def profile(
@@ -141,10 +144,10 @@ def profile_workload(
     options = ProfileOptions(accumulate, warmup, repeats, real_mode, workload.name, workload.batch_size, most_bytes)
     with _unchanged(workload) as (workload, calls):
         made = _profiled(workload, options, mode, device_model, is_fake, ranks, progress)
-    is_called = calls_model(made, workload.model)
+    is_called = _calls_model(made, workload.model)
     trim_freed_memory()  # the C library would keep much of what the plain steps took, and the records of the step
     notes = (*made.notes, f"the forward pass ran {plural(len(calls), 'time')} to profile the step")
-    return replace(made, notes=notes if is_called else (*notes, CALLS_PARTS))
+    return replace(made, notes=notes if is_called else (*notes, _CALLS_PARTS))
 
 
 def _check(workload: Workload, warmup: int, repeats: int) -> None:
@@ -225,3 +228,29 @@ def _profiled(
 def _too_large(mode: Mode, error: BaseException) -> str:
     other = "offload, or fake" if mode == "run" else "fake"
     return f"out of memory while profiling in mode {mode!r} ({first_line(error)}): use mode {other}"
+
+
+def _calls_model(profile: Profile, model: torch.nn.Module) -> bool:
+    """Whether the step calls the model itself, rather than parts of it.
+
+    Args:
+        profile: of the step.
+        model: that was given with it.
+
+    Raises:
+        UsageError: the step uses nothing of the model, so that it must be another one.
+    """
+    if profile.model_begin < profile.model_end:
+        return True
+    if not _uses_any_of(profile) and next(model.parameters(), None) is not None:
+        raise UsageError(
+            f"forward uses nothing of this model ({type(model).__name__}): give the model that forward calls"
+        )
+    return False
+
+
+def _uses_any_of(profile: Profile) -> bool:
+    """Whether an op of the forward pass is called by a module of the model, or reads a parameter or buffer of it."""
+    forward = profile.ops[: profile.forward_ops]
+    owned = {value.id for value in profile.values if value.role in ("parameter", "buffer", "transient")}
+    return any(op.module or not owned.isdisjoint(op.reads) for op in forward)

@@ -8,12 +8,13 @@ from typing import Literal
 from ..executor.statistics import RunStats
 from ..executor.verification import NOTHING_VERIFIED, Verified
 from ..units import format_bytes, plural
-from ..wording import slower
-from .verdict import doubt, verdict
+from ..wording import budget_verdict, in_all, slower, slower_than_predicted
 
 Decision = Literal["in-core", "plan", "online", "record"]
 
 MOST_SHAPES = 12  # that are printed
+THIRD = 4 / 3  # by which times may differ from their prediction
+FEW = 3  # steps, of which the first compare replays in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +213,9 @@ class AutoSummary(Counters):
     def totals(self) -> tuple[str, ...]:
         """What happened in all steps together, one line each; the first one is the verdict."""
         if not self.steps:
-            return (verdict(self),)
-        lines = [verdict(self), self._ways, self._peaks, self._work]
-        doubted = doubt(self)
+            return (_verdict(self),)
+        lines = [_verdict(self), self._ways, self._peaks, self._work]
+        doubted = _doubt(self)
         if doubted is not None:
             lines.insert(1, doubted)
         if self.ungoverned:
@@ -265,3 +266,51 @@ def _of_shape(shape: PlannedShape) -> str:
     if shape.predicted_peak_bytes is not None and shape.predicted_slowdown is not None:
         line += f", predicted {format_bytes(shape.predicted_peak_bytes)} and {slower(shape.predicted_slowdown)}"
     return line + (f" ({shape.reason})" if shape.reason else "")
+
+
+def _verdict(summary: AutoSummary) -> str:
+    """Whether the budget was held, the numbers are the same, and what it costs; only what is known."""
+    if not summary.steps:
+        return "no step was run under the budget"
+    return "; ".join(part for part in (_budget(summary), _numbers(summary), _time(summary)) if part)
+
+
+def _budget(summary: AutoSummary) -> str:
+    budget_bytes, steps = summary.budget_bytes, summary.steps
+    if budget_bytes is None:
+        return f"Budget not known yet: peak {format_bytes(summary.peak_bytes)} {in_all(steps)}"
+    held = budget_verdict(summary.peak_bytes, budget_bytes, steps, summary.steps_over_budget)
+    if summary.between_peak_bytes > budget_bytes:
+        over = format_bytes(summary.between_peak_bytes - budget_bytes)
+        held += f", but passed by {over} between them, as in optimizer.step()"
+    return held
+
+
+def _numbers(summary: AutoSummary) -> str:
+    verified, differences = summary.verified, summary.verified.differences
+    if differences:
+        return f"{plural(len(differences), 'replay')} gave other numbers"
+    if verified.compared or verified.sampled:
+        return "replays gave the same numbers"
+    return "replays not compared" if summary.recomputed_ops else ""
+
+
+def _time(summary: AutoSummary) -> str:
+    if summary.steps_in_core == summary.steps:
+        return "everything fits: you do not need a plan"
+    if not summary.plain_ms_on_plan:
+        return "" if summary.steps_on_plan else "no step on a plan yet"
+    ratio = summary.ms_on_plan / summary.plain_ms_on_plan
+    predicted = summary.predicted_ms_on_plan / summary.plain_ms_on_plan
+    return f"steps on a plan {slower_than_predicted(ratio, predicted)}"
+
+
+def _doubt(summary: AutoSummary) -> str | None:
+    """Why the times of steps on a plan are not to be trusted, in one line, or None."""
+    if summary.steps_on_plan < FEW or not summary.predicted_ms_on_plan:
+        return None
+    ratio = summary.ms_on_plan / summary.predicted_ms_on_plan
+    if max(ratio, 1 / ratio) < THIRD:
+        return None
+    when = "was busy when the step was recorded" if ratio < 1 else "is busy"
+    return f"times vary: steps on a plan took {ratio:.1f}x what was predicted, so the machine {when}"

@@ -10,7 +10,7 @@ import torch
 from ..errors import TierError
 from ..torchtools.accelerators import has_streams
 from ..torchtools.tensors import bytes_of, has_plain_storage, storage_key
-from ..torchtools.training_state import RandomStates
+from ..torchtools.training_state import RandomStates, references_of
 from ..units import round_up
 from .engines.protocol import Arena, CopyEngine, Ticket
 
@@ -45,12 +45,12 @@ class StepSnapshot:
     def __init__(self, model: torch.nn.Module, engine: CopyEngine, device: torch.device) -> None:
         self._device, self._health = device, engine.health
         self._random = RandomStates.of(device)
-        self._gradients = [(p, p.grad) for p in model.parameters()]
-        self._owners = [(module, dict(module._buffers)) for module in model.modules()]  # which may replace buffers
-        self._opaque = [(p, g.clone()) for p, g in self._gradients if g is not None and not has_plain_storage(g)]
+        self._put_back = references_of(model)
+        gradients = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+        self._opaque = [(p, gradient.clone()) for p, gradient in gradients if not has_plain_storage(gradient)]
         self._large: list[_InTier] = []
         self._arena: Arena | None = None
-        self._keep(engine, [*(g for _, g in self._gradients if g is not None), *model.buffers()])
+        self._keep(engine, [*(gradient for _, gradient in gradients), *model.buffers()])
 
     def _keep(self, engine: CopyEngine, tensors: list[torch.Tensor]) -> None:
         storages = list(_distinct_storages(tensors))
@@ -83,12 +83,9 @@ class StepSnapshot:
         Raises:
             TierError: If the tier cannot be read.
         """
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+        self._put_back()
         for parameter, copy in self._opaque:
             parameter.grad = copy.clone()
-        for module, buffers in self._owners:
-            module._buffers.update(buffers)
         begin = 0
         for storage in self._small:
             contents = bytearray(self._contents[begin : begin + storage.nbytes()])

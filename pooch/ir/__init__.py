@@ -1,5 +1,7 @@
 """Frozen data that the stages pass on, and its files."""
 
+from .consistency import check_profile
+from .executable import check_plan
 from .plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
 from .profile import Device, GatheredUnit, HookCosts, Link, Op, Profile, Value
 from .schedule import Action, Schedule
@@ -25,4 +27,6 @@ __all__ = [
     "Split",
     "Timeline",
     "Value",
+    "check_plan",
+    "check_profile",
 ]

@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .profile import Op, Profile, Value
-    from .split import Split
+from ..units import MOST_BYTES
+from .files import fault_of
+from .profile import Op, Profile, Value
+from .split import Split
 
-# Sums of larger numbers would not fit into 64 bits; no machine comes near them.
-MOST_BYTES = 1 << 60
 MOST_MS = 1e12
 MOST_SUM_BYTES = 1 << 62
 
 
+@fault_of.register
 def check_profile(profile: Profile) -> str | None:
     """The first inconsistency of a profile, or None."""
     return next(_profile_faults(profile), None)

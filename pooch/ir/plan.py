@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..plugins import view
-from .descriptions import describe_plan
-from .executable import check_plan
+from ..units import format_bytes
+from ..visible import one_line
 from .files import Document
 from .layout import StepLayout
+from .profile import Profile, shown_name
 from .schedule import Schedule
 from .split import Split
 
@@ -19,12 +21,11 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from .profile import Profile
-
 Choice = Literal["keep", "swap", "recompute"]
 Region = Literal["model", "step"]
 Bound = Literal["live", "arena"]
 Decisions = Mapping[int, Choice]
+_LONGEST_POLICY = 16  # of what `repr` shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +152,13 @@ class Plan(Document):
         """Size of the swap tier, for all microbatches in flight."""
         return self.schedule.host_bytes * self.microbatches_in_flight
 
-    def fault(self) -> str | None:
-        """Why the plan cannot be executed, or None."""
-        return check_plan(self)
-
     def __repr__(self) -> str:
-        return describe_plan(self)
+        budget = f" of {format_bytes(self.budget_bytes)}" if self.budget_bytes else ""
+        slowdown = f", {self.predicted_step_ms / self.in_core_step_ms:.3f}x" if self.in_core_step_ms else ""
+        counts = Counter(each.choice for each in self.choices)
+        choices = ", ".join(f"{choice} {counts[choice]:,}" for choice in ("keep", "swap", "recompute"))
+        who = f"{shown_name(self.workload)} by {one_line(self.policy, _LONGEST_POLICY)}"
+        return f"Plan({who}: {format_bytes(self.predicted_peak_bytes)}{budget}{slowdown}, {choices})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..plugins import view
-from .consistency import MOST_BYTES, check_profile
-from .descriptions import describe_profile
+from ..units import MOST_BYTES, format_bytes, format_ms, plural
+from ..visible import one_line
 from .files import Document
 from .modelled_ranks import ModelledRanks
 from .split import Split
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 Phase = Literal["forward", "backward"]
 SizeKind = Literal["requested", "rounded", "allocated"]
 Role = Literal["parameter", "buffer", "external", "made", "transient"]
+LONGEST_NAME = 20  # of what `repr` shows
+
+
+def shown_name(workload: str) -> str:
+    """The name of a workload as `repr` shows it."""
+    return one_line(workload, LONGEST_NAME) or "a step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,12 +385,13 @@ class Profile(Document):
         """The step as a plan with these splits has it: in slices, if there are any and this profile knows that step."""
         return (self.in_slices or self) if splits else self
 
-    def fault(self) -> str | None:
-        """The first inconsistency of the profile, or None."""
-        return check_profile(self)
-
     def __repr__(self) -> str:
-        return describe_profile(self)
+        device = self.device
+        place = f"{one_line(device.name, LONGEST_NAME)}, modelled" if device.modelled else device.kind
+        batch = f"batch {self.batch_size}, " if self.batch_size else ""
+        figures = f"{format_bytes(self.peak_bytes)} peak, {format_ms(self.step_ms)}"
+        activations = plural(len(self.activations), "activation")
+        return f"Profile({shown_name(self.workload)}, {batch}{place}: {figures}, {activations})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .descriptions import describe_schedule
+from ..units import format_bytes, plural
 
 ActionKind = Literal["copy_out", "free", "empty", "refill", "copy_in", "wait", "replay", "drop"]
 TIER_ALIGNMENT_BYTES = 4096  # of a value's room, as direct I/O requires
@@ -63,4 +63,5 @@ class Schedule:
     host_bytes: int
 
     def __repr__(self) -> str:
-        return describe_schedule(self)
+        moved = f"{len(self.swapped):,} swapped, {len(self.recomputed):,} recomputed"
+        return f"Schedule({plural(len(self.actions), 'action')}, {moved}, {format_bytes(self.host_bytes)} in the tier)"

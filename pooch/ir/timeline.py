@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy
 
 from ..plugins import view
-from .descriptions import describe_timeline
+from ..units import format_bytes, format_ms
 
 if TYPE_CHECKING:
     import pandas
@@ -65,7 +65,11 @@ class Timeline:
     intervals: tuple[Interval, ...] = ()
 
     def __repr__(self) -> str:
-        return describe_timeline(self)
+        parts = {"stalled": self.stall_ms, "replaying": self.replay_ms}
+        spent = " and ".join(f"{format_ms(part_ms)} {what}" for what, part_ms in parts.items() if part_ms > 0)
+        tier = f", {format_bytes(self.host_bytes)} in the tier" if self.host_bytes else ""
+        of_it = f", of it {spent}" if spent else ""
+        return f"Timeline({format_ms(self.step_ms)}{of_it}: {format_bytes(self.peak_bytes)} peak{tier})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..ir.layout import Block
+from ..units import MOST_BYTES
 
 Integers = NDArray[np.int64]
 Order = NDArray[np.int32]
-_MOST_BYTES = 2**60
 _MOST_TIME = 2**62
 
 
@@ -53,7 +53,7 @@ def instance_of(blocks: Sequence[Block]) -> Instance:
     """
     for index, block in enumerate(blocks):
         _check(block, index)
-    if sum(block.size_bytes + block.alignment_bytes for block in blocks) > _MOST_BYTES:
+    if sum(block.size_bytes + block.alignment_bytes for block in blocks) > MOST_BYTES:
         raise UsageError("the blocks have more than 2**60 bytes in total: check the unit of their sizes")
     places = [index for index, block in enumerate(blocks) if block.size_bytes > 0]
     table = [

@@ -15,7 +15,6 @@ class Ledger:
 
     Attributes:
         extra_bytes: in addition to `Dataflow.base_points`, which count every value except the activations.
-        intermediates: replayed values that live until their drop and have no holder.
     """
 
     def __init__(self, dataflow: Dataflow) -> None:
@@ -24,7 +23,6 @@ class Ledger:
         self._holders: dict[int, set[str]] = defaultdict(set)
         self._emptied: dict[int, set[str]] = {}  # the holders of emptied values
         self.extra_bytes = 0
-        self.intermediates: set[int] = set()
 
     def is_resident(self, value: int) -> bool:
         """Return whether the value has a holder."""
@@ -69,18 +67,12 @@ class Ledger:
         """Drop the record of an emptied value that has lost its last holder."""
         self._emptied.pop(value, None)
 
-    def held_by_schedule(self) -> list[int]:
-        """Return the values that the schedule still holds, ascending."""
-        return sorted(value for value, holders in self._holders.items() if SCHEDULE in holders)
-
     def add_intermediate(self, value: int) -> None:
-        """Add a value made by a replay."""
-        self.intermediates.add(value)
+        """Count a replayed value that lives until its drop and has no holder."""
         self.extra_bytes += self._values[value].allocated_bytes
 
     def remove_intermediate(self, value: int) -> None:
         """Remove a value that was dropped or overwritten."""
-        self.intermediates.remove(value)
         self.extra_bytes -= self._values[value].allocated_bytes
 
     def _counted_bytes(self, value: int) -> int:

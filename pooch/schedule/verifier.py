@@ -1,6 +1,8 @@
 """Walks a schedule symbolically, and refuses one that would fault, leak or exceed the budget.
 
-It is independent of the lowering: it keeps its own ledger and counts bytes by itself.
+It is independent of the lowering: it keeps its own ledger and counts bytes by itself. Whether each action finds its
+value in the state that it needs can be told without the profile, and is checked where plans are
+(`ir/schedule_check.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from typing import NoReturn
 
 from ..analysis.dataflow import Dataflow
 from ..errors import InvalidSchedule
-from ..ir import Action, Decisions, Schedule
+from ..ir import Action, Decisions, Schedule, Value
+from ..ir.schedule_check import Frame, Walk, check_form
 from .ledger import SCHEDULE, STEP, Ledger
-from .wellformed import check_form
 
 
 def verify(dataflow: Dataflow, schedule: Schedule, decisions: Decisions, budget_bytes: int | None) -> list[int]:
@@ -24,27 +26,51 @@ def verify(dataflow: Dataflow, schedule: Schedule, decisions: Decisions, budget_
     Raises:
         InvalidSchedule: the schedule cannot be executed; gives the slot and the fault.
     """
-    check_form(dataflow, schedule, decisions)
-    return _Verifier(dataflow, schedule, budget_bytes).walk()
+    _check_values(dataflow, schedule)
+    frame = _frame(dataflow, decisions)
+    check_form(schedule, frame)
+    return _Verifier(dataflow, schedule, Walk(schedule, frame), budget_bytes).walk()
+
+
+def _check_values(dataflow: Dataflow, schedule: Schedule) -> None:
+    """Check that nothing but activations moves, and that what moves or is held for replays is not overwritten."""
+    values = dataflow.profile.values
+    for choice, moved in (("swap", schedule.swapped), ("recompute", schedule.recomputed)):
+        for value in moved:
+            if value not in dataflow.activation_ids:
+                raise InvalidSchedule(f"{choice} of value {value}, which is not an activation")
+            if values[value].overwritten_at >= 0:
+                raise InvalidSchedule(f"{choice} of value {value}, which is overwritten in the step")
+    for source in schedule.sources:
+        if not 0 <= source < len(values) or values[source].overwritten_at >= 0:
+            raise InvalidSchedule(f"value {source} cannot be held as a source")
+
+
+def _frame(dataflow: Dataflow, decisions: Decisions) -> Frame:
+    return Frame(
+        dataflow.forward_slots.start,
+        [dataflow.profile.ops[slot].writes for slot in dataflow.forward_slots],
+        dataflow.anchors,
+        decisions,
+        {value.id: value.size_bytes for value in dataflow.activations},
+        dataflow.from_gathered,
+    )
 
 
 class _Verifier:
-    """The state of the walk: the ledger, and the progress of each swapped value."""
+    """The step beside the walk over the schedule: who holds what, what looks at it, and the bytes that it takes."""
 
-    def __init__(self, dataflow: Dataflow, schedule: Schedule, budget_bytes: int | None) -> None:
+    def __init__(self, dataflow: Dataflow, schedule: Schedule, moves: Walk, budget_bytes: int | None) -> None:
         self._dataflow = dataflow
         self._profile = dataflow.profile
         self._budget_bytes = budget_bytes
+        self._moves = moves
         self._ledger = Ledger(dataflow)
         self._sources = frozenset(schedule.sources)
         self._recomputed = frozenset(schedule.recomputed)
         self._swapped = frozenset(schedule.swapped)
         self._dropped = frozenset(action.target for action in schedule.actions if action.kind == "drop")
-        # Swapped value -> "copied", "emptied", "filling" (the program holds all three), "away", "arriving" or "back".
-        self._progress: dict[int, str] = {}
-        self._refilled: set[int] = set()
         self._looks = _looks_by_slot(dataflow)
-        self._replayed: set[int] = set()
         self._actions: dict[int, list[Action]] = defaultdict(list)
         for action in schedule.actions:
             self._actions[action.slot].append(action)
@@ -53,7 +79,6 @@ class _Verifier:
             self._leaving[value.death].append(value.id)
             if value.id in self._recomputed:
                 self._leaving[value.release].append(value.id)
-        self._unpacks = dict(self._profile.anchors)
         self._points: list[int] = []
         self._resident_bytes = 0  # what this microbatch holds between its two passes
 
@@ -63,13 +88,12 @@ class _Verifier:
                 self._resident_bytes = self._held_between_passes(slot)
             self._entry(slot)
             self._check_looks(slot)
-            self._check_unpacks(slot)
             self._births(slot)
             self._points.append(self._base(2 * slot + 1) + self._ledger.extra_bytes)
             self._deaths(slot)
             if slot == self._dataflow.forward_slots.stop - 1:
                 self._check_end_of_region(slot)
-        self._check_end()
+        self._moves.end()
         self._count_others()
         self._check_budget()
         return self._points
@@ -107,88 +131,54 @@ class _Verifier:
         highest = self._ledger.extra_bytes
         for action in actions[leading:]:
             highest = max(highest, self._do(action), self._ledger.extra_bytes)
-        if self._ledger.intermediates:
-            value = min(self._ledger.intermediates)
-            self._refuse(slot, f"replayed intermediate {value} is not dropped at the entry that made it")
+        self._moves.leave_entry(slot)
         self._points.append(self._base(2 * slot) + highest)
 
     def _do(self, action: Action) -> int:
         """Perform one action, and return the extra bytes at its peak."""
+        slot, value = action.slot, action.target
+        was_emptied = self._moves.state.get(value) == "emptied"
+        intermediates = frozenset(self._moves.intermediates)
+        self._moves.do(action)
         match action.kind:
             case "replay":
-                return self._replay(action)
+                return self._replay(action, intermediates)
             case "copy_out":
-                self._copy_out(action)
+                if not self._ledger.holds(value, STEP):
+                    self._refuse(slot, f"copy out of value {value}, which is not on the device")
             case "free":
-                self._free(action)
+                self._free(slot, self._profile.values[value], was_emptied)
             case "empty":
-                self._empty(action)
+                self._empty(slot, self._profile.values[value])
             case "refill":
-                self._refill(action)
+                if self._profile.values[value].release < slot:
+                    self._refuse(slot, f"refill of value {value}, which the program no longer holds")
+                self._ledger.refill(value)
             case "copy_in":
-                self._copy_in(action)
-            case "wait":
-                self._wait(action)
+                self._bring(slot, value)
+            case "drop" if value in intermediates:
+                self._ledger.remove_intermediate(value)
             case "drop":
-                self._drop(action)
+                self._ledger.let_go(value, SCHEDULE)
         return self._ledger.extra_bytes
 
-    def _copy_out(self, action: Action) -> None:
-        value = self._profile.values[action.target]
-        if value.id in self._progress or value.producer >= action.slot or not self._ledger.holds(value.id, STEP):
-            self._refuse(
-                action.slot, f"copy out of value {value.id}, which is not on the device or was copied out before"
-            )
-        self._progress[value.id] = "copied"
-
-    def _free(self, action: Action) -> None:
-        value = self._profile.values[action.target]
-        was_emptied = self._progress.get(value.id) == "emptied"
-        if self._progress.get(value.id) != "copied" and not was_emptied:
-            self._refuse(action.slot, f"free of value {value.id}, which was not copied out, or was freed before")
-        if value.release >= action.slot:
-            self._refuse(action.slot, f"free of value {value.id}, which the program holds through slot {value.release}")
-        if not was_emptied and not self._ledger.holds(value.id, STEP):
-            self._refuse(action.slot, f"free of value {value.id} after its death in slot {value.death}")
-        if 0 <= value.first_unpack < action.slot:
-            self._refuse(action.slot, f"free of value {value.id} after its first unpack in slot {value.first_unpack}")
+    def _free(self, slot: int, value: Value, was_emptied: bool) -> None:
+        if value.release >= slot:
+            self._refuse(slot, f"free of value {value.id}, which the program holds through slot {value.release}")
         if was_emptied:
             self._ledger.forget(value.id)
-        else:
-            self._ledger.let_go(value.id, STEP)
-        self._progress[value.id] = "away"
+            return
+        if not self._ledger.holds(value.id, STEP):
+            self._refuse(slot, f"free of value {value.id} after its death in slot {value.death}")
+        self._ledger.let_go(value.id, STEP)
 
-    def _empty(self, action: Action) -> None:
+    def _empty(self, slot: int, value: Value) -> None:
         """Empty a value. All of its reads must be seen until it is back or the program releases it."""
-        value = self._profile.values[action.target]
         if not self._dataflow.can_empty(value):
-            self._refuse(action.slot, f"empty of value {value.id}, which may be read or overwritten unseen")
-        if value.id in self._recomputed and value.id in self._dataflow.from_gathered:
-            self._refuse(action.slot, f"empty of value {value.id}, which cannot be made again at any time")
-        if value.id in self._swapped and self._progress.get(value.id) != "copied":
-            self._refuse(action.slot, f"empty of value {value.id}, which has no copy out or is not on the device")
-        if not self._ledger.holds(value.id, STEP) or value.release < action.slot:
-            self._refuse(action.slot, f"empty of value {value.id}, which the program does not hold")
+            self._refuse(slot, f"empty of value {value.id}, which may be read or overwritten unseen")
+        if not self._ledger.holds(value.id, STEP) or value.release < slot:
+            self._refuse(slot, f"empty of value {value.id}, which the program does not hold")
         self._ledger.empty(value.id)
-        if value.id in self._swapped:
-            self._progress[value.id] = "emptied"
-
-    def _refill(self, action: Action) -> None:
-        value = self._profile.values[action.target]
-        if self._progress.get(value.id) != "emptied" or value.release < action.slot:
-            self._refuse(
-                action.slot, f"refill of value {value.id}, which is not emptied or which the program no longer holds"
-            )
-        self._ledger.refill(value.id)
-        self._refilled.add(value.id)
-        self._progress[value.id] = "filling"
-
-    def _copy_in(self, action: Action) -> None:
-        value = self._profile.values[action.target]
-        if self._progress.get(value.id) != "away":
-            self._refuse(action.slot, f"copy in of value {value.id}, which is not away")
-        self._progress[value.id] = "arriving"
-        self._bring(action.slot, value.id)
 
     def _bring(self, slot: int, value: int) -> None:
         """Allocate the value again: for autograd until its death, and for replays until its drop."""
@@ -199,25 +189,13 @@ class _Verifier:
         if not self._ledger.is_resident(value):
             self._refuse(slot, f"value {value} comes back after its death, when nothing reads it")
 
-    def _wait(self, action: Action) -> None:
-        following = {"arriving": "back", "filling": "copied"}.get(self._progress.get(action.target, ""))
-        if following is None:
-            self._refuse(action.slot, f"wait for value {action.target}, which is not being copied in")
-        self._progress[action.target] = following
-
-    def _drop(self, action: Action) -> None:
-        value = action.target
-        if value in self._ledger.intermediates:
-            self._ledger.remove_intermediate(value)
-        elif self._ledger.holds(value, SCHEDULE):
-            self._ledger.let_go(value, SCHEDULE)
-        else:
-            self._refuse(action.slot, f"drop of value {value}, which the schedule does not hold")
-
-    def _replay(self, action: Action) -> int:
+    def _replay(self, action: Action, intermediates: frozenset[int]) -> int:
         op = self._profile.ops[action.target]
+        if op.refusal is not None:
+            self._refuse(action.slot, f"replay of op {op.index}: {op.refusal}")
         for value in op.reads:
-            self._check_read(action, value)
+            if value not in intermediates:
+                self._check_read(action, value)
         ledger = self._ledger
         written = sum(self._profile.values[value].allocated_bytes for value in op.writes)
         workspace = self._dataflow.replay_extra_bytes(op.index)
@@ -231,7 +209,7 @@ class _Verifier:
 
     def _check_read(self, action: Action, value: int) -> None:
         """A replay can read what the schedule holds, what came back, and what is always available."""
-        if value in self._ledger.intermediates or self._dataflow.is_always_at_hand(self._profile.values[value]):
+        if self._dataflow.is_always_at_hand(self._profile.values[value]):
             return
         where = f"replay of op {action.target} reads value {value}"
         gathering = self._dataflow.gathering
@@ -243,10 +221,10 @@ class _Verifier:
             if not self._ledger.holds(value, SCHEDULE):
                 self._refuse(action.slot, f"{where}, which was dropped before")
         elif value in self._recomputed:
-            if value not in self._replayed or not self._ledger.is_resident(value):
+            if self._moves.state[value] != "back" or not self._ledger.is_resident(value):
                 self._refuse(action.slot, f"{where}, which is recomputed but not on the device")
         elif value in self._swapped:
-            if self._progress.get(value) != "back" or not self._ledger.is_resident(value):
+            if self._moves.state[value] != "back" or not self._ledger.is_resident(value):
                 self._refuse(action.slot, f"{where}, which is swapped and not back, or not waited for")
         else:
             self._refuse(action.slot, f"{where}, which is neither held as a source nor brought back")
@@ -254,41 +232,29 @@ class _Verifier:
     def _check_in_place(self, action: Action, value: int) -> None:
         op = self._profile.ops[action.target]
         taken_over = [i for i in op.writes if self._profile.values[i].overwrites == value]
-        if value not in self._ledger.intermediates or value not in op.reads or not taken_over:
+        if value not in op.reads or not taken_over:
             self._refuse(action.slot, f"replay of op {op.index} may not overwrite value {value}")
 
     def _keep_output(self, action: Action, value: int) -> None:
         if value not in self._recomputed:
-            if value in self._ledger.intermediates:
-                self._refuse(action.slot, f"value {value} is replayed while it is still on the device")
             self._ledger.add_intermediate(value)
             return
-        if value in self._replayed or self._profile.values[value].release >= action.slot:
-            self._refuse(action.slot, f"value {value} is recomputed while it is still on the device, or a second time")
-        self._replayed.add(value)
+        if self._profile.values[value].release >= action.slot:
+            self._refuse(action.slot, f"value {value} is recomputed while it is still on the device")
         self._bring(action.slot, value)
 
     def _check_looks(self, slot: int) -> None:
         """Check that what the forward pass reads or touches in this slot is on the device."""
         for value in self._looks.get(slot, ()):
-            if self._progress.get(value) in ("emptied", "filling") or self._ledger.is_empty(value):
+            if self._moves.state.get(value) == "filling" or self._ledger.is_empty(value):
                 self._refuse(slot, f"the forward pass uses value {value}, which is emptied or being refilled")
 
     def _check_end_of_region(self, slot: int) -> None:
         """Check what the program holds: reads are not seen after the region, so it has to be on the device."""
-        filling = [value for value, progress in self._progress.items() if progress == "filling"]
+        filling = [value for value, state in self._moves.state.items() if state == "filling"]
         for value in [*filling, *self._ledger.emptied()]:
             if self._profile.values[value].release >= slot:
                 self._refuse(slot, f"value {value} is not back when the region ends, but the program still holds it")
-
-    def _check_unpacks(self, slot: int) -> None:
-        for value in self._unpacks.get(slot, ()):
-            if self._profile.values[value].role != "made":
-                continue
-            arriving = self._progress.get(value) in ("emptied", "filling", "away", "arriving")
-            missing = value in self._recomputed and value not in self._replayed
-            if arriving or missing or not self._ledger.holds(value, STEP):
-                self._refuse(slot, f"value {value} is unpacked but not on the device")
 
     def _births(self, slot: int) -> None:
         for value in self._profile.ops[slot].writes:
@@ -299,20 +265,10 @@ class _Verifier:
     def _deaths(self, slot: int) -> None:
         for value in self._leaving[slot]:
             # For a replayed value, the release by the program is in the past.
-            if self._profile.values[value].death == slot or value not in self._replayed:
+            if self._profile.values[value].death == slot or self._moves.state.get(value) != "back":
                 self._ledger.let_go(value, STEP)
                 if value in self._recomputed:
                     self._ledger.forget(value)
-
-    def _check_end(self) -> None:
-        end = self._dataflow.end
-        for value in self._ledger.held_by_schedule():
-            self._refuse(end, f"value {value} is held for replays and never dropped")
-        for value in sorted(self._swapped):
-            progress = self._progress.get(value, "copied")
-            stays = progress == "copied" and value in self._refilled
-            if progress in ("copied", "emptied", "filling") and not stays:
-                self._refuse(end, f"value {value} is swapped and never freed")
 
     def _base(self, point: int) -> int:
         return int(self._dataflow.base_points[point])

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .lifted_stack import LiftedStack
 from .mode_stacks import take_hooks_away, take_mode_away
 
 _autograd: Any = torch._C._autograd
@@ -59,7 +58,7 @@ class StepHooks:
         self.is_lifted = False
         _uninstall(self)
         _HERE.hooks.remove(self)
-        if not _HERE.hooks and not _HERE.lifted:
+        if not _HERE.hooks and _HERE.lifted is None:
             _HERE.regions.clear()
 
     def abandon(self) -> None:
@@ -121,7 +120,7 @@ class _Here(threading.local):
         is_muted: Whether hooks are disabled while ours are in place.
         regions: The compiled regions that are running, one within the other, by the frame that began them, and what
             is exempt from compiling within them (False).
-        lifted: The parts of the stacks from the lowest of ours on, while ours are lifted.
+        lifted: The hooks from the lowest of ours on, while ours are lifted; None while they are not.
     """
 
     def __init__(self) -> None:
@@ -129,31 +128,53 @@ class _Here(threading.local):
         self.modes: list[SilentMode] = []
         self.is_muted = False
         self.regions: list[tuple[Any, bool]] = []
-        self.lifted: list[tuple[LiftedStack, list[Any]]] = []
+        self.lifted: list[Any] | None = None
 
 
 _HERE = _Here()
-
-
-def _pop_hooks() -> Any:
-    top = _autograd._top_saved_tensors_default_hooks(True)
-    if top is not None:
-        _autograd._pop_saved_tensors_default_hooks()
-    return top
 
 
 def _own_hooks(pair: Any) -> StepHooks | None:
     return next((each for each in _HERE.hooks if each.pair[0] is pair[0]), None)
 
 
-_STACKS = (
-    LiftedStack(
-        _pop_hooks,
-        lambda pair: _autograd._push_saved_tensors_default_hooks(*pair),
-        _own_hooks,
-        lambda: len(_HERE.hooks),
-    ),
-)
+def _take(enough: Callable[[list[Any]], bool]) -> list[Any]:
+    """Take pairs of hooks off the stack until there are enough or none is left, and return them, the lowest first."""
+    found: list[Any] = []
+    while not enough(found) and (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+        _autograd._pop_saved_tensors_default_hooks()
+        found.insert(0, top)
+    return found
+
+
+def _put(pairs: list[Any]) -> None:
+    for pair in pairs:
+        _autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def _lifted_hooks() -> list[Any]:
+    """Take ours away, and return what lay there from the lowest of them on."""
+    count = len(_HERE.hooks)
+    before = _take(lambda found: sum(_own_hooks(pair) is not None for pair in found) >= count)
+    for pair in before:
+        mine = _own_hooks(pair)
+        if mine is None:
+            _put([pair])
+        else:
+            mine.is_lifted = True
+    return before
+
+
+def _put_hooks_back(before: list[Any]) -> None:
+    """Put ours back, where they were unless others have come or gone. Some may have ended meanwhile."""
+    mine = [pair for pair in before if (each := _own_hooks(pair)) is not None and each.is_lifted]
+    others = [pair for pair in before if _own_hooks(pair) is None]
+    now = _take(lambda found: len(found) >= len(others))
+    is_unchanged = len(now) == len(others) and all(a[0] is b[0] for a, b in zip(now, others, strict=True))
+    _put([pair for pair in before if pair in mine or pair in others] if is_unchanged else [*now, *mine])
+    for hooks in map(_own_hooks, mine):
+        assert hooks is not None
+        hooks.is_lifted = False
 
 
 def _tell(what: str) -> None:
@@ -171,8 +192,8 @@ def _only_ours() -> bool:
         return False
     if not _autograd._saved_tensors_hooks_is_enabled():
         return _HERE.is_muted  # none could be added since
-    there = _STACKS[0].take(lambda _: False)
-    _STACKS[0].put(there)
+    there = _take(lambda _: False)
+    _put(there)
     return all(_own_hooks(pair) is not None for pair in there)
 
 
@@ -221,22 +242,22 @@ def _lift_or_put_back() -> None:
     # What is exempt from compiling within a region includes the compiled code itself, so it is not watched either.
     if any(is_compiled for _, is_compiled in _HERE.regions):
         _lift()
-    elif _HERE.lifted:
+    elif _HERE.lifted is not None:
         _put_back()
 
 
 def _lift() -> None:
-    if not _HERE.lifted:
+    if _HERE.lifted is None:
         _tell(_compiled_name())
-        _HERE.lifted = [(stack, stack.lift()) for stack in _STACKS]
+        _HERE.lifted = _lifted_hooks()
         for mode in _HERE.modes:
             mode.is_silent = True
 
 
 def _put_back() -> None:
-    lifted, _HERE.lifted = _HERE.lifted, []
-    for stack, before in lifted:
-        stack.put_back(before)
+    assert _HERE.lifted is not None
+    before, _HERE.lifted = _HERE.lifted, None
+    _put_hooks_back(before)
     for mode in _HERE.modes:
         mode.is_silent = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +77,24 @@ def seeded(seed: int) -> Iterator[None]:
             state.restore(device)
 
 
+def references_of(model: torch.nn.Module) -> Callable[[], None]:
+    """Notes which tensors are the gradients and buffers of a model, whatever they hold.
+
+    Returns:
+        What makes them its gradients and buffers again.
+    """
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    owners = [(module, dict(module._buffers)) for module in model.modules()]  # some modules replace their buffers
+
+    def put_back() -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for module, buffers in owners:
+            module._buffers.update(buffers)
+
+    return put_back
+
+
 @contextmanager
 def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Context manager that restores gradients, buffers and random state at the end, whatever happens inside.
@@ -86,20 +104,16 @@ def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterato
     Raises:
         ProfileError: if a parameter was changed nevertheless, or there is no room for a copy of the buffers.
     """
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    owners = [(module, dict(module._buffers)) for module in model.modules()]  # some modules replace their buffers
+    put_back = references_of(model)
     versions = [(name, each, version_of(each)) for name, each in model.named_parameters()]
     buffers = KeptContents(model.buffers())
     with random_state_kept(device):
         try:
-            for parameter, _ in gradients:
+            for parameter in model.parameters():
                 parameter.grad = None
             yield
         finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            for module, names in owners:
-                module._buffers.update(names)
+            put_back()
             buffers.restore()
             buffers.close()
     for name, parameter, version in versions:

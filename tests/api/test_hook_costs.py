@@ -11,10 +11,10 @@ import torch
 import pooch
 from pooch.api.hook_costs import measure_hook_costs, with_hook_costs
 from pooch.api.planning import plan_from_decisions
-from pooch.api.rescaling import rescale
 from pooch.api.simulation import simulate_in_core
 from pooch.errors import FileFormatError, TierError
 from pooch.ir import HookCosts, Profile
+from tests.rescaling import rescale
 from tests.toys import FAST_LINK, blocks, chain
 
 COSTS = HookCosts(op_ms=0.5, replay_ms=0.25, copy_ms=0.125)

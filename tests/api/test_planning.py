@@ -150,8 +150,9 @@ def test_a_schedule_over_the_budget_is_not_handed_out(monkeypatch: pytest.Monkey
     profile = blocks(4, link=FAST_LINK)
     make = planner.make_plan
 
-    def generous(dataflow: Any, budget_bytes: int, *args: Any, **named: Any) -> Any:
-        return make(dataflow, budget_bytes + profile.peak_bytes // 10, *args, **named)
+    def generous(request: planner.PlanningRequest, *args: Any, **named: Any) -> Any:
+        more_bytes = request.budget_bytes + profile.peak_bytes // 10
+        return make(replace(request, budget_bytes=more_bytes), *args, **named)
 
     monkeypatch.setattr(planner, "make_plan", generous)
     with pytest.raises(InvalidSchedule, match="over the budget of"):

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import pooch
-from pooch.api.rescaling import rescale
 from pooch.ir import Profile
 from pooch.ir.consistency import check_profile
+from tests.rescaling import rescale
 from tests.toys import DISK_LINK, FAST_LINK, blocks, chain
 
 

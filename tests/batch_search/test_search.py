@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from pooch.api.options import PlanOptions
 from pooch.api.planning import plan
-from pooch.api.rescaling import rescale
 from pooch.batch_search.results import MaxBatch, Sizes
 from pooch.batch_search.search import largest_size
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Profile
+from tests.rescaling import rescale
 from tests.toys import FAST_LINK, SLOW_LINK, blocks, random_profile
 
 MOST = 24

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pooch import planner
 from pooch.analysis.dataflow import Dataflow
 from pooch.ir import Choice, Decisions, Profile, Schedule, Timeline
-from pooch.planner import Evaluation, contract
-from pooch.planner.search import evaluators
+from pooch.planner import Evaluation, Evaluator, PlanningRequest, PolicyOutcome, contract
+from pooch.planner.search import time_limit
 from pooch.schedule import Lowering
 from pooch.simulator import simulate, step_time_ms
 
@@ -76,6 +78,21 @@ def oracle_ms(of: Case, budget_bytes: int, host_budget_bytes: int | None = None)
     return best
 
 
+def make_plan(
+    dataflow: Dataflow,
+    budget_bytes: int,
+    evaluator: Evaluator,
+    *,
+    policy: str = "ilp",
+    policy_options: Mapping[str, object] | None = None,
+    explain: bool = True,
+    **others: Any,
+) -> PolicyOutcome:
+    """The policy's answer to a request, of which `others` are further fields."""
+    request = PlanningRequest(dataflow, budget_bytes, evaluator, **others)
+    return planner.make_plan(request, policy, policy_options, explain=explain)
+
+
 def oracle_peak(of: Case) -> int:
     """The smallest peak of any decisions, each lowered for as little as they can possibly do with."""
     return min(
@@ -87,5 +104,5 @@ def oracle_peak(of: Case) -> int:
 
 def leave_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on planning sees a clock that stands long after every time limit, whatever the machine does."""
-    for module in (contract, evaluators):
+    for module in (contract, time_limit):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1e12))

@@ -10,14 +10,14 @@ import pytest
 
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Choice, Decisions, Schedule, Timeline
-from pooch.planner import Evaluation, PlanningRequest, contract, find_policy, make_plan, policy_names
+from pooch.planner import Evaluation, PlanningRequest, contract, find_policy, policy_names
 from pooch.planner.candidates import Leaving
 from pooch.planner.contract import INTERRUPTED
-from pooch.planner.search import evaluators
 from pooch.planner.search import search as algorithm
+from pooch.planner.search import time_limit
 from pooch.planner.search.search import search
 from tests.planner.networks import PCIE_16, gpt2, resnet50
-from tests.planner.support import Case, RealEvaluator, case
+from tests.planner.support import Case, RealEvaluator, case, make_plan
 
 
 class Clock:
@@ -57,7 +57,7 @@ def test_planning_ends_within_a_fifth_of_its_time_limit(
 ) -> None:
     # GIVEN evaluations so slow that everything together would take minutes, on a clock that nothing else moves
     of, clock = case(resnet50(link=PCIE_16, speed=50, batch_size=8)), Clock()
-    for module in (contract, evaluators):
+    for module in (contract, time_limit):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic))
     evaluator = SlowEvaluator(of, clock, 0.02)
     request = PlanningRequest(of.dataflow, of.share(share), evaluator, time_limit_s=limit_s, started_s=clock.now_s)
@@ -144,7 +144,7 @@ def test_without_time_for_restricted_programs_and_smaller_budgets_that_is_said(
 ) -> None:
     # GIVEN a clock that jumps past the time limit as soon as the bound is known
     of, clock = case(gpt2(layers=3, link=PCIE_16, speed=50)), Clock()
-    for module in (contract, evaluators):
+    for module in (contract, time_limit):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic))
     real = algorithm.Programs.solve
 
@@ -162,8 +162,8 @@ def test_every_policy_is_one_that_can_be_cut_short() -> None:
     # offered to the program, a method ends where its time does: at its next evaluation
     of = case(resnet50(batch_size=8))
     request = PlanningRequest(of.dataflow, of.share(0.6), of.evaluator)
-    timed = replace(request, evaluator=evaluators.Timed(of.evaluator, 0.0))
+    timed = replace(request, evaluator=time_limit.Timed(of.evaluator, 0.0))
     for name, policy in ((name, find_policy(name)) for name in policy_names()):
         if not name.startswith("ilp"):
-            with pytest.raises(evaluators.OutOfTime):
+            with pytest.raises(time_limit.OutOfTime):
                 policy(timed)

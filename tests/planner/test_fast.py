@@ -10,13 +10,12 @@ import pytest
 from pooch import plan, plan_from_decisions, simulate
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice
-from pooch.planner import make_plan
 from pooch.planner.contract import INTERRUPTED, PlanningRequest
 from pooch.planner.search.search import search
 from pooch.schedule import verify
 from tests.planner.networks import PCIE_16, SPILL_FILE, gpt2, resnet50
 from tests.planner.shapes import SHAPES
-from tests.planner.support import Case, RealEvaluator, case, oracle_ms
+from tests.planner.support import Case, RealEvaluator, case, make_plan, oracle_ms
 from tests.toys import blocks
 
 CASES = [

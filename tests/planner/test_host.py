@@ -8,8 +8,7 @@ import pytest
 
 from pooch.ir import Link, Profile
 from pooch.ir.consistency import check_profile
-from pooch.planner import make_plan
-from tests.planner.support import Case, case, oracle_ms, oracle_peak
+from tests.planner.support import Case, case, make_plan, oracle_ms, oracle_peak
 from tests.toys import chain
 
 LINK = Link("toy tier", 0.1, 0.1, 40.0, 40.0)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from pooch.api.budgets import parse_budget
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
-from pooch.planner import PlanningRequest, PolicyOutcome, make_plan
+from pooch.planner import PlanningRequest, PolicyOutcome
 from pooch.planner.search import search as algorithm
 from pooch.planner.search.programs import Programs
 from pooch.planner.search.search import rungs_below, search
 from pooch.planner.search.trials import Trials
 from tests.planner.networks import PCIE_16, gpt2
-from tests.planner.support import case, leave_no_time
+from tests.planner.support import case, leave_no_time, make_plan
 from tests.toys import blocks, chain, profiles
 
 SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

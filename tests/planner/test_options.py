@@ -6,9 +6,9 @@ import pytest
 
 from pooch.errors import UsageError
 from pooch.ir import Link
-from pooch.planner import find_policy, make_plan, option_names
+from pooch.planner import find_policy, option_names
 from pooch.planner.options import with_options
-from tests.planner.support import case
+from tests.planner.support import case, make_plan
 from tests.toys import chain
 
 LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)

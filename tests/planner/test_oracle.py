@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from pooch.errors import InfeasibleBudget
 from pooch.ir import HookCosts, Link, Profile
-from pooch.planner import make_plan
 from tests.planner.shapes import SHAPES as STEPS
-from tests.planner.support import Case, all_decisions, case, oracle_ms, oracle_peak
+from tests.planner.support import Case, all_decisions, case, make_plan, oracle_ms, oracle_peak
 from tests.toys import FAST_LINK, SLOW_LINK, ToyStep, blocks, chain, ladder, profiles
 
 NO_HOOKS, HOOKS = HookCosts(), HookCosts(0.0, 0.3, 0.5)

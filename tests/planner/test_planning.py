@@ -7,9 +7,9 @@ import pytest
 
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Decisions, Link
-from pooch.planner import Evaluation, PlanningRequest, find_policy, make_plan
+from pooch.planner import Evaluation, PlanningRequest, find_policy
 from tests.planner.networks import MIB, PCIE_16, SPILL_FILE, gpt2, resnet50
-from tests.planner.support import Case, RealEvaluator, case, leave_no_time, oracle_peak
+from tests.planner.support import Case, RealEvaluator, case, leave_no_time, make_plan, oracle_peak
 from tests.toys import SLOW_LINK, ToyStep, blocks, chain, ladder
 
 LINK = Link("toy tier", 0.1, 0.1, 8.0, 8.0)

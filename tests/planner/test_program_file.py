@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from pooch.cli.plan import command
 from pooch.ir import Profile
-from pooch.planner import make_plan, write_program
+from pooch.planner import PlanningRequest, write_program
 from tests.planner.networks import PCIE_16, gpt2
-from tests.planner.support import case
+from tests.planner.support import case, make_plan
 from tests.toys import SLOW_LINK, blocks
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def test_the_file_holds_the_program_of_the_bound(profile: Profile, tmp_path: Pat
     # GIVEN the program of a budget as a file
     of, path = case(profile), tmp_path / "program.lp"
     planned = make_plan(of.dataflow, of.share(0.7), of.evaluator)
-    write_program(of.dataflow, of.share(0.7), of.evaluator, path)
+    write_program(PlanningRequest(of.dataflow, of.share(0.7), of.evaluator), path)
     # WHEN somebody else solves it
     model = highspy.Highs()
     model.setOptionValue("output_flag", False)
@@ -38,7 +38,7 @@ def test_the_file_holds_the_program_of_the_bound(profile: Profile, tmp_path: Pat
 
 def test_every_family_of_variables_and_rows_is_explained(tmp_path: Path) -> None:
     of, path = case(gpt2(layers=6, link=PCIE_16, speed=50)), tmp_path / "program.lp"
-    write_program(of.dataflow, of.share(0.6), of.evaluator, path, host_budget_bytes=of.share(0.3))
+    write_program(PlanningRequest(of.dataflow, of.share(0.6), of.evaluator, host_budget_bytes=of.share(0.3)), path)
     explained = (ROOT / "docs" / "planner.md").read_text()
     names = set(re.findall(r"[a-z_]+_[a-z0-9_]*[0-9]\w*|\bhost\b", path.read_text()))
     families = {re.match(r"(host|[a-z_]+?)(_c?[0-9]|$)", name)[1] for name in names}  # type: ignore[index]

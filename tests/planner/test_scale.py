@@ -8,9 +8,8 @@ from __future__ import annotations
 import pytest
 
 from pooch.errors import InfeasibleBudget
-from pooch.planner import make_plan
 from tests.planner.networks import PCIE_16, gpt2
-from tests.planner.support import Case, case
+from tests.planner.support import Case, case, make_plan
 
 
 def policy_ms(of: Case, budget_bytes: int, policy: str) -> float:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pooch.api.rescaling import rescale
 from pooch.ir import Link, Profile
 from pooch.published import profiles
 from pooch.published.rows import Claim, Course, Experiment, Row, Saving
+from tests.rescaling import rescale
 from tests.toys import blocks
 
 LINK = Link("toy tier", 0.0, 0.0, 40.0, 40.0)

@@ -13,10 +13,9 @@ from pooch.analysis.online import Cheapest, OnlineStep, run_online
 from pooch.analysis.online.rules import Evictable, Leaving, Makings
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Link
-from pooch.planner import make_plan
 from pooch.planner.policies.online import told
 from pooch.published.policies.dtr import dtr, dtr_eq
-from tests.planner.support import case
+from tests.planner.support import case, make_plan
 from tests.toys import blocks, chain
 
 LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Link, Profile
-from pooch.planner import PolicyOutcome, make_plan, policy_names
+from pooch.planner import PolicyOutcome, policy_names
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest
 from pooch.planner.search.trials import Trials
@@ -39,7 +39,7 @@ from pooch.published.policies.tflms_auto import TflmsAuto
 from pooch.published.policies.tflms_tuned import analysis_path
 from pooch.schedule import verify
 from tests.planner.networks import PCIE_16, resnet50
-from tests.planner.support import Case, RealEvaluator, case
+from tests.planner.support import Case, RealEvaluator, case, make_plan
 from tests.toys import FAST_LINK, SLOW_LINK, ToyStep, blocks, chain, ladder, random_profile
 
 LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)  # a value of 16 bytes takes 1 ms, as long as a forward op
@@ -88,6 +88,15 @@ def test_a_minimum_is_a_budget_at_which_the_method_succeeds(policy: str) -> None
     minimum_bytes = smallest(of, policy)
     plan = make_plan(of.dataflow, minimum_bytes, of.evaluator, policy=policy)
     assert plan.timeline.peak_bytes <= minimum_bytes <= of.profile.peak_bytes
+
+
+def test_vdnn_takes_no_room_in_the_tier_for_what_it_does_not_copy() -> None:
+    """It leaves out a value that its lowering swaps in the forward pass alone."""
+    of = case(ladder(8))
+    plan = planned(of, "vdnn", 0.7)
+    assert len(plan.schedule.swapped) == 13
+    assert plan.schedule.host_bytes == 13 * 4096
+    verify(of.dataflow, plan.schedule, plan.decisions, of.share(0.7))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=WITHOUT_SHRINKING)
@@ -229,7 +238,7 @@ def test_the_exhaustive_search_goes_no_further_than_a_block_that_leaves_and_is_h
     # GIVEN four maps that leave, the tail having room, and unhidden copies in of the first two
     of = swaps_only((16, 40, 4, 24, 40, 16, 4, 4, 40), SLOW_IN)
     request = PlanningRequest(of.dataflow, of.share(0.6), of.evaluator)
-    trials = Trials(request, Candidates(of.dataflow))
+    trials = Trials(request)
     ids, start = [value.id for value in of.dataflow.activations], all_swapped(trials, "")
     assert sorted(start.trial.evaluation.schedule.swapped) == ids[:4]
     assert unhidden_of(trials, start, COPIES_IN) == set(ids[:2])
@@ -248,7 +257,7 @@ def test_the_exhaustive_search_passes_over_blocks_for_which_there_is_room() -> N
 
 def test_a_walk_goes_on_past_what_does_not_fit_unless_it_stops_there() -> None:
     of = swaps_only((8, 24, 8, 40, 8, 8), SLOW_OUT)
-    trials = Trials(PlanningRequest(of.dataflow, of.share(0.7), of.evaluator), Candidates(of.dataflow))
+    trials = Trials(PlanningRequest(of.dataflow, of.share(0.7), of.evaluator))
     start, ids = all_swapped(trials, ""), [value.id for value in of.dataflow.activations]
     small, large = ids[0], ids[1]
     assert keeping(trials, start, large) is None
@@ -259,7 +268,7 @@ def test_a_walk_goes_on_past_what_does_not_fit_unless_it_stops_there() -> None:
 def test_swap_opt_looks_at_copies_out_alone() -> None:
     # GIVEN unhidden copies in of maps at the head, and none out
     of = swaps_only(UNEQUAL, SLOW_IN)
-    trials = Trials(PlanningRequest(of.dataflow, of.share(0.75), of.evaluator), Candidates(of.dataflow))
+    trials = Trials(PlanningRequest(of.dataflow, of.share(0.75), of.evaluator))
     start = all_swapped(trials, "swap_opt")
     assert unhidden_of(trials, start, COPIES_IN)
     assert not unhidden_of(trials, start, COPIES_OUT)
@@ -269,7 +278,7 @@ def test_swap_opt_looks_at_copies_out_alone() -> None:
 
 def test_a_map_stays_swapped_until_it_is_kept_although_there_is_room_for_it_at_first() -> None:
     of = swaps_only(UNEQUAL, SLOW_IN)
-    trials = Trials(PlanningRequest(of.dataflow, of.share(0.75), of.evaluator), Candidates(of.dataflow))
+    trials = Trials(PlanningRequest(of.dataflow, of.share(0.75), of.evaluator))
     start = all_swapped(trials, "swap_opt")
     left = [value for value, choice in start.trial.decisions.items() if choice == "swap"]
     assert len(left) < len(start.swaps), "some have room"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pooch.api.planning import plan
-from pooch.api.rescaling import rescale
 from pooch.errors import FileFormatError, UsageError
 from pooch.ir import Profile
 from pooch.published.claims import claim_text
@@ -17,6 +16,7 @@ from pooch.published.methods import find_method
 from pooch.published.rows import Answer, Experiment
 from pooch.published.running import Reproduced, reproduce
 from tests.published.conftest import LINK, Toys
+from tests.rescaling import rescale
 
 
 def by_method(reproduced: Reproduced, row: str) -> dict[str, Answer]:

@@ -12,7 +12,6 @@ from pooch.ir import Action, Schedule
 from pooch.ir.schedule import TIER_ALIGNMENT_BYTES, ActionKind
 from pooch.schedule import lower, verify
 from pooch.schedule.host_layout import NEVER, _best_fit, lay_out, tier_stays
-from pooch.schedule.wellformed import check_form
 from tests.toys import chain, random_decisions, random_profile
 
 PAGE = TIER_ALIGNMENT_BYTES
@@ -108,7 +107,7 @@ def test_the_verifier_refuses_rooms_that_are_shared_too_early() -> None:
         schedule.actions, schedule.sources, (), schedule.swapped, ((first, 0), (second, 0)), schedule.host_bytes
     )
     with pytest.raises(InvalidSchedule, match=f"values {first} and {second} overlap in the tier"):
-        check_form(dataflow, shared, {first: "swap", second: "swap"})
+        verify(dataflow, shared, {first: "swap", second: "swap"}, None)
 
 
 def test_what_is_back_in_the_forward_pass_leaves_its_room_to_others() -> None:

@@ -64,38 +64,35 @@ def insert(place: int, *new: Action) -> Edit:
 
 
 FAULTS: dict[str, Edit] = {
-    "slot 2: free of value 1, which was not copied out": omit(0),
-    "slot 8: copy in of value 1, which is not away": omit(1),
-    "slot 7: wait for value 4, which is not being copied in": omit(4),
-    "slot 7: value 4 is unpacked but not on the device": omit(5),
+    "slot 2: free of value 1, which is here by then": omit(0),
+    "slot 8: copy_in of value 1, which is copied by then": omit(1),
+    "slot 7: wait of value 4, which is away by then": omit(4),
+    "slot 7: value 4 is unpacked but not present": omit(5),
     "slot 8: replay of op 1 reads value 1, which is swapped and not back": omit(7),
     "slot 8: replay of op 2 reads value 2, which is recomputed but not on the device": omit(8),
-    "slot 8: value 3 is unpacked but not on the device": omit(10),
+    "slot 8: value 3 is unpacked but not present": omit(10),
     "slot 8: replay of op 1 reads value 1": exchange(7, 8),
-    "slot 1: copy out of value 1, which is not on the device or was copied out before": insert(
-        1, Action(1, "copy_out", 1)
-    ),
-    "slot 2: free of value 1, .* or was freed before": insert(2, Action(2, "free", 1)),
+    "slot 1: copy_out of value 1, which is copied by then": insert(1, Action(1, "copy_out", 1)),
+    "slot 2: free of value 1, which is away by then": insert(2, Action(2, "free", 1)),
     "slot 1: free of value 1, which the program holds through slot 1": at(1, slot=1),
-    "slot 0: copy out of value 1": at(0, slot=0),
-    "slot 8: free of value 4 after its death in slot 7": lambda a: [*a[:3], replace(a[3], slot=8), *a[6:]],
+    "slot 0: copy_out of value 1, which is not made by then": at(0, slot=0),
+    "slot 8: free of value 4 after its first unpack": lambda a: [*a[:3], replace(a[3], slot=8), *a[6:]],
     "slot 8: drop of value 2, which the schedule does not hold": insert(12, Action(8, "drop", 2)),
-    "slot 8: value 2 is recomputed while it is still on the device, or a second time": insert(
-        9, Action(8, "replay", 1, (2,))
-    ),
-    "slot 8: replay of op 1 may not overwrite value 1": at(8, in_place=(1,)),
-    "slot 8: replayed intermediate 1 is not dropped": insert(12, Action(8, "replay", 0, (1,))),
-    "slot 8: value 1 is replayed while it is still on the device": insert(
-        8, Action(8, "replay", 0, (1,)), Action(8, "replay", 0, (1,))
+    "slot 8: replay of op 1 makes value 2 for the second time": insert(9, Action(8, "replay", 1, (2,))),
+    "slot 8: replay of op 1 must not overwrite value 1": at(8, in_place=(1,)),
+    "slot 8: replay of op 0 makes value 1, which is present": insert(12, Action(8, "replay", 0, (1,))),
+    "slot 7: replayed intermediate 5 is not dropped": insert(6, Action(7, "replay", 4, (5,))),
+    "slot 7: replay of op 4 makes value 5, which is present": insert(
+        6, Action(7, "replay", 4, (5,)), Action(7, "replay", 4, (5,))
     ),
     "slot 9: replay of op 4 reads value 4, which is swapped and not back": insert(12, Action(9, "replay", 4, (5,))),
     "slot 8: replay of op 5 reads value 5, which is neither held": insert(12, Action(8, "replay", 5)),
-    "replay of op 6, which is not a forward op": insert(12, Action(8, "replay", 6)),
-    "replay of op 2 keeps an output that the op does not write": at(10, outputs=(3, 4)),
+    "replay of op 6, which is no op of the region": insert(12, Action(8, "replay", 6)),
+    "replay of op 2 keeps what it does not write": at(10, outputs=(3, 4)),
     "wait of value 5, which is not swapped": insert(12, Action(8, "wait", 5)),
     "drop of 2 is at slot 11, where no schedule can act": at(11, slot=11),
     "copy_in of 4 is at slot 5, where no schedule can act": at(4, slot=5),
-    "comes after an action at slot 8": at(8, slot=7),
+    "its actions are not in ascending order of slots": at(8, slot=7),
     "value 1 is swapped and never freed": lambda a: [a[2], a[3], a[4], a[5]],
 }
 
@@ -140,9 +137,10 @@ def test_nothing_is_moved_that_was_not_decided_on(dataflow: Dataflow, schedule: 
 
 def test_swapped_values_have_room_of_their_own(dataflow: Dataflow, schedule: Schedule):
     for offsets, fault in (
-        (((1, 0), (4, 9)), "values 1 and 4 overlap"),
-        (((1, 0), (4, 8183)), "value 4 ends 1 bytes past the end"),
-        (((1, 0),), "host offsets and swapped values differ"),
+        (((1, 0), (4, 0)), "values 1 and 4 overlap"),
+        (((1, 0), (4, 4097)), "value 4 lies outside the tier"),
+        (((1, 0), (4, 9)), "value 4 lies at 9 in the tier, which is no multiple of 4096"),
+        (((1, 0),), "the tier's layout is not that of the swapped values"),
     ):
         with pytest.raises(InvalidSchedule, match=fault):
             verify(dataflow, replace(schedule, host_offsets=offsets), DECIDED, None)
@@ -166,5 +164,22 @@ def test_a_value_is_not_freed_between_its_unpacks():
     dataflow = Dataflow(step.build())  # value 1 is unpacked in slots 4 and 6, value 2 in slot 5
     actions = (Action(1, "copy_out", 1), Action(5, "free", 1))
     forged = Schedule(actions, (), (), (1,), ((1, 0),), 4096)
-    with pytest.raises(InvalidSchedule, match="slot 5: free of value 1 after its first unpack in slot 4"):
+    with pytest.raises(InvalidSchedule, match="slot 5: free of value 1 after its first unpack"):
         verify(dataflow, forged, {1: "swap"}, None)
+
+
+def test_a_value_that_no_unpack_reads_is_neither_freed_nor_copied_out_after_its_death():
+    step = toys.ToyStep()
+    (first,) = step.op([step.external(8)], [10])
+    (second,) = step.op([first], [10], saves=[first])
+    step.op([second], [10], saves=[second])
+    made = step.build()  # value 1 is unpacked in slot 4, and dies there
+    unread = (*made.values[:1], replace(made.values[1], first_unpack=-1, death=3), *made.values[2:])
+    dataflow = Dataflow(replace(made, values=unread, anchors=((3, (2,)), (4, ()), (5, ()))))
+    for out, fault in (
+        (1, "slot 4: free of value 1 after its death in slot 3"),
+        (4, "slot 4: copy out of value 1, which is not on the device"),
+    ):
+        forged = Schedule((Action(out, "copy_out", 1), Action(4, "free", 1)), (), (), (1,), ((1, 0),), 4096)
+        with pytest.raises(InvalidSchedule, match=fault):
+            verify(dataflow, forged, {1: "swap"}, None)

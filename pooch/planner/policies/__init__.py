@@ -9,7 +9,7 @@ from ...ir.plan import Decisions
 from ...plugins import provided
 from ...wording import did_you_mean
 from ..contract import Effort, PlanningRequest, Policy, PolicyOutcome
-from ..search.fixed import fixed_outcome
+from ..search.outcomes import fixed_outcome
 from ..search.search import restricted, search
 from .online import online
 

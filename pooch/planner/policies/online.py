@@ -15,10 +15,8 @@ from collections.abc import Callable
 from ...analysis.online import Cheapest, OnlineStep, run_online
 from ...analysis.online.rules import Makings, Rule
 from ...units import format_ms
-from ..candidates import Candidates
 from ..contract import PlanningRequest, PolicyOutcome
-from ..search.attempts import with_smallest_budget
-from ..search.fixed import outcome_of
+from ..search.outcomes import outcome_of, with_smallest_budget
 from ..search.trials import Trials
 
 
@@ -49,7 +47,7 @@ def _attempt(request: PlanningRequest, make_rule: Callable[[Makings], Rule]) -> 
     run = run_online(request.dataflow, request.budget_bytes, make_rule, request.host_budget_bytes)
     if not run.feasible:
         return None
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     trial = trials.run(run.decisions)
     return outcome_of(trials, trial, (told(run),)) if trial.fits else None
 

@@ -8,10 +8,8 @@ bound holds; what it rounds wrongly is put right on the evaluator.
 from __future__ import annotations
 
 from ..contract import OPTIMAL_GAP, PolicyOutcome
-from .batches import improve_in_batches
-from .few_swaps import try_few_swaps
-from .leanest import try_leanest
-from .local_search import Effort, improve
+from .leanest import try_few_swaps, try_leanest
+from .local_search import Effort, improve, improve_in_batches
 from .programs import Detail, Programs
 from .rules import fit_rule, rule_by_cost
 from .trials import Trials
@@ -57,8 +55,8 @@ def fast_search(trials: Trials) -> PolicyOutcome:
     except KeyboardInterrupt:
         if trials.best is None:
             raise
-        return _outcome(trials, programs).stopped()
-    return _outcome(trials, programs)
+        return programs.outcome(NOTE).stopped()
+    return programs.outcome(NOTE)
 
 
 def _try_swaps_or_leanest(trials: Trials) -> None:
@@ -96,11 +94,3 @@ def _improve_repeatedly(trials: Trials, programs: Programs, evaluations: int) ->
         improve(trials, Effort(evaluations // 2, passes=1, starts=1), programs.bound_ms)
         if programs.gap <= WIDE_GAP or trials.best is None or trials.best_ms > WORTHWHILE * before_ms:
             return
-
-
-def _outcome(trials: Trials, programs: Programs) -> PolicyOutcome:
-    """The best plan so far."""
-    best = trials.best
-    assert best is not None, "there is a plan that fits"
-    notes = tuple(dict.fromkeys([NOTE, *programs.notes]))
-    return PolicyOutcome(best.decisions, best.evaluation, programs.bound_ms, programs.is_proven, notes)

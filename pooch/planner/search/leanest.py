@@ -1,4 +1,8 @@
-"""The smallest budget under which a plan is known, for the last resort and for `InfeasibleBudget`."""
+"""Plans that are led by their fullest point: the one that needs the fewest bytes, and one that swaps little.
+
+The smallest budget under which a plan is known is for the last resort and for `InfeasibleBudget`. A plan with few swaps
+is for a tier that is slow beside the step: it lies between replays alone and swapping everything.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from ...errors import InfeasibleBudget
 from ...ir.plan import Choice, Decisions
 from ..candidates import Candidates
-from .trials import Trials
+from .trials import Trial, Trials
 
 TOGGLES = 40  # single changes tried at the fullest point
 
@@ -102,3 +106,44 @@ def _changes(candidates: Candidates, leanest: Leanest) -> Iterator[dict[int, Cho
         for choice in item.choices:
             if choice != leanest.decisions[item.value]:
                 yield leanest.decisions | {item.value: choice}
+
+
+def try_few_swaps(trials: Trials, evaluations: int) -> Trial | None:
+    """Recompute what can be, and change what lies at the plan's fullest point until it fits, with few swaps.
+
+    From a plan that swaps nearly everything, changing choices one by one seldom leads here.
+
+    Args:
+        trials: holds the plans, before and after.
+        evaluations: at most.
+
+    Returns:
+        The plan, a place to start from, or None where none fits. It is remembered in `trials`.
+    """
+    last = trials.count + evaluations
+    current = trials.run(trials.candidates.all_of("recompute"))
+    while not current.fits:
+        for decisions in _frees(trials, current):
+            if trials.count >= last or trials.request.remaining_s() <= 0:
+                return None
+            trial = trials.run(decisions)
+            if trial.evaluation.timeline.peak_bytes < current.evaluation.timeline.peak_bytes:
+                current = trial
+                break
+        else:
+            return None
+    return current
+
+
+def _frees(trials: Trials, trial: Trial) -> Iterator[dict[int, Choice]]:
+    """Decisions with one choice changed that may free the fullest point: swaps last, the shortest copies first; before
+    them the largest values first.
+    """
+    points = trial.evaluation.timeline.point_bytes
+    point = max(range(len(points)), key=points.__getitem__)
+    items = trials.candidates.may_free(trial.decisions, point)
+    changes = [(item, choice) for item in items for choice in item.choices if choice != trial.decisions[item.value]]
+    for item, choice in sorted(changes, key=lambda change: change[0].copy_ms if change[1] == "swap" else -1.0):
+        decisions = {**trial.decisions, item.value: choice}
+        if int(trials.candidates.least_points(decisions).max()) < trial.evaluation.timeline.peak_bytes:
+            yield decisions

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from ...ir.plan import Choice
 from ..candidates import Candidates
-from ..contract import PlanningRequest, gap_between
+from ..contract import PlanningRequest, PolicyOutcome, gap_between
 from ..program.marks import Marks, choose_marks, make_marks
 from ..program.solver import Limits, Solution, SolverUnavailable, solve
 from ..program.step_program import StepProgram
 from .rules import repair
-from .shares import SHARES
+from .time_limit import SHARES
 from .trials import Trial, Trials
 
 SMALL_SHARE = 0.0005  # activations below this share of the budget are left out of the program (of many: none is)
@@ -129,6 +129,13 @@ class Programs:
         if not self.trials.fits_host(trial.evaluation):
             swapped = sum(i.size_bytes for i in self.candidates.items if trial.decisions[i.value] == "swap")
             self.host_reserve_bytes += max(1, trial.evaluation.schedule.host_bytes - swapped)
+
+    def outcome(self, *notes: str) -> PolicyOutcome:
+        """The best plan so far, which there is, and the bound; `notes` come before those on what happened."""
+        best = self.trials.best
+        assert best is not None, "planning starts from a plan that fits"
+        told = tuple(dict.fromkeys([*notes, *self.notes]))
+        return PolicyOutcome(best.decisions, best.evaluation, self.bound_ms, self.is_proven, told)
 
     def relaxation(self) -> StepProgram:
         """The program without reserves: its optimum is a lower bound for every plan."""

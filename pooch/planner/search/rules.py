@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from ...ir.plan import Choice, Decisions
 from ..candidates import NEVER, Candidate, Candidates
-from .shares import SHARES
+from .time_limit import SHARES
 from .trials import Trials
 
 
@@ -31,7 +31,7 @@ class Rule:
 
 FEW_RULES = 3
 HALVINGS = 6  # of the number of activations that leave in addition to decisions that nearly fit
-STEPS = 64  # a rule for many activations is fitted to this fraction of them
+STEPS = 64  # a rule for many activations, or one that begins with given choices, is fitted to this fraction of them
 
 
 def try_rules(trials: Trials) -> None:
@@ -48,19 +48,14 @@ def try_rules(trials: Trials) -> None:
 def fit_rule(trials: Trials, rule: Rule, width: int = 0, fewest: int = 0) -> None:
     """Find the smallest number of leaving values that fits, from `fewest` on, by bisection down to `width`."""
     low, high = fewest, len(rule.leaving)
-    if not _fits(trials, rule, high):
+    if trials.fitting(rule.decisions(high)) is None:
         return
     while high - low > width:
         middle = (low + high) // 2
-        if _fits(trials, rule, middle):
+        if trials.fitting(rule.decisions(middle)) is not None:
             high = middle
         else:
             low = middle + 1
-
-
-def _fits(trials: Trials, rule: Rule, count: int) -> bool:
-    decisions = rule.decisions(count)
-    return trials.might_fit(decisions) and trials.run(decisions).fits
 
 
 def repair(trials: Trials, decisions: Decisions) -> None:
@@ -77,7 +72,7 @@ def repair(trials: Trials, decisions: Decisions) -> None:
         count = (low + high) // 8 if high == len(order) else (low + high) // 2  # few are the likely answer
         count = min(max(count, low), high)
         changed = {**decisions, **{item.value: item.leaving() for item in order[:count]}}
-        if trials.might_fit(changed) and trials.run(changed).fits:
+        if trials.fitting(changed) is not None:
             high = count - 1
         else:
             low = count + 1
@@ -123,3 +118,23 @@ def idle_first(candidates: Candidates) -> Rule:
 def _rule(order: Sequence[Candidate], patience: float) -> Rule:
     """Leaving values are recomputed where a replay costs at most `patience` times their copies, else swapped."""
     return Rule(tuple((item.value, item.leaving(patience)) for item in order))
+
+
+def warm_start(trials: Trials, start: Decisions) -> None:
+    """Try the choices as the request allows them; where they do not fit, let a few more activations leave.
+
+    What fits is remembered in `trials`, so that the search gives nothing slower.
+    """
+    chosen = {item.value: _allowed(item, start.get(item.value, "keep")) for item in trials.candidates.items}
+    if trials.run(chosen).fits:
+        return
+    leaving = [(value, choice) for value, choice in chosen.items() if choice != "keep"]
+    others = [leave for leave in rule_by_cost(trials.candidates, 1.0).leaving if chosen[leave[0]] == "keep"]
+    fit_rule(trials, Rule((*leaving, *others)), len(others) // STEPS, fewest=len(leaving))
+
+
+def _allowed(item: Candidate, choice: Choice) -> Choice:
+    """The choice, or where it is impossible for this activation, the other way for it to leave."""
+    if choice in item.choices:
+        return choice
+    return item.leaving() if item.can_leave else "keep"

@@ -11,17 +11,14 @@ from ...units import format_ms
 from ..candidates import LEAVING, Candidates, Leaving
 from ..contract import OPTIMAL_GAP, PlanningRequest, PolicyOutcome
 from ..program.solver import SolverUnavailable
-from .evaluators import OutOfTime, Timed, part_of
 from .fast import fast_search
-from .few_swaps import try_few_swaps
-from .leanest import try_leanest
+from .leanest import try_few_swaps, try_leanest
 from .local_search import Effort, improve
 from .programs import SOLVER_GAP, Programs
-from .rules import fit_rule, idle_first, try_rules
-from .shares import SHARES
+from .rules import fit_rule, idle_first, try_rules, warm_start
 from .stall_rule import classify_by_stalls
+from .time_limit import SHARES, OutOfTime, Timed, part_of
 from .trials import Trials
-from .warm import warm_start
 
 ROUNDS = 4  # programs solved for a plan at most
 FIRST_EFFORT = Effort(trials=80, passes=1, starts=1, leave_share=SHARES.programs)
@@ -92,8 +89,8 @@ def search(request: PlanningRequest, only: Leaving | None = None, *, smaller: bo
     except KeyboardInterrupt:
         if trials.best is None:
             raise
-        return _outcome(trials, programs).stopped()
-    return _outcome(trials, programs)
+        return programs.outcome().stopped()
+    return programs.outcome()
 
 
 def restricted(request: PlanningRequest, only: Leaving) -> PolicyOutcome:
@@ -126,14 +123,6 @@ def _take_given(trials: Trials) -> None:
         trials.offer(trials.complete(known.decisions), known.evaluation)
     if trials.request.start is not None:
         warm_start(trials, trials.request.start)
-
-
-def _outcome(trials: Trials, programs: Programs) -> PolicyOutcome:
-    """The best plan so far."""
-    best = trials.best
-    assert best is not None, "planning starts from a plan that fits"
-    notes = tuple(dict.fromkeys(programs.notes))
-    return PolicyOutcome(best.decisions, best.evaluation, programs.bound_ms, programs.is_proven, notes)
 
 
 def _polish(trials: Trials, programs: Programs) -> None:

@@ -62,8 +62,8 @@ def keep_from_the_last(trials: Trials, start: Trial, values: Iterable[int], *, s
     current = start
     for value in sorted(values, reverse=True):
         fewer = {kept: choice for kept, choice in decisions.items() if kept != value}
-        trial = trials.run(fewer) if trials.might_fit(fewer) else None
-        if trial is not None and trial.fits:
+        trial = trials.fitting(fewer)
+        if trial is not None:
             decisions, current = fewer, trial
         elif stop_at_first:
             break

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from ...ir.plan import Choice, Decisions
 from ..candidates import Candidates
-from ..contract import Evaluation, PlanningRequest
+from ..contract import Evaluation, Evaluator, PlanningRequest
 
 MANY = 400  # from so many activations on, an evaluation takes long enough to be sparing with them
 ELITE = 6  # good plans that are remembered as places to start from
+MOST_REMEMBERED_BYTES = 64 * 2**20
+BYTES_PER_OP = 100  # about what one evaluation keeps: two points and a start per op, and its share of the actions
 BISECTIONS = 8  # halvings between the budget that decisions surely need and one that is known to do
 
 
@@ -41,12 +43,17 @@ class Trial:
 
 
 class Trials:
-    """Evaluates plans and keeps the best that fits."""
+    """Evaluates plans and keeps the best that fits.
 
-    def __init__(self, request: PlanningRequest, candidates: Candidates) -> None:
+    Args:
+        request: what to plan.
+        candidates: the activations and what is allowed for them; None: everything that is possible.
+    """
+
+    def __init__(self, request: PlanningRequest, candidates: Candidates | None = None) -> None:
         self.request = request
-        self.candidates = candidates
-        self.many = len(candidates.items) > MANY
+        self.candidates = candidates or Candidates(request.dataflow)
+        self.many = len(self.candidates.items) > MANY
         self.elite: list[Trial] = []  # that fit, the best first
         self.count = 0
         self._seen: set[tuple[Choice, ...]] = set()
@@ -101,6 +108,11 @@ class Trials:
         """Whether what decisions need at the very least is within the budget."""
         return int(self.candidates.least_points(decisions).max()) <= self.request.budget_bytes
 
+    def fitting(self, decisions: Decisions) -> Trial | None:
+        """The trial of decisions, or None if they do not fit; often a sum of bytes is enough to tell."""
+        trial = self.run(decisions) if self.might_fit(decisions) else None
+        return trial if trial is not None and trial.fits else None
+
     def least_budget(self, decisions: Decisions) -> int:
         """The smallest budget found under which these decisions fit, by bisection over what they are lowered for.
 
@@ -143,3 +155,27 @@ def _carried_out(decisions: Decisions, evaluation: Evaluation) -> dict[int, Choi
         "recompute": frozenset(schedule.recomputed),
     }
     return {value: choice if value in leaving[choice] else "keep" for value, choice in decisions.items()}
+
+
+class Remembering:
+    """Evaluates the same decisions under the same budget once: parts of a search share many of their plans.
+
+    The more ops the step has, the fewer evaluations are remembered.
+    """
+
+    def __init__(self, evaluator: Evaluator, ops: int) -> None:
+        self._evaluator = evaluator
+        self.play, self.time_ms = evaluator.play, evaluator.time_ms
+        self._most = max(1, MOST_REMEMBERED_BYTES // (BYTES_PER_OP * ops))
+        self._known: dict[tuple[int, frozenset[tuple[int, Choice]]], Evaluation] = {}
+
+    def evaluate(self, decisions: Decisions, budget_bytes: int) -> Evaluation:
+        """Lower and simulate, or remember."""
+        leaving = frozenset((value, choice) for value, choice in decisions.items() if choice != "keep")
+        key = (budget_bytes, leaving)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= self._most:
+                self._known.clear()
+            known = self._known[key] = self._evaluator.evaluate(decisions, budget_bytes)
+        return known

@@ -23,7 +23,7 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import leanest_trial
+from ...planner.search.outcomes import leanest_trial
 from ...planner.search.trials import Trial, Trials
 from .fitting import Leaving, attempted, first_fitting, swaps_of
 

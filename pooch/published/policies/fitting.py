@@ -9,11 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
-from ...ir.plan import Choice, Decisions
-from ...planner.candidates import NEVER, Candidate, Candidates
+from ...ir.plan import Choice
+from ...planner.candidates import NEVER, Candidate
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.attempts import with_smallest_budget
-from ...planner.search.fixed import outcome_of
+from ...planner.search.outcomes import outcome_of, with_smallest_budget
 from ...planner.search.trials import Trial, Trials
 
 Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, each with its choice
@@ -21,7 +20,7 @@ Leaving = list[tuple[int, Choice]]  # values in the order in which they leave, e
 
 def chosen(request: PlanningRequest, choose: Callable[[Trials], Trial]) -> PolicyOutcome:
     """Return the outcome of a method that finds a plan, or raises `InfeasibleBudget` itself."""
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     return outcome_of(trials, choose(trials))
 
 
@@ -38,7 +37,7 @@ def attempted(request: PlanningRequest, attempt: Callable[[Trials], Trial | None
     """
 
     def outcome(asked: PlanningRequest) -> PolicyOutcome | None:
-        trials = Trials(asked, Candidates(asked.dataflow))
+        trials = Trials(asked)
         trial = attempt(trials)
         return outcome_of(trials, trial) if trial is not None and trial.fits else None
 
@@ -48,14 +47,14 @@ def attempted(request: PlanningRequest, attempt: Callable[[Trials], Trial | None
 def fewest_leaving(trials: Trials, leaving: Leaving) -> Trial | None:
     """Return the plan in which the fewest values leave, or None if it does not fit even when all leave."""
     count = fewest_count(trials, leaving)
-    return None if count is None else _fitting(trials, dict(leaving[:count]))
+    return None if count is None else trials.fitting(dict(leaving[:count]))
 
 
 def fewest_count(trials: Trials, leaving: Leaving) -> int | None:
     """Return how many of the first values have to leave, or None if it does not fit even when all leave."""
-    if _fitting(trials, dict(leaving)) is None:
+    if trials.fitting(dict(leaving)) is None:
         return None
-    return fewest_that(lambda count: _fitting(trials, dict(leaving[:count])) is not None, len(leaving))
+    return fewest_that(lambda count: trials.fitting(dict(leaving[:count])) is not None, len(leaving))
 
 
 def fewest_that(fit: Callable[[int], bool], most: int) -> int:
@@ -69,15 +68,7 @@ def first_fitting(trials: Trials, leaving: Leaving) -> Trial | None:
     Unlike `fewest_leaving`, this does not expect that it fits when all leave, so replays may be among them.
     """
     prefixes = (dict(leaving[:count]) for count in range(len(leaving) + 1))
-    return next((trial for decisions in prefixes if (trial := _fitting(trials, decisions)) is not None), None)
-
-
-def _fitting(trials: Trials, decisions: Decisions) -> Trial | None:
-    """Return the trial of the decisions, or None if they do not fit."""
-    if not trials.might_fit(decisions):
-        return None
-    trial = trials.run(decisions)
-    return trial if trial.fits else None
+    return next((trial for decisions in prefixes if (trial := trials.fitting(decisions)) is not None), None)
 
 
 def swaps_of(items: Iterable[Candidate]) -> Leaving:

@@ -81,7 +81,7 @@ def _offloaded(trials: Trials, decisions: dict[int, Choice]) -> Trial:
     request = trials.request
     tight = request.evaluator.evaluate(decisions, 0).schedule
     ahead = started_at(trips_of(tight), anchors_ahead(request.dataflow, 1), even_earlier=True)
-    schedule = swap_schedule(tight, ahead)
+    schedule = swap_schedule(request.dataflow, tight, ahead)
     return trials.offer(trials.complete(decisions), played(request.evaluator, schedule))
 
 

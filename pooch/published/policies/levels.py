@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...analysis.dataflow import Dataflow
 from ...ir.schedule import Action, Schedule
-from .timing import Trip
+from .timing import Trip, only_moved
 
 
 def forward_levels(dataflow: Dataflow) -> list[int]:
@@ -74,14 +76,12 @@ def without_branches(dataflow: Dataflow, schedule: Schedule, threshold: int | No
             away_level = levels[schedule.actions[first].slot - 1]
             if threshold is None or levels[min(action.slot, len(levels) - 1)] - away_level <= threshold:
                 dropped |= {first, second, place}
-    return _without(schedule, dropped) if dropped else schedule
+    return _without(dataflow, schedule, dropped) if dropped else schedule
 
 
-def _without(schedule: Schedule, dropped: set[int]) -> Schedule:
+def _without(dataflow: Dataflow, schedule: Schedule, dropped: set[int]) -> Schedule:
     """Return the schedule without these actions, and without copies out of what then never leaves."""
     actions = [action for place, action in enumerate(schedule.actions) if place not in dropped]
     leaving = {action.target for action in actions if action.kind in ("free", "empty")}
     kept: list[Action] = [a for a in actions if a.kind != "copy_out" or a.target in leaving]
-    offsets = tuple((value, offset) for value, offset in schedule.host_offsets if value in leaving)
-    swapped = tuple(value for value in schedule.swapped if value in leaving)
-    return Schedule(tuple(kept), schedule.sources, schedule.recomputed, swapped, offsets, schedule.host_bytes)
+    return only_moved(dataflow, replace(schedule, actions=tuple(kept)))

@@ -14,7 +14,7 @@ activations, and is left out.
 from __future__ import annotations
 
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import leanest_trial
+from ...planner.search.outcomes import leanest_trial
 from ...planner.search.trials import Trial, Trials
 from .fitting import chosen, end_slot, fewest_leaving, swaps_of
 

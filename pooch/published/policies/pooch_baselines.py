@@ -20,7 +20,7 @@ from ...errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import fixed_outcome, outcome_of
+from ...planner.search.outcomes import fixed_outcome, outcome_of
 from ...planner.search.stall_rule import swaps_within_tier
 from ...planner.search.trials import Trial, Trials
 from .timing import anchors_ahead, everything_leaves, played_from
@@ -49,7 +49,7 @@ def everything_swapped(request: PlanningRequest, policy: str, ahead: int | None 
     Raises:
         InfeasibleBudget: that does not fit; gives a budget at which it does.
     """
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     decisions = swaps_within_tier(trials)
     trial = _lowered(trials, decisions, request.budget_bytes, ahead)
     if not trial.fits:
@@ -66,7 +66,7 @@ def _lowered(trials: Trials, decisions: dict[int, Choice], budget_bytes: int, ah
     evaluator, dataflow = trials.request.evaluator, trials.request.dataflow
     evaluation = everything_leaves(evaluator, dataflow, decisions, budget_bytes)
     if ahead is not None:
-        evaluation = played_from(evaluator, evaluation.schedule, anchors_ahead(dataflow, ahead))
+        evaluation = played_from(evaluator, dataflow, evaluation.schedule, anchors_ahead(dataflow, ahead))
     return trials.offer(trials.complete(decisions), evaluation)
 
 

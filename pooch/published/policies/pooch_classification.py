@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from ...ir.plan import Choice
 from ...planner.contract import PlanningRequest, PolicyOutcome
-from ...planner.search.fixed import fixed_trial
+from ...planner.search.outcomes import fixed_trial
 from ...planner.search.stall_rule import swap_or_recompute, swaps_within_tier, unhidden
 from ...planner.search.trials import Trial, Trials
 from .fitting import chosen

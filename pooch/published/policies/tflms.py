@@ -108,7 +108,7 @@ class Tflms:
         dataflow, evaluator = request.dataflow, request.evaluator
         schedule = everything_leaves(evaluator, dataflow, decisions, request.budget_bytes).schedule
         schedule = without_branches(dataflow, schedule, self.branch_threshold if self.swap_branches else None)
-        timed = played_from(evaluator, schedule, self._trigger(dataflow))
+        timed = played_from(evaluator, dataflow, schedule, self._trigger(dataflow))
         return trials.offer(trials.complete(decisions), timed)
 
     def _trigger(self, dataflow: Dataflow) -> Callable[[Trip], int]:

@@ -58,7 +58,7 @@ def _tuned_ahead(trials: Trials, trial: Trial) -> Trial:
     place = dataflow.anchor_slots.index
     trips = [trip for trip in trips_of(schedule).values() if trip.in_slot >= 0]
     ahead = min((place(trip.need_slot) - place(trip.in_slot) for trip in trips), default=0)
-    timed = played_from(trials.request.evaluator, schedule, anchors_ahead(dataflow, ahead))
+    timed = played_from(trials.request.evaluator, dataflow, schedule, anchors_ahead(dataflow, ahead))
     return trials.offer(trial.decisions, timed)
 
 

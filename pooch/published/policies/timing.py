@@ -14,6 +14,7 @@ from ...analysis.dataflow import Dataflow
 from ...ir.plan import Decisions
 from ...ir.schedule import Action, Schedule
 from ...planner.contract import Evaluation, Evaluator
+from ...schedule.host_layout import lay_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,15 @@ def trips_of(schedule: Schedule) -> dict[int, Trip]:
     }
 
 
-def swap_schedule(layout: Schedule, trips: dict[int, Trip], like: Schedule | None = None) -> Schedule:
+def swap_schedule(
+    dataflow: Dataflow, layout: Schedule, trips: dict[int, Trip], like: Schedule | None = None
+) -> Schedule:
     """Make a schedule from trips.
 
     Order within an entry: copies out, frees, copies in that are needed there, other copies in by need, waits.
 
     Args:
+        dataflow: of the step.
         layout: a schedule whose tier has room for everything that is moved.
         trips: by value.
         like: schedule from which absences within the forward pass are taken. None: there are none.
@@ -69,9 +73,17 @@ def swap_schedule(layout: Schedule, trips: dict[int, Trip], like: Schedule | Non
             staged.append(((trip.in_slot, 2, trip.need_slot), Action(trip.in_slot, "copy_in", trip.value)))
             staged.append(((trip.need_slot, 3, trip.value), Action(trip.need_slot, "wait", trip.value)))
     actions = tuple(action for _, action in sorted(staged, key=lambda pair: pair[0]))
-    swapped = {action.target for action in actions if action.kind == "copy_out"}
-    offsets = tuple((value, offset) for value, offset in layout.host_offsets if value in swapped)
-    return replace(layout, actions=actions, swapped=tuple(sorted(swapped)), host_offsets=offsets)
+    return only_moved(dataflow, replace(layout, actions=actions))
+
+
+def only_moved(dataflow: Dataflow, schedule: Schedule) -> Schedule:
+    """Return the schedule with a tier for what its actions copy out, which may be less than what it was made for."""
+    swapped = tuple(sorted({action.target for action in schedule.actions if action.kind == "copy_out"}))
+    if swapped == schedule.swapped:
+        return schedule
+    sizes = [value.size_bytes for value in dataflow.profile.values]
+    offsets, host_bytes = lay_out(schedule.actions, swapped, sizes)
+    return replace(schedule, swapped=swapped, host_offsets=offsets, host_bytes=host_bytes)
 
 
 def _forward_absences(schedule: Schedule, trips: dict[int, Trip]) -> Iterator[tuple[tuple[int, int, int], Action]]:
@@ -101,7 +113,7 @@ def everything_leaves(evaluator: Evaluator, dataflow: Dataflow, decisions: Decis
     within = evaluator.evaluate(decisions, budget_bytes).schedule
     needed = trips_of(within)
     trips = {value: needed.get(value) or _leisurely(trip, dataflow) for value, trip in trips_of(tight).items()}
-    return played(evaluator, swap_schedule(tight, trips, within))
+    return played(evaluator, swap_schedule(dataflow, tight, trips, within))
 
 
 def _leisurely(trip: Trip, dataflow: Dataflow) -> Trip:
@@ -147,6 +159,8 @@ def played(evaluator: Evaluator, schedule: Schedule) -> Evaluation:
     return Evaluation(schedule, evaluator.play(schedule))
 
 
-def played_from(evaluator: Evaluator, schedule: Schedule, start: Callable[[Trip], int]) -> Evaluation:
+def played_from(
+    evaluator: Evaluator, dataflow: Dataflow, schedule: Schedule, start: Callable[[Trip], int]
+) -> Evaluation:
     """Simulate a schedule with each copy in started at the anchor that a method names, never earlier than lowered."""
-    return played(evaluator, swap_schedule(schedule, started_at(trips_of(schedule), start), schedule))
+    return played(evaluator, swap_schedule(dataflow, schedule, started_at(trips_of(schedule), start), schedule))

@@ -1,12 +1,16 @@
-"""Given decisions as a plan: under the budget or, if they do not fit, as they fit at their very least."""
+"""What policies answer with: given decisions as a plan, and methods that find out by trying whether they succeed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ...errors import InfeasibleBudget
 from ...ir.plan import Decisions
-from ..candidates import Candidates
 from ..contract import PlanningRequest, PolicyOutcome
 from .trials import Trial, Trials
+
+BISECTIONS = 6  # halvings between a budget at which a policy fails and one at which it succeeds
 
 
 def fixed_outcome(request: PlanningRequest, decisions: Decisions, policy: str) -> PolicyOutcome:
@@ -15,7 +19,7 @@ def fixed_outcome(request: PlanningRequest, decisions: Decisions, policy: str) -
     Raises:
         InfeasibleBudget: they do not fit; the minimum is that of these decisions.
     """
-    trials = Trials(request, Candidates(request.dataflow))
+    trials = Trials(request)
     return outcome_of(trials, fixed_trial(trials, decisions, policy))
 
 
@@ -45,3 +49,37 @@ def leanest_trial(trials: Trials, decisions: Decisions, policy: str) -> Trial:
 def outcome_of(trials: Trials, trial: Trial, notes: tuple[str, ...] = ()) -> PolicyOutcome:
     """A plan without a bound of its own."""
     return PolicyOutcome(trial.decisions, trial.evaluation, trials.candidates.compute_ms, notes=notes)
+
+
+def with_smallest_budget(
+    request: PlanningRequest, attempt: Callable[[PlanningRequest], PolicyOutcome | None], policy: str
+) -> PolicyOutcome:
+    """Try a method that may fail. If it does, find the smallest budget at which it succeeds, by bisection.
+
+    Args:
+        request: what to plan.
+        attempt: the method. It returns None if it fails, and must succeed with ample memory.
+        policy: name of the method, for errors.
+
+    Raises:
+        InfeasibleBudget: the method failed; gives a budget at which it was seen to succeed.
+    """
+    outcome = attempt(request)
+    if outcome is not None:
+        return outcome
+    low, high = request.budget_bytes, max(request.dataflow.profile.peak_bytes, request.budget_bytes + 1)
+    while attempt(_under(request, high)) is None:
+        low, high = high, 2 * high
+    for _ in range(BISECTIONS):
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        if attempt(_under(request, middle)) is None:
+            low = middle
+        else:
+            high = middle
+    raise InfeasibleBudget(request.budget_bytes, high, policy)
+
+
+def _under(request: PlanningRequest, budget_bytes: int) -> PlanningRequest:
+    return replace(request, budget_bytes=budget_bytes, progress=None)

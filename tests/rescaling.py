@@ -1,4 +1,4 @@
-"""Rescale a recorded profile to other hardware and another batch size. The result is marked as modelled."""
+"""Profiles of other hardware and other batch sizes from a recorded one, for tests. They are marked as modelled."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy
 
-from ..ir import HookCosts, Link, Profile, Value
-from ..units import format_bytes
-from .hooked import dataflow_of
+from pooch.api.hooked import dataflow_of
+from pooch.ir import HookCosts, Link, Profile, Value
+from pooch.units import format_bytes
 
 
 def rescale(
