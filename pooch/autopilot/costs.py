@@ -31,6 +31,7 @@ class Costs:
 
 
 Gather = Callable[[], object]
+_LET_GO_S = 0.2  # more than letting go of a process takes that has ended
 
 
 class CostSource(Protocol):
@@ -129,10 +130,10 @@ class HostCosts:
             self._found = self._child.ask()
 
     def close(self) -> None:
-        """End the process that measures, if it is running. Its thread may wait for other ranks a little longer."""
+        """End the process that measures, if it is running, and its thread, unless that waits for other ranks."""
         self._child.end()
-        if self._thread is not None and self._gather is None:
-            self._thread.join()
+        if self._thread is not None:
+            self._thread.join(None if self._gather is None else _LET_GO_S)
 
 
 def measured_costs(_: object) -> tuple[Link, HookCosts | None]:

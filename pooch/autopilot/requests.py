@@ -55,7 +55,7 @@ class PlanRequests:
     """
 
     def __init__(self, options: PlanOptions, costs: CostSource, cache: PlanCache | None) -> None:
-        self._options, self.costs, self._cache = options, costs, cache
+        self._options, self._costs, self._cache = options, costs, cache
         self._waiting = JobQueue()
         self._child = Child("plan beside training")
         self._thread: threading.Thread | None = None
@@ -83,7 +83,7 @@ class PlanRequests:
         if known.is_pending or known.minimum_bytes > target_bytes:
             return
         known.is_pending = True
-        self.costs.prepare(target_bytes - start_bytes)
+        self._costs.prepare(target_bytes - start_bytes)
         job = Job(key.sizes, tuple(anchors), start_bytes, target_bytes, replace(self._options, effort="fast"))
         self._put(Request(key, known, job))
 
@@ -102,7 +102,7 @@ class PlanRequests:
 
     def _begin(self) -> None:
         if self._thread is None:
-            arguments = (self._waiting, self._child, weakref.ref(self))
+            arguments = (self._waiting, self._child, self._costs, weakref.ref(self))
             self._thread = threading.Thread(target=_serve, args=arguments, name="pooch-planning", daemon=True)
             self._thread.start()
 
@@ -148,7 +148,7 @@ class PlanRequests:
 
     def _completed(self, job: Job) -> Job:
         """Return a job with the costs of copies and hooks in its profiles, as far as they are known by now."""
-        costs = self.costs.now(job.anchors[0].profile)
+        costs = self._costs.now(job.anchors[0].profile)
         anchors = (
             replace(anchor, profile=replace(anchor.profile, link=costs.link, hooks=costs.hooks))
             for anchor in job.anchors
@@ -168,7 +168,7 @@ class PlanRequests:
             self._cache.keep(key, Cached(answer.profile, answer.plan, is_recorded))
 
 
-def _serve(waiting: JobQueue, child: Child, requests: weakref.ref[PlanRequests]) -> None:
+def _serve(waiting: JobQueue, child: Child, costs: CostSource, requests: weakref.ref[PlanRequests]) -> None:
     """Serve requests until they are stopped, or nobody is there who could take an answer."""
     try:
         while True:
@@ -186,6 +186,4 @@ def _serve(waiting: JobQueue, child: Child, requests: weakref.ref[PlanRequests])
             del owner, request  # not until the next one has come
     finally:
         child.let_go()
-        owner = requests()
-        if owner is not None:
-            owner.costs.close()
+        costs.close()
