@@ -43,18 +43,3 @@ def plan_in_child(
     except (WireError, ProcessEnded):
         return None
     return plan
-
-
-def plan_of_request(
-    profile: Profile,
-    budget: int | str,
-    options: PlanOptions,
-    known: Sequence[Plan],
-    start: Decisions | None,
-    progress: PlanningProgress,
-) -> Plan:
-    """In the child process: make the plan that `plan_in_child` asks for."""
-    from .planning import asked_bytes, plan_here
-
-    budget_bytes = asked_bytes(profile, budget, options)
-    return plan_here(profile, budget_bytes, options, known=known, start=start, progress=progress)
