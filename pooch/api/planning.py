@@ -129,6 +129,18 @@ def plan_with(
         made = plan_in_child(profile, budget, options, known, start, progress)
         if made is not None:
             return made
+    return plan_of_request(profile, budget, options, known, start, progress)
+
+
+def plan_of_request(
+    profile: Profile,
+    budget: int | str,
+    options: PlanOptions,
+    known: Sequence[Plan],
+    start: Decisions | None,
+    progress: PlanningProgress | None,
+) -> Plan:
+    """In this process, which may be a child process: make the plan that `plan_in_child` asks for."""
     return plan_here(profile, budget, options, known=known, start=start, progress=progress)
 
 

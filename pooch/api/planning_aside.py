@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from ..errors import ProcessEnded, WireError
 from ..ir import Decisions, Plan, Profile
 from ..progress import PlanningProgress, silent
-from .children import run_child
+from .children import Child
 from .options import PlanOptions
-from .wire import WIRE
 
 FEWEST_OPS = 256  # of a step; a smaller one is planned in less time than it takes to start a process
 
@@ -37,10 +36,10 @@ def plan_in_child(
         PoochError: as `plan_with`.
         KeyboardInterrupt: Ctrl-C was pressed before any plan fitted; later the best plan so far is the answer.
     """
+    begin = None if start is None else dict(start)
     try:
-        job = WIRE.plain((profile, budget, options, tuple(known), None if start is None else dict(start)))
-        done = run_child(f"{__package__}.planning_child", {"arguments": job}, progress or silent)
+        with Child("make a plan") as child:
+            plan: Plan = child.ask(profile, budget, options, tuple(known), begin, progress=progress or silent)
     except (WireError, ProcessEnded):
         return None
-    plan: Plan = WIRE.made(done["done"])
     return plan

@@ -47,8 +47,14 @@ class Wire:
     """
 
     def __init__(self, *classes: type) -> None:
-        self._classes = {kind.__name__: (kind, len(fields(kind))) for kind in classes}
-        self._fields = {kind: _values_of(kind) for kind in classes}
+        self._classes: dict[str, tuple[type, int]] = {}
+        self._fields: dict[type, Callable[[Any], tuple[object, ...]]] = {}
+        self.add(*classes)
+
+    def add(self, *classes: type) -> None:
+        """Let further data classes pass. Whoever has a child process do work adds what the work takes and returns."""
+        self._classes.update({kind.__name__: (kind, len(fields(kind))) for kind in classes})
+        self._fields.update({kind: _values_of(kind) for kind in classes})
 
     def plain(self, value: object) -> Any:
         """Return a value as plain data.

@@ -13,12 +13,11 @@ import torch
 from ..api.children import Child
 from ..api.device_links import measure_device_link
 from ..api.hook_costs import measure_hook_costs
-from ..api.wire import WIRE
-from ..errors import PoochError, ProcessEnded
+from ..errors import PoochError
 from ..ir import HookCosts, Link, Profile
 from ..profiler.live import is_profiling
-from ..progress import silent
 from ..torchtools.accelerators import has_streams
+from ..torchtools.memory_trace import earlier_objects_exempt
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
 from .stacks import can_outlast_the_call
 
@@ -32,6 +31,7 @@ class Costs:
 
 
 Gather = Callable[[], object]
+_LET_GO_S = 0.2  # more than letting go of a process takes that has ended
 
 
 class CostSource(Protocol):
@@ -108,56 +108,41 @@ class HostCosts:
 
     def __init__(self, estimate: Callable[[], Link], gather: Gather | None = None) -> None:
         self._estimate, self._gather = estimate, gather
-        self._costs: Costs | None = None
-        self._begun: threading.Thread | None = None
-        self._measuring: Child | None = None
-        self._changing = threading.Lock()
-        self._is_closed = False
+        self._child = Child("measure beside training")
+        self._thread: threading.Thread | None = None
+        self._found: tuple[Link, HookCosts | None] | None = None
 
     def prepare(self, room_bytes: int) -> None:
         """Do nothing: another process measures."""
 
     def now(self, profile: Profile) -> Costs:
         """Return what was measured, or the estimate as long as that is going on."""
-        if self._costs is None:
-            if self._begun is None:
-                self._begun = threading.Thread(target=self._begin, name="pooch-measuring", daemon=True)
-                self._begun.start()
-            if self._gather is None:
-                self._begun.join()
-            self._costs = self._measured(profile)
-        return self._costs or Costs(self._estimate(), profile.hooks)
-
-    def _begin(self) -> None:
-        if self._gather is not None:
-            self._gather()
-        with self._changing:
-            if not self._is_closed:
-                with suppress(ProcessEnded):
-                    self._measuring = Child(f"{__package__}.measuring_process")
-                    self._measuring.tell({})
-
-    def _measured(self, profile: Profile) -> Costs | None:
-        """Return what the process has measured once it has ended, and let go of it."""
-        with self._changing:
-            child = self._measuring
-            if child is None or not child.has_ended:
-                return None
-            self._measuring = None
-        with child:
-            try:
-                link, hooks = WIRE.made(child.answer(silent)["done"])
-            except PoochError:  # the estimate has to do
-                return None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._measure, name="pooch-measuring", daemon=True)
+            self._thread.start()
+        link, hooks = self._found or (self._estimate(), None)
         return Costs(link, hooks or profile.hooks)
 
+    def _measure(self) -> None:
+        if self._gather is not None:
+            self._gather()
+        with suppress(PoochError), self._child:  # without an answer, the estimate has to do
+            self._found = self._child.ask()
+
     def close(self) -> None:
-        """End the process that measures, if it is still running."""
-        with self._changing:
-            self._is_closed = True
-            child, self._measuring = self._measuring, None
-        if child is not None:
-            child.close()
+        """End the process that measures, if it is running, and its thread, unless that waits for other ranks."""
+        self._child.end()
+        if self._thread is not None:
+            self._thread.join(None if self._gather is None else _LET_GO_S)
+
+
+def measured_costs(_: object) -> tuple[Link, HookCosts | None]:
+    """In the child process: measure the costs of copies, and those of hooks, or None where they cannot be measured."""
+    torch.set_num_threads(1)
+    link, hooks = measure_device_link(torch.device("cpu")), None
+    with suppress(PoochError), earlier_objects_exempt():
+        hooks = measure_hook_costs("cpu")
+    return link, hooks
 
 
 def costs_of(device: torch.device, estimate: Callable[[], Link], gather: Gather | None = None) -> CostSource:

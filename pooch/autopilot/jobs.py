@@ -7,22 +7,10 @@ from dataclasses import dataclass, replace
 from ..analysis.interpolation import KnownStep, interpolated_profile
 from ..api.options import PlanOptions
 from ..api.planning import plan_here
-from ..api.wire import PLANNING, Wire
+from ..api.wire import WIRE
 from ..errors import InfeasibleBudget, PoochError
 from ..ir import Plan, Profile
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """A recorded step, to derive others from.
-
-    Attributes:
-        sizes: All sizes of its key.
-        profile: Its profile.
-    """
-
-    sizes: tuple[int, ...]
-    profile: Profile
+from ..progress import PlanningProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +27,7 @@ class Job:
     """
 
     sizes: tuple[int, ...]
-    anchors: tuple[Anchor, ...]
+    anchors: tuple[KnownStep, ...]
     persistent_bytes: int
     budget_bytes: int
     options: PlanOptions
@@ -63,10 +51,10 @@ class Answer:
     refusal: str = ""
 
 
-WIRE = Wire(*PLANNING, Anchor, Answer, Job)
+WIRE.add(KnownStep, Job, Answer)
 
 
-def done(job: Job) -> Answer:
+def done(job: Job, progress: PlanningProgress | None = None) -> Answer:
     """Do a job, in this process."""
     profile, uncertain_bytes, refusal = _profile_of(job)
     if profile is None:
@@ -76,7 +64,7 @@ def done(job: Job) -> Answer:
         return Answer(profile)
     try:
         known = () if job.known is None else (job.known,)
-        plan = plan_here(profile, target_bytes, job.options, known=known, progress=None)
+        plan = plan_here(profile, target_bytes, job.options, known=known, progress=progress)
     except InfeasibleBudget as error:
         return Answer(profile, None, error.minimum_bytes + uncertain_bytes, str(error))
     except PoochError as error:
@@ -87,9 +75,9 @@ def done(job: Job) -> Answer:
 def _profile_of(job: Job) -> tuple[Profile | None, int, str]:
     known = [replace(each, profile=with_persistent(each.profile, job.persistent_bytes)) for each in job.anchors]
     for anchor in known:
-        if anchor.sizes == job.sizes:
+        if anchor.shapes == job.sizes:
             return anchor.profile, 0, ""
-    found = interpolated_profile([KnownStep(anchor.sizes, anchor.profile) for anchor in known], job.sizes)
+    found = interpolated_profile(known, job.sizes)
     return found.profile, found.uncertain_bytes, found.reason
 
 

@@ -56,14 +56,6 @@ class Known:
     reason: str = ""
     decision: Decision = "online"
 
-    def is_not_planned(self) -> None:
-        """Note that no answer will come, so that the next step of this kind asks again."""
-        self.is_pending = False
-
-    def is_not_improved(self) -> None:
-        """Note that no better plan is searched for, so that the next step of this kind asks again."""
-        self.is_improved = False
-
     def shape(self, key: StepKey) -> PlannedShape:
         """Return it as the summary shows it."""
         return PlannedShape(

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 
+from ..analysis.interpolation import KnownStep
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
 from ..ir import Link, Plan, Profile
 from .cache import Cached, PlanCache
 from .costs import CostSource
-from .jobs import Anchor
 from .known import Family, Known, described, without_replays
 from .requests import Arrival, PlanRequests
 from .shapes import KnownShapes
@@ -120,7 +120,7 @@ class Library:
         if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= target_bytes:
             if known.is_outdated and not known.is_pending:
                 known.is_outdated = False
-                self._requests.ask(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
+                self._requests.ask(key, known, [KnownStep(key.sizes, known.profile)], start_bytes, target_bytes)
             elif known.steps >= OFTEN and not known.is_improved:
                 known.is_improved = True
                 self._requests.ask_for_better(key, known)
@@ -128,7 +128,7 @@ class Library:
                 return "plan"
             known.reason = "the swap tier cannot be used now"
             return "online"
-        self._requests.ask(key, known, [Anchor(key.sizes, known.profile)], start_bytes, target_bytes)
+        self._requests.ask(key, known, [KnownStep(key.sizes, known.profile)], start_bytes, target_bytes)
         return "online"
 
     def _met(self, key: StepKey) -> Known:
@@ -163,7 +163,7 @@ class Library:
             known = self._known.look(key) or Known()
             profile, target_bytes = known.profile, _target_bytes(known, budget_bytes)
             if profile is not None and profile.peak_bytes + start_bytes - profile.persistent_bytes > target_bytes:
-                self._requests.ask(key, known, [Anchor(key.sizes, profile)], start_bytes, target_bytes)
+                self._requests.ask(key, known, [KnownStep(key.sizes, profile)], start_bytes, target_bytes)
 
     def _unknown(self, key: StepKey, known: Known, family: Family, start_bytes: int, target_bytes: int) -> Decision:
         """Decide how to run a step without a profile."""
@@ -180,7 +180,7 @@ class Library:
         if family.has_larger_that_fits(key.sizes, start_bytes, target_bytes):
             return "in-core"
         if family.recorded and not known.cannot_derive:
-            anchors = [Anchor(sizes, profile) for sizes, profile in family.recorded.items()]
+            anchors = [KnownStep(sizes, profile) for sizes, profile in family.recorded.items()]
             self._requests.ask(key, known, anchors, start_bytes, target_bytes)
         return "online"
 
@@ -188,12 +188,13 @@ class Library:
 
     def _take_answers(self) -> None:
         for arrival in self._requests.arrivals():
-            arrival.known.is_pending = False
-            if self._known.look(arrival.key) is arrival.known:  # else it was forgotten meanwhile
+            request = arrival.request
+            request.known.is_pending = False
+            if self._known.look(request.key) is request.known:  # else it was forgotten meanwhile
                 self._take(arrival)
 
     def _take(self, arrival: Arrival) -> None:
-        key, known, answer = arrival.key, arrival.known, arrival.answer
+        key, known, answer = arrival.request.key, arrival.request.known, arrival.answer
         known.reason = answer.refusal
         if answer.profile is None:
             known.cannot_derive, known.minimum_bytes = known.profile is None, _NEVER if known.profile else 0

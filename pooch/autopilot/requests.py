@@ -1,19 +1,30 @@
-"""Plans that were asked for, and the answers that have come. The training thread asks and takes, and never waits."""
+"""Plans that are made beside training. The training thread asks and takes, and never waits.
+
+One thread waits for the child process that plans, so that no step waits for a plan.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..analysis.interpolation import KnownStep
+from ..api.children import Child
 from ..api.options import PlanOptions
+from ..errors import PoochError
 from ..executor.table import ActionTable
 from .cache import Cached, PlanCache
 from .costs import CostSource
-from .jobs import Anchor, Answer, Job
+from .jobs import Answer, Job
 from .known import Known
 from .signature import StepKey
-from .worker import PlanningWorker
+from .waiting import JobQueue, Request
+
+IDLE_S = 60.0  # after which the planning process ends; the next request starts another
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,38 +32,45 @@ class Arrival:
     """An answer, and all that the training thread needs in order to follow its plan at once.
 
     Attributes:
-        key: What was asked for.
-        known: What was known of it.
+        request: What was asked for.
         answer: The answer.
         table: Its plan, indexed; None without a plan.
     """
 
-    key: StepKey
-    known: Known
+    request: Request
     answer: Answer
     table: ActionTable | None
 
 
 class PlanRequests:
-    """Has plans made beside training.
+    """Has plans made in a child process, one after the other; urgent ones first. Its thread ends with the process.
 
     Args:
         options: How to plan.
-        costs: What copies and hooks cost on this machine.
+        costs: What copies and hooks cost on this machine. Closed with the thread.
         cache: Keeps profiles and plans for the next run, or None.
+
+    Attributes:
+        planning_s: Time for which was planned, and measured what planning needs, beside training.
     """
 
     def __init__(self, options: PlanOptions, costs: CostSource, cache: PlanCache | None) -> None:
         self._options, self._costs, self._cache = options, costs, cache
-        self._worker = PlanningWorker(costs)
+        self._waiting = JobQueue()
+        self._child = Child("plan beside training")
+        self._thread: threading.Thread | None = None
         self._arrivals: list[Arrival] = []
         self._lock = threading.Lock()
+        self.planning_s = 0.0
 
     def warm_up(self) -> None:
-        """Get ready, since a plan will be asked for soon."""
-        self._worker.warm_up()
+        """Start the process, which takes a while, since a plan will be asked for soon."""
+        self._waiting.wake()
+        self._begin()
 
-    def ask(self, key: StepKey, known: Known, anchors: Sequence[Anchor], start_bytes: int, target_bytes: int) -> None:
+    def ask(
+        self, key: StepKey, known: Known, anchors: Sequence[KnownStep], start_bytes: int, target_bytes: int
+    ) -> None:
         """Ask for a plan, unless one is on its way or there is none within these bytes.
 
         Args:
@@ -67,30 +85,26 @@ class PlanRequests:
         known.is_pending = True
         self._costs.prepare(target_bytes - start_bytes)
         job = Job(key.sizes, tuple(anchors), start_bytes, target_bytes, replace(self._options, effort="fast"))
-        self._worker.plan(job, lambda answer: self._arrived(key, known, job, answer), dropped=known.is_not_planned)
+        self._put(Request(key, known, job))
 
     def ask_for_better(self, key: StepKey, known: Known) -> None:
         """Have a plan searched for longer, once nothing else is to be planned. Only a better one is an answer."""
         profile, plan = known.profile, known.plan
         assert profile is not None
         assert plan is not None
-        anchors = (Anchor(key.sizes, profile),)
+        anchors = (KnownStep(key.sizes, profile),)
         job = Job(key.sizes, anchors, profile.persistent_bytes, plan.budget_bytes, self._options, plan)
+        self._put(Request(key, known, job))
 
-        def done(answer: Answer) -> None:
-            if answer.plan is not None and answer.plan.predicted_step_ms < plan.predicted_step_ms:
-                self._arrived(key, known, job, answer)
+    def _put(self, request: Request) -> None:
+        self._waiting.put(request)
+        self._begin()
 
-        self._worker.plan(job, done, urgency=1, dropped=known.is_not_improved)
-
-    def _arrived(self, key: StepKey, known: Known, job: Job, answer: Answer) -> None:
-        """Take an answer, in the worker's thread."""
-        table = None if answer.plan is None else ActionTable.of(answer.plan)
-        with self._lock:
-            self._arrivals.append(Arrival(key, known, answer, table))
-        if self._cache is not None and answer.profile is not None and answer.plan is not None:
-            is_recorded = key.sizes in (anchor.sizes for anchor in job.anchors) and "derived" not in known.origin
-            self._cache.keep(key, Cached(answer.profile, answer.plan, is_recorded))
+    def _begin(self) -> None:
+        if self._thread is None:
+            arguments = (self._waiting, self._child, self._costs, weakref.ref(self))
+            self._thread = threading.Thread(target=_serve, args=arguments, name="pooch-planning", daemon=True)
+            self._thread.start()
 
     def arrivals(self) -> list[Arrival]:
         """Return the answers that have come since the last call."""
@@ -105,15 +119,71 @@ class PlanRequests:
         """Whether there are answers to be taken."""
         return bool(self._arrivals)
 
-    @property
-    def planning_s(self) -> float:
-        """Time for which was planned, and measured what planning needs, beside training."""
-        return self._worker.busy_s
-
     def close(self) -> None:
-        """Plan no longer."""
-        self._worker.stop()
+        """End the process, and have the thread end. A request that is being served is not answered."""
+        self._waiting.stop()
+        self._child.end()
 
     def join(self) -> None:
-        """Wait until nothing of planning is left, after `close`."""
-        self._worker.join()
+        """Wait for the thread, after `close`. Its last answer may need locks, so the caller must hold none."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # In the thread of its own -----------------------------------------------------------------------------------------
+
+    def serve(self, request: Request | None) -> None:
+        """Start the process, and have it do what was asked for, if anything was."""
+        begin_s = time.monotonic()
+        answer: Answer | None = None
+        try:
+            self._child.start()
+            if request is not None:
+                answer = self._child.ask(self._completed(request.job))
+        except PoochError as error:
+            self._child.let_go()
+            answer = Answer(None, refusal=f"planning failed: {error}")
+        self.planning_s += time.monotonic() - begin_s
+        if request is not None and answer is not None and not self._waiting.is_stopped:
+            self.arrived(request, answer)
+
+    def _completed(self, job: Job) -> Job:
+        """Return a job with the costs of copies and hooks in its profiles, as far as they are known by now."""
+        costs = self._costs.now(job.anchors[0].profile)
+        anchors = (
+            replace(anchor, profile=replace(anchor.profile, link=costs.link, hooks=costs.hooks))
+            for anchor in job.anchors
+        )
+        return replace(job, anchors=tuple(anchors))
+
+    def arrived(self, request: Request, answer: Answer) -> None:
+        """Take an answer, if it is of use."""
+        if not request.is_of_use(answer):
+            return
+        key, known, job = request.key, request.known, request.job
+        table = None if answer.plan is None else ActionTable.of(answer.plan)
+        with self._lock:
+            self._arrivals.append(Arrival(request, answer, table))
+        if self._cache is not None and answer.profile is not None and answer.plan is not None:
+            is_recorded = key.sizes in (anchor.shapes for anchor in job.anchors) and "derived" not in known.origin
+            self._cache.keep(key, Cached(answer.profile, answer.plan, is_recorded))
+
+
+def _serve(waiting: JobQueue, child: Child, costs: CostSource, requests: weakref.ref[PlanRequests]) -> None:
+    """Serve requests until they are stopped, or nobody is there who could take an answer."""
+    try:
+        while True:
+            try:
+                request = waiting.next(IDLE_S)
+            except queue.Empty:
+                child.let_go()
+                if requests() is None:
+                    return
+                continue
+            owner = requests()
+            if waiting.is_stopped or owner is None:
+                return
+            owner.serve(request)
+            del owner, request  # not until the next one has come
+    finally:
+        child.let_go()
+        costs.close()

@@ -7,16 +7,24 @@ beginning of one. The training without an arena, with which it is compared, is h
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ..api.children import run_child
+from ..api.children import Child
 from ..api.wire import WIRE
 from ..errors import PoochError, ProcessEnded
 from ..ir import Plan
 from ..progress import Progress
 from ..workloads.loading import WorkloadFactory
-from .training import StepResult, Trained, TrainingOptions, applied, first_difference, train_under
+from .training import (
+    StepResult,
+    Trained,
+    TrainingOptions,
+    applied,
+    errors_in_one_line,
+    first_difference,
+    train_under,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from ..executor.verification import Verify
     from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 
+NO_ARENA = "none"
 FIRST_STEPS = 6  # two in which replays are compared, a warm one, two that are recorded, and one beside the packing
 
 
@@ -47,36 +56,8 @@ class ArenaOutcome:
     arena_difference: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaTrained:
-    """A training on an arena, or without one.
-
-    Attributes:
-        parts: the first steps, and those after them.
-        stats: what is known about the arena at the end; None without one.
-    """
-
-    parts: tuple[Trained, Trained]
-    stats: ArenaStats | None
-
-    def record(self) -> dict[str, Any]:
-        """As plain data, without what a plan's run counted."""
-        parts = [asdict(replace(part, stats=None, plan=None)) for part in self.parts]
-        return {"parts": parts, "stats": None if self.stats is None else asdict(self.stats)}
-
-    @staticmethod
-    def of(record: dict[str, Any]) -> ArenaTrained:
-        """From plain data."""
-        from ..torchtools.cpu_allocator import ArenaCounters
-        from ..torchtools.cpu_allocator.arena_stats import ArenaStats
-
-        first, rest = (
-            Trained(**{**part, "steps": tuple(StepResult(**step) for step in part["steps"])})
-            for part in record["parts"]
-        )
-        stats = record["stats"]
-        known = None if stats is None else ArenaStats(**{**stats, "counters": ArenaCounters(**stats["counters"])})
-        return ArenaTrained((first, rest), known)
+WIRE.add(WorkloadFactory, StepResult, Trained, ArenaOutcome)
+TrainedParts = tuple[Trained, Trained]  # the first steps, and those after them
 
 
 def train_on_arena(
@@ -91,45 +72,45 @@ def train_on_arena(
         options: the steps are those that are served; with `check`, train once more without an arena, and compare.
     """
     from ..torchtools.accelerators import has_streams
+    from ..torchtools.device_memory import give_memory_back
 
     steps, progress, verify = options.steps, options.progress, options.verify
     progress("training on an arena")
+    outcome: ArenaOutcome
     if has_streams(device):
+        give_memory_back(device)  # or that process could not use what this one's allocator caches
         try:
-            served = _train_in_child(factory, plan, device, options)
+            with Child("train on an arena", imports_as_here=True, passes_on=True) as child:
+                parts, outcome = child.ask(factory, plan, steps, verify, progress=progress)
+        except ProcessEnded as error:
+            return ArenaOutcome(f"none: the process that was to train on an arena failed: {error}")
         except PoochError as error:
             return ArenaOutcome(f"none: {error}")
     else:
-        served = train(factory, plan, steps, progress, on_arena=True, verify=verify)
-    stats = served.stats
-    if stats is None:
-        return ArenaOutcome("none")
-    difference = None
-    if options.check:
-        alone = train(factory, plan, steps, progress, on_arena=False, verify=verify)
-        pairs = zip(alone.parts, served.parts, strict=True)
-        difference = next((found for pair in pairs if (found := first_difference(*pair)) is not None), None)
-    placed = stats.share_placed if stats.counters.placed else None
-    return ArenaOutcome(stats.line(), stats.arena_bytes, stats.bound_bytes, placed, difference)
+        parts, outcome = train(factory, plan, steps, progress, on_arena=True, verify=verify)
+    if not options.check or outcome.arena == NO_ARENA:
+        return outcome
+    alone, _ = train(factory, plan, steps, progress, on_arena=False, verify=verify)
+    differences = map(first_difference, alone, parts)
+    return replace(outcome, arena_difference=next(filter(None, differences), None))
 
 
-def _train_in_child(
-    factory: WorkloadFactory, plan: Plan | None, device: torch.device, options: TrainingOptions
-) -> ArenaTrained:
-    from ..torchtools.device_memory import give_memory_back
+def served(
+    factory: WorkloadFactory, plan: Plan | None, steps: int, verify: Verify, progress: Progress
+) -> tuple[TrainedParts, ArenaOutcome]:
+    """In the child process: train on an arena of a device whose allocator has to be chosen first."""
+    from ..api.arenas import install_cuda_arena
 
-    give_memory_back(device)  # or that process could not use what this one's allocator caches
-    job = {"workload": asdict(factory), "plan": WIRE.plain(plan), "steps": options.steps, "verify": options.verify}
-    try:
-        done = run_child(f"{__package__}.arena_child", job, options.progress, imports_as_here=True)
-    except ProcessEnded as error:
-        raise PoochError(f"the process that was to train on an arena failed: {error}") from None
-    return ArenaTrained.of(done["done"])
+    install_cuda_arena()
+    with errors_in_one_line():
+        parts, outcome = train(factory, plan, steps, progress, on_arena=True, verify=verify)
+    first, rest = (replace(part, stats=None, plan=None, verified=None) for part in parts)  # what is compared
+    return (first, rest), outcome
 
 
 def train(
     factory: WorkloadFactory, plan: Plan | None, steps: int, progress: Progress, *, on_arena: bool, verify: Verify
-) -> ArenaTrained:
+) -> tuple[TrainedParts, ArenaOutcome]:
     """Train the first steps, which are recorded, and some more; arguments as of `train_on_arena`."""
     from ..api.arenas import PlainArena, arena_for
 
@@ -143,4 +124,11 @@ def train(
         if memory is not None:
             memory.wait()
         rest = train_under(workload, run, steps, progress)
-        return ArenaTrained((first, rest), None if memory is None else memory.stats)
+        return (first, rest), _outcome(None if memory is None else memory.stats)
+
+
+def _outcome(stats: ArenaStats | None) -> ArenaOutcome:
+    if stats is None:
+        return ArenaOutcome(NO_ARENA)
+    placed = stats.share_placed if stats.counters.placed else None
+    return ArenaOutcome(stats.line(), stats.arena_bytes, stats.bound_bytes, placed)

@@ -8,17 +8,17 @@ the user's plan is not made for that mode.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..api.children import run_child
+from ..api.children import Child
 from ..api.in_core import fits_in_core, unless_out_of_memory
 from ..api.wire import WIRE
 from ..errors import PoochError
 from ..ir import Plan
 from ..progress import Progress
 from ..workloads.loading import WorkloadFactory
-from .training import Trained, first_difference, train_offloaded, train_steps
+from .training import Trained, errors_in_one_line, first_difference, train_offloaded, train_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +75,9 @@ class DeterministicCheck:
     repeatable: bool
     steps_off_plan: int
     operators: tuple[str, ...]
+
+
+WIRE.add(WorkloadFactory, DeterministicCheck)
 
 
 def judge(
@@ -144,20 +147,29 @@ def check_deterministically(
 
     progress("comparing under deterministic algorithms")
     give_memory_back(device)  # or that process could not use what this one's allocator caches
-    job = {"workload": asdict(factory), "plan": WIRE.plain(plan), "steps": steps}
     try:
-        done = run_child(f"{__package__}.checking_child", job, progress, imports_as_here=True)
+        with Child("compare deterministically", imports_as_here=True, passes_on=True) as child:
+            found: DeterministicCheck = child.ask(factory, plan, steps, progress=progress)
     except PoochError as error:
         progress(f"the trainings cannot be compared under deterministic algorithms: {error}")
         return None
-    return DeterministicCheck(**{**done["done"], "operators": tuple(done["done"]["operators"])})
+    return found
 
 
-def compared(factory: Callable[[], Workload], plan: Plan, steps: int, progress: Progress) -> DeterministicCheck:
+def compared(factory: WorkloadFactory, plan: Plan, steps: int, progress: Progress) -> DeterministicCheck:
     """In the child process: compare plain with planned training, and if they differ, with plain training again."""
-    reference = train_reference(factory, plan, steps, progress)
-    planned = train_steps(factory(), plan, steps, progress)
-    difference = first_difference(reference, planned)
-    again = None if difference is None else train_reference(factory, plan, steps, progress)
-    is_repeatable = again is None or first_difference(reference, again) is None
-    return DeterministicCheck(difference, is_repeatable, sum(step.left_plan for step in planned.steps), ())
+    from ..torchtools.determinism import deterministic_algorithms, use_deterministic_algorithms
+
+    def build() -> Workload:
+        workload = factory()
+        use_deterministic_algorithms()  # also if the user's file turns them off
+        return workload
+
+    with deterministic_algorithms() as operators, errors_in_one_line():
+        reference = train_reference(build, plan, steps, progress)
+        planned = train_steps(build(), plan, steps, progress)
+        difference = first_difference(reference, planned)
+        again = None if difference is None else train_reference(build, plan, steps, progress)
+        is_repeatable = again is None or first_difference(reference, again) is None
+    steps_off_plan = sum(step.left_plan for step in planned.steps)
+    return DeterministicCheck(difference, is_repeatable, steps_off_plan, tuple(operators))

@@ -14,13 +14,13 @@ code that oneDNN generates, two small copy buffers).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..api.children import Child, Event
-from ..api.wire import PLANNING, Wire
-from ..errors import PoochError, ProcessEnded
+from ..api.children import Child
+from ..api.wire import WIRE
+from ..errors import PoochError
 from ..ir import Plan
 from ..progress import Progress
 from ..workloads.loading import WorkloadFactory
@@ -74,7 +74,7 @@ class LimitedJob:
     on_arena: bool = False
 
 
-WIRE = Wire(*PLANNING, WorkloadFactory, LimitedJob)
+WIRE.add(WorkloadFactory, LimitedJob)
 
 
 def train_limited(job: LimitedJob, progress: Progress) -> LimitedOutcome:
@@ -85,11 +85,17 @@ def train_limited(job: LimitedJob, progress: Progress) -> LimitedOutcome:
     """
     beside = " on an arena" if job.on_arena else ""
     progress(f"{'planned' if job.plan else 'plain'} training{beside} under a hard limit")
-    module, environment = f"{__package__}.limited_child", exact_allocator(os.environ)
-    with Child(module, imports_as_here=True, environment=environment) as child:
-        child.tell({"job": WIRE.plain(job)})
-        events = list(child.events())
-        return _outcome(events, child.ended())
+    told: dict[str, list[Any]] = {"slack_bytes": [], "loss": []}
+    limited = Child("train under a limit", imports_as_here=True, environment=exact_allocator(os.environ))
+    with limited as child:
+        try:
+            message, arena = child.ask(job, progress=lambda name, value: told[name].append(value))
+        except PoochError as error:
+            if not told["slack_bytes"]:
+                raise PoochError(f"the limited process failed before its limit was set: {error}") from None
+            message, arena = f"the process died: {error}", None
+    slack_bytes = next(iter(told["slack_bytes"]), None)
+    return LimitedOutcome(not message, message, tuple(told["loss"]), slack_bytes, arena)
 
 
 def exact_allocator(environment: Mapping[str, str]) -> dict[str, str]:
@@ -111,16 +117,3 @@ def limit_gpu(device: torch.device, budget_bytes: int, slack_bytes: int = SLACK_
     limit_bytes = min(total_bytes, budget_bytes + slack_bytes)
     cuda_only.limit_memory(device, limit_bytes / total_bytes)
     return limit_bytes
-
-
-def _outcome(events: Sequence[Event], ended: ProcessEnded) -> LimitedOutcome:
-    told = next((event["message"] for event in events if "error" in event), str(ended))
-    if not any("limit_bytes" in event or "died" in event for event in events):
-        raise PoochError(f"the limited process failed before its limit was set: {told}")
-    losses = tuple(event["loss"] for event in events if "loss" in event)
-    slack_bytes = next((event["slack_bytes"] for event in events if "slack_bytes" in event), None)
-    arena = next((event["arena"] for event in events if "arena" in event), None)
-    if any("done" in event for event in events):
-        return LimitedOutcome(True, "", losses, slack_bytes, arena)
-    died = next((event["died"] for event in events if "died" in event), None)
-    return LimitedOutcome(False, died or f"the process died: {told}", losses, slack_bytes)

@@ -1,39 +1,42 @@
-"""The child process of `hard_limit`: reads a job, and tells what happens."""
+"""What the child process of `hard_limit` does."""
 
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from contextlib import nullcontext
 
-from ..api.children import received, send
 from ..errors import first_line
 from ..torchtools.malloc import return_large_blocks
 from ..units import format_bytes
-from .arena_training import FIRST_STEPS
-from .hard_limit import SLACK_BYTES, WIRE, LimitedJob, limit_gpu
+from .arena_training import FIRST_STEPS, NO_ARENA
+from .hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
 
 
-def main() -> None:
-    """Build the workload, run a step, set the limit, train."""
-    job: LimitedJob = WIRE.made(received()["job"])
+def trained(job: LimitedJob, report: Callable[[str, float], None]) -> tuple[str, str | None]:
+    """Build the workload, run a step, set the limit, train.
+
+    Returns:
+        What ended the training, or "", and what the arena served, if one was asked for.
+    """
     return_large_blocks()  # so that address space means live memory
     training = _Training(job)
     try:
         training.settle()
         slack_bytes = job.slack_bytes if job.slack_bytes is not None else SLACK_BYTES + training.reserved_beside_bytes()
-        limit_bytes = _set_limit(training, job.budget_bytes, slack_bytes)
-        send({"limit_bytes": limit_bytes, "slack_bytes": slack_bytes})
+        _set_limit(training, job.budget_bytes, slack_bytes)
+        report("slack_bytes", slack_bytes)
         for _ in range(job.steps if training.arena is None else FIRST_STEPS - 1 + job.steps):
-            send({"loss": training.step()})
+            report("loss", training.step())
             if training.arena is not None:
                 training.arena.wait()
-        if job.on_arena:
-            send({"arena": training.arena.stats.line() if training.arena is not None else "none"})
-        send({"done": True})
     except (RuntimeError, MemoryError) as error:
         most = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        send({"died": _cause(error)})
+        return _cause(error), None
+    if not job.on_arena:
+        return "", None
+    return "", NO_ARENA if training.arena is None else training.arena.stats.line()
 
 
 def _cause(error: BaseException) -> str:
@@ -108,26 +111,22 @@ class _Training:
         return loss
 
 
-def _set_limit(training: _Training, budget_bytes: int, slack_bytes: int) -> int:
-    """Limit this process to the budget; returns the limit in bytes (of address space on the CPU)."""
+def _set_limit(training: _Training, budget_bytes: int, slack_bytes: int) -> None:
+    """Limit this process to the budget: its address space on the CPU."""
     from ..torchtools.accelerators import has_streams
     from ..torchtools.memory_trace import live_bytes
 
     training.workload.model.zero_grad(set_to_none=True)
     if has_streams(training.device):
-        return limit_gpu(training.device, budget_bytes, slack_bytes)
+        limit_gpu(training.device, budget_bytes, slack_bytes)
+        return
     room = budget_bytes - live_bytes(training.device) + slack_bytes
     limit = _address_space_bytes() + max(0, room)
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if most < 0 else min(limit, most), most))
-    return limit
 
 
 def _address_space_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().vms)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import PoochError, first_line
 from ..ir import Plan
 from ..progress import Progress, silent
 
@@ -248,6 +249,15 @@ def _final_digests(workload: Workload) -> dict[str, str]:
     if states.device is not None:
         found["random state of the GPU"] = _digest(states.device)
     return found
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Raise an error of training in a child process, such as one of memory, as one that its parent can be told."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        raise PoochError(first_line(error)) from None
 
 
 def first_difference(first: Trained, second: Trained) -> str | None:

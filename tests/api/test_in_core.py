@@ -5,7 +5,6 @@ The device is this machine with the room of a small one, which the plain step's 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from pooch.api.options import PlanOptions
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.batch_search.max_batch import max_batch
-from pooch.measure import checking, hard_limit, limited_child, measuring
+from pooch.measure import checking, limited_child, measuring
 from pooch.measure.arena_training import ArenaOutcome
 from pooch.measure.comparison import compare, measure_rows
 from pooch.measure.hard_limit import SLACK_BYTES, LimitedJob, LimitedOutcome
@@ -189,17 +188,15 @@ def test_the_limit_leaves_what_the_allocator_was_seen_to_reserve_beside_tensors(
     factory: WorkloadFactory,
     caching: list[tuple[int, int]],
     given_bytes: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = hard_limit.WIRE.plain(job_of(factory, slack_bytes=given_bytes))
-    monkeypatch.setattr(limited_child, "received", lambda: {"job": job})
-    limited_child.main()
+    told: list[tuple[str, float]] = []
+    assert limited_child.trained(job_of(factory, slack_bytes=given_bytes), lambda *event: told.append(event)) == (
+        "",
+        None,
+    )
     slack_bytes = SLACK_BYTES + 30 * MIB if given_bytes is None else given_bytes
     assert caching == [(MIB, slack_bytes)]
-    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert events[0] == {"limit_bytes": MIB + slack_bytes, "slack_bytes": slack_bytes}
-    assert events[-1] == {"done": True}
+    assert told == [("slack_bytes", slack_bytes), ("loss", 0.0)]
 
 
 def test_plain_training_gets_the_limit_of_planned_training_and_the_report_tells_it(

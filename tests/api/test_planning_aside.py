@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,27 +16,36 @@ import pytest
 
 import pooch
 from pooch.api import planning, planning_aside
-from pooch.api.children import run_child
+from pooch.api.children import Child
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Choice, Plan
+from tests.api import child_work
 from tests.children import child_environment
 from tests.toys import FAST_LINK, blocks, in_full
 
-WAITING = "tests.api.child_that_waits"
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every plan is made aside; the child processes that were started."""
+    started: list[int] = []
+
+    class Noted(Child):
+        def start(self) -> subprocess.Popen[bytes]:
+            process = super().start()
+            started.append(process.pid)
+            return process
+
+    monkeypatch.setattr(planning, "is_worthwhile", lambda profile: True)
+    monkeypatch.setattr(planning_aside, "Child", Noted)
+    return started
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every plan is made aside; the child processes that were started."""
-    started: list[str] = []
-
-    def run(module: str, *args: Any) -> Any:
-        started.append(module)
-        return run_child(module, *args)
-
-    monkeypatch.setattr(planning, "is_worthwhile", lambda profile: True)
-    monkeypatch.setattr(planning_aside, "run_child", run)
-    return started
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
+    """A child process that tells its process number, then waits for Ctrl-C."""
+    child_work.let_children_do_it(monkeypatch)
+    with Child("wait", imports_as_here=True) as child:
+        yield child
 
 
 def is_running(process: int) -> bool:
@@ -51,7 +60,7 @@ def facts(plan: Plan) -> str:
     return in_full(replace(plan, planning_ms=0.0))
 
 
-def test_the_same_plan_is_made_from_the_same_arguments(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_plan_is_made_from_the_same_arguments(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     profile = blocks(4, link=FAST_LINK)
     start: dict[int, Choice] = {value.id: "swap" for value in profile.activations[:3]}
     told: list[tuple[str, float]] = []
@@ -70,7 +79,7 @@ def test_the_same_plan_is_made_from_the_same_arguments(asked: list[str], monkeyp
     assert len(asked) == 4
 
 
-def test_errors_are_those_of_planning_here(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_those_of_planning_here(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     profile = blocks(4)
     for budget, policy, kind in (("1%", "ilp", InfeasibleBudget), ("70%", "nobody", UsageError)):
         monkeypatch.setattr(planning, "is_worthwhile", lambda profile: True)
@@ -84,7 +93,7 @@ def test_errors_are_those_of_planning_here(asked: list[str], monkeypatch: pytest
     assert len(asked) == 2
 
 
-def test_without_such_a_process_plans_are_made_here(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_such_a_process_plans_are_made_here(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     profile = blocks(4, link=FAST_LINK)
     expected = facts(pooch.plan(profile, "70%"))
     # GIVEN an argument that no other process can be given
@@ -100,18 +109,18 @@ def test_without_such_a_process_plans_are_made_here(asked: list[str], monkeypatc
         assert facts(pooch.plan(profile, "70%")) == expected
 
 
-def test_ctrl_c_is_passed_on_once_and_the_best_plan_so_far_is_the_answer() -> None:
+def test_ctrl_c_is_passed_on_once_and_the_best_plan_so_far_is_the_answer(waiting: Child) -> None:
     pressed: list[int] = []
 
     def press(process: int) -> None:
         pressed.append(process)
         raise KeyboardInterrupt
 
-    assert run_child(WAITING, {"answers": True}, press, imports_as_here=True) == {"done": True}
+    assert waiting.ask(True, progress=press) is True
     assert len(pressed) == 1
 
 
-def test_ctrl_c_before_there_is_a_plan_ends_both() -> None:
+def test_ctrl_c_before_there_is_a_plan_ends_both(waiting: Child) -> None:
     pressed: list[int] = []
 
     def press(process: int) -> None:
@@ -119,26 +128,28 @@ def test_ctrl_c_before_there_is_a_plan_ends_both() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_child(WAITING, {"answers": False}, press, imports_as_here=True)
+        waiting.ask(False, progress=press)
     assert not is_running(pressed[0])
 
 
-def test_an_error_of_the_callers_progress_ends_the_process_at_once() -> None:
+def test_an_error_of_the_callers_progress_ends_the_process_at_once(waiting: Child) -> None:
     told: list[int] = []
 
     def fails(process: int) -> None:
         told.append(process)
         raise RuntimeError("not now")
 
-    with pytest.raises(RuntimeError, match="not now"):
-        run_child(WAITING, {"answers": True}, fails, imports_as_here=True)
+    with pytest.raises(RuntimeError, match="not now"), waiting:
+        waiting.ask(True, progress=fails)
     assert not is_running(told[0])
 
 
 KILLED = """
-import sys
-from pooch.api.children import run_child
-run_child("tests.api.child_that_waits", {"answers": True}, lambda process: print(process, flush=True))
+from pooch.api.children import Child
+from tests.api import child_work
+
+child_work.let_children_do_it()
+Child("wait", imports_as_here=True).ask(True, progress=lambda process: print(process, flush=True))
 """
 
 

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import pooch
+from pooch.analysis.interpolation import KnownStep
 from pooch.api.options import PlanOptions
 from pooch.api.wire import PLANNING, WIRE, Wire
-from pooch.autopilot.jobs import WIRE as JOBS
-from pooch.autopilot.jobs import Anchor, Answer, Job
+from pooch.autopilot.jobs import Answer, Job
 from pooch.errors import WireError
 from pooch.ir import Plan, Profile
 from tests.toys import blocks, in_full
@@ -89,9 +89,9 @@ def test_profiles_plans_and_jobs_arrive_equal(path: Path) -> None:
     swapped = pooch.plan_from_decisions(profile, {value.id: "swap" for value in profile.activations[:9]})
     plan = replace(swapped, choices=tuple(replace(choice, replay_ms=math.inf) for choice in swapped.choices))
     options = PlanOptions(policy_options={"n_tensors": 3, "shares": [0.5, {1: "a"}]}, host_budget="1GiB")
-    job = Job((3, 4), (Anchor((3,), profile), Anchor((5,), profile)), 5, 7, options, plan)
-    assert passed(job, JOBS) == job
-    assert passed(Answer(profile, plan, 3, "why"), JOBS) == Answer(profile, plan, 3, "why")
+    job = Job((3, 4), (KnownStep((3,), profile), KnownStep((5,), profile)), 5, 7, options, plan)
+    assert passed(job, WIRE) == job
+    assert passed(Answer(profile, plan, 3, "why"), WIRE) == Answer(profile, plan, 3, "why")
 
 
 def test_a_plan_with_an_arena_arrives_equal() -> None:
@@ -116,7 +116,7 @@ def test_every_data_class_that_a_job_or_an_answer_can_hold_may_pass() -> None:
         for hint in hints.values():
             if typing.get_origin(hint) is not ClassVar:
                 ahead |= classes_of(hint) - known
-    assert known == {*PLANNING, Job, Answer, Anchor}
+    assert known == {*PLANNING, Job, Answer, KnownStep}
 
 
 class Odd(int):

@@ -46,7 +46,7 @@ ENOUGH_BYTES = 700_000  # above what is live before: for gradients, optimizer an
 def no_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about steps without a plan, and about recorded ones."""
     monkeypatch.setattr(PlanRequests, "ask", lambda *_: None)
-    monkeypatch.setattr("pooch.autopilot.worker.PlanningWorker.warm_up", lambda *_: None)
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda *_: None)
 
 
 def a_model() -> nn.Module:

@@ -46,7 +46,7 @@ Between = Callable[[int], None]
 def no_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about the tier."""
     monkeypatch.setattr(PlanRequests, "ask", lambda *_: None)
-    monkeypatch.setattr("pooch.autopilot.worker.PlanningWorker.warm_up", lambda *_: None)
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda *_: None)
 
 
 @pytest.fixture

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import pooch
+from pooch.analysis.interpolation import KnownStep
 from pooch.api.options import PlanOptions
 from pooch.autopilot import library as library_module
 from pooch.autopilot import shapes
 from pooch.autopilot.cache import PlanCache, Purpose
 from pooch.autopilot.costs import HostCosts
-from pooch.autopilot.jobs import Anchor, Answer, Job, done
-from pooch.autopilot.known import MOST_RECORDS
+from pooch.autopilot.jobs import Answer, Job, done
+from pooch.autopilot.known import MOST_RECORDS, Known
 from pooch.autopilot.library import NOT_MEASURED, PLANNED_SHARE, Library
+from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
-from pooch.autopilot.waiting import JobQueue, Waiting
-from pooch.autopilot.worker import PlanningWorker
+from pooch.autopilot.waiting import JobQueue, Request
 from pooch.bounded import RecentlyUsed, Topics
 from pooch.ir import Profile
 from tests.toys import blocks
@@ -31,19 +33,19 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Jobs are done at once, in this process."""
     asked: list[Job] = []
 
-    def plan(_: PlanningWorker, job: Job, answer: Callable[[Answer], None], **_rest: object) -> None:
-        asked.append(job)
-        answer(done(job))
+    def put(requests: PlanRequests, request: Request) -> None:
+        asked.append(request.job)
+        requests.arrived(request, done(request.job))
 
-    monkeypatch.setattr(PlanningWorker, "plan", plan)
-    monkeypatch.setattr(PlanningWorker, "warm_up", lambda _: None)
+    monkeypatch.setattr(PlanRequests, "_put", put)
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
     return asked
 
 
 def test_a_plan_may_fill_the_budget_where_no_other_is_feasible(jobs: list[Job]) -> None:
     profile = blocks(4)
     start_bytes = profile.persistent_bytes
-    anchors = (Anchor(KEY.sizes, profile),)
+    anchors = (KnownStep(KEY.sizes, profile),)
     budget_bytes = done(Job(KEY.sizes, anchors, start_bytes, 1, PlanOptions())).minimum_bytes
     assert PLANNED_SHARE * budget_bytes < budget_bytes < profile.peak_bytes
     told: list[str] = []
@@ -168,14 +170,15 @@ def test_a_forgotten_shape_has_its_plan_back_from_the_disk(monkeypatch: pytest.M
 
 
 def test_an_answer_for_a_shape_that_was_forgotten_meanwhile_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Job, Callable[[Answer], None]]] = []
-    monkeypatch.setattr(PlanningWorker, "plan", lambda _, job, answer, **__: asked.append((job, answer)))
+    asked: list[tuple[PlanRequests, Request]] = []
+    monkeypatch.setattr(PlanRequests, "_put", lambda *given: asked.append(given))
     monkeypatch.setattr(shapes, "MOST_SHAPES", 1)
     library, profile = a_library(), blocks(4)
     for _ in range(3):
         meet(library, KEY, profile)
     meet(library, key_of(6), profile)
-    asked[0][1](done(asked[0][0]))
+    requests, request = asked[0]
+    requests.arrived(request, done(request.job))
     assert library.plans == {}
     assert len(library.shapes()) == 1
 
@@ -190,38 +193,55 @@ def test_what_was_planned_is_listed_for_the_last_thousand_lines() -> None:
 
 def test_a_job_that_waits_too_long_is_dropped_and_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = JobQueue(3)
-
-    def plan(_: PlanningWorker, job: Job, answer: Callable[[Answer], None], *, dropped: Callable[[], None]) -> None:
-        waiting.put(Waiting(0, job, answer, dropped))
-
-    monkeypatch.setattr(PlanningWorker, "plan", plan)
+    monkeypatch.setattr(PlanRequests, "_put", lambda _, request: waiting.put(request))
     library, profile = a_library(), blocks(4)
     for size in (4, 4, 5, 6, 7):  # the first three are recorded, the fourth is derived
         meet(library, key_of(size), profile)
     meet(library, key_of(8), profile)
-    assert [each.job.sizes for each in waiting._waiting if each.job] == [(6,), (7,), (8,)]
+    assert [each.job.sizes for each in waiting._waiting] == [(6,), (7,), (8,)]
     pending = {shape: known.is_pending for shape, known in library._known.items()}
     assert pending[KEY] is False
     assert pending[key_of(8)] is True
     meet(library, KEY, profile)
-    assert (4,) in [each.job.sizes for each in waiting._waiting if each.job]
+    assert (4,) in [each.job.sizes for each in waiting._waiting]
 
 
 def test_the_least_urgent_and_oldest_job_is_dropped_and_urgent_ones_go_first() -> None:
-    dropped: list[str] = []
+    profile, dropped = blocks(2), []
+    plan = pooch.plan(profile, "100%")
+    asked: dict[str, Known] = {}
 
-    def put(name: str, urgency: int) -> None:
-        jobs.put(Waiting(urgency, None, lambda _: None, lambda: dropped.append(name)))
+    def put(name: str, *, is_urgent: bool) -> None:
+        asked[name] = Known(is_pending=is_urgent, is_improved=not is_urgent)
+        jobs.put(Request(KEY, asked[name], Job(KEY.sizes, (), 0, 0, PlanOptions(), None if is_urgent else plan)))
+        dropped.extend(name for name, known in asked.items() if not (known.is_pending or known.is_improved))
+        for each in dropped:
+            asked.pop(each, None)
 
     jobs = JobQueue(2)
-    for name, urgency in (("a", 0), ("b", 1), ("c", 1), ("d", 0), ("e", 1), ("f", 0)):
-        put(name, urgency)
-    assert dropped == ["b", "c", "e", "a"]
-    assert [jobs.next(1) is not None for _ in range(2)] == [True, True]
+    for name in "aBCdEf":  # capitals are not urgent
+        put(name, is_urgent=name.islower())
+    assert dropped == ["B", "C", "E", "a"]
+    jobs.wake()  # which gives nobody's turn away
+    taken = [jobs.next(1) for _ in range(3)]
+    assert [request and request.known for request in taken] == [asked["d"], asked["f"], None]
     with pytest.raises(queue.Empty):
         jobs.next(0.01)
     jobs.stop()
+    assert jobs.is_stopped
     assert jobs.next(1) is None
+
+
+@pytest.mark.parametrize(("quicker", "arrives"), [(False, False), (True, True)])
+def test_of_a_plan_that_is_to_be_improved_only_a_better_one_arrives(quicker: bool, arrives: bool) -> None:
+    profile = blocks(2)
+    plan = pooch.plan(profile, "100%")
+    request = Request(KEY, Known(), Job(KEY.sizes, (), 0, 0, PlanOptions(), plan))
+    other = replace(plan, predicted_step_ms=plan.predicted_step_ms * (0.9 if quicker else 1.0))
+    requests = PlanRequests(PlanOptions(), HostCosts(lambda: NOT_MEASURED), None)
+    requests.arrived(request, Answer(profile, other))
+    requests.arrived(request, Answer(profile, refusal="no"))
+    assert len(requests.arrivals()) == arrives
 
 
 def test_what_was_used_last_is_kept() -> None:

@@ -28,7 +28,7 @@ WIDTH, ROWS = 64, 512
 def no_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about steps without a plan, and about recorded ones."""
     monkeypatch.setattr(PlanRequests, "ask", lambda *_: None)
-    monkeypatch.setattr("pooch.autopilot.worker.PlanningWorker.warm_up", lambda *_: None)
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

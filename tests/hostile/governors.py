@@ -91,7 +91,7 @@ def online_only(copy_cost_ms: CopyCost, records: int = 3) -> Iterator[None]:
 
     with (
         mock.patch("pooch.autopilot.requests.PlanRequests.ask"),
-        mock.patch("pooch.autopilot.worker.PlanningWorker.warm_up"),
+        mock.patch("pooch.autopilot.requests.PlanRequests.warm_up"),
         mock.patch("pooch.autopilot.library.Library.replays", return_value=True),
         mock.patch("pooch.autopilot.library.MOST_RECORDED", records),
         mock.patch("pooch.machine.speed.CopySpeed.copy_ms", copy_ms),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
+from pooch.api.wire import WIRE
 from pooch.errors import PoochError
 from pooch.ir import Region
 from pooch.measure import measuring
-from pooch.measure.arena_training import FIRST_STEPS
+from pooch.measure.arena_training import FIRST_STEPS, served, train
 from pooch.measure.hard_limit import LimitedJob, train_limited
 from pooch.measure.measuring import measure_training, optimize
 from pooch.measure.timing import Timing, time_in_turns
@@ -180,6 +182,21 @@ def test_under_a_hard_limit_plain_training_dies_and_planned_training_goes_throug
     tight = train_limited(LimitedJob(factory, chosen, chosen.budget_bytes // 2, 1, on_arena=True), quiet)
     assert (tight.survived, tight.arena) == (False, None)
     assert tight.message.startswith("memory ran out")
+
+
+def test_what_was_trained_on_an_arena_in_another_process_can_be_compared_here(
+    wide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pooch.api.arenas.install_cuda_arena", lambda: None)
+    factory = WorkloadFactory(wide, settings={"layers": 4, "width": 2**16})
+    chosen = plan(profile_workload(factory(), repeats=1), "70%", region="step")
+    told = served(factory, chosen, 1, "first", quiet)
+    parts, outcome = WIRE.made(json.loads(json.dumps(WIRE.plain(told))))
+    assert (parts, outcome) == told
+    alone, none = train(factory, chosen, 1, quiet, on_arena=False, verify="first")
+    assert [*map(first_difference, alone, parts)] == [None, None]
+    assert (none.arena, none.arena_bytes) == ("none", 0)
+    assert outcome.arena_bytes > 0, outcome.arena
 
 
 def test_a_limited_process_that_fails_for_another_reason_says_so(wide: str) -> None:
