@@ -22,6 +22,16 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}"
 
 
+def error_text(error: BaseException, otherwise: str = "") -> str:
+    """Return what a library says of a failure, which may be long, in one line of at most 300 characters.
+
+    Args:
+        error: the failure.
+        otherwise: what to return for an error without a message.
+    """
+    return " ".join(str(error).split())[:300] or otherwise
+
+
 def slower(ratio: float) -> str:
     """A time over another one in words: 1.012 -> "1% slower", 0.5 -> "50% faster", 2.5 -> "2.5 times as long"."""
     if ratio >= 2:

@@ -8,16 +8,6 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-# The one circle that is left: a planned step turns into one without a plan, and that one takes over the planned one's
-# hooks.
-KNOWN = {
-    "pooch.executor.online",
-    "pooch.executor.online.evictor",
-    "pooch.executor.online.record",
-    "pooch.executor.online.step",
-    "pooch.executor.step",
-}
-
 
 def imported_by_module(*packages: str) -> dict[str, set[str]]:
     """Every module with the modules that it imports, inside functions and for type checkers as well."""
@@ -39,14 +29,7 @@ def circle_in(imports: dict[str, set[str]]) -> list[str]:
 def test_no_import_leads_back(package: str) -> None:
     imports = imported_by_module(package)
     assert len(imports) > 30  # the packages were found
-    others = {module: found if module not in KNOWN else found - KNOWN for module, found in imports.items()}
-    assert circle_in(others) == []
-
-
-def test_the_circle_that_is_known_is_still_there() -> None:
-    imports = imported_by_module("pooch")
-    inside = {module: found & KNOWN for module, found in imports.items() if module in KNOWN}
-    assert circle_in(inside) != [], "it is gone: take KNOWN out of this file"
+    assert circle_in(imports) == []
 
 
 def test_imports_in_functions_and_for_type_checkers_are_seen() -> None:

@@ -20,8 +20,8 @@ import torch
 import torch.utils._python_dispatch
 
 from ..errors import WorkloadError
+from ..wording import error_text
 from .dimensions import InputShape
-from .file import error_text
 from .model import OnnxModel, Step, path_of
 from .operation import ABSENT, HostNumbers, Node, Operation
 from .reading import digest_of

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FileFormatError, PoochError, UsageError, WorkloadError
 from ..folders import TemporaryFolder
-from .file import error_text, require
+from ..wording import error_text
+from .file import require
 
 if TYPE_CHECKING:
     import torch

@@ -27,16 +27,6 @@ def onnx_function(name: str) -> Callable[..., Workload]:
     return onnx_builder(name)
 
 
-def error_text(error: BaseException, otherwise: str = "") -> str:
-    """Return what a library says of a failure, which may be long, in one line of at most 300 characters.
-
-    Args:
-        error: the failure.
-        otherwise: what to return for an error without a message.
-    """
-    return " ".join(str(error).split())[:300] or otherwise
-
-
 def require(package: str, what: str) -> None:
     """Check that a package of the `onnx` extra is installed.
 

@@ -14,8 +14,8 @@ import onnx
 from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from ..errors import WorkloadError
+from ..wording import error_text
 from . import operators as _operators  # noqa: F401 - fills the registry
-from .file import error_text
 from .registry import OPERATORS
 
 OLDEST_OPSET = 7  # earlier opsets specify broadcasting in attributes

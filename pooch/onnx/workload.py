@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from ..errors import PoochError, UsageError, WorkloadError
+from ..wording import error_text
 from ..workloads.base import Workload
 from ..workloads.settings import Setting
 from .building import build_model
 from .dimensions import input_shapes
-from .file import error_text
 from .inputs import index_bounds, random_inputs
 from .loss import loss_for
 from .model import OnnxModel

@@ -134,7 +134,7 @@ def test_a_read_waits_for_actions_that_another_thread_has_begun(choice: str, mon
         step = next(each for each in gc.get_objects() if isinstance(each, PlannedStep) and each.stats is run._stats)
         anchors = step.table.anchor_of
         first = min(slot for slot in anchors.values() if slot >= step.table.first_slot + len(plan.expected))
-        handles = [packed for packed in packed_handles(step) if anchors.get(packed.record.value) == first]
+        handles = [packed for packed in packed_handles(step) if anchors.get(packed.value.number) == first]
         assert handles
         begun, done, read = threading.Event(), threading.Event(), []
         real = StepActions._do
