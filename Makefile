@@ -1,5 +1,5 @@
 # Everything sets up `.venv` by itself, once, and again when the requirements change.
-# `make demo` does the main job on ResNet-50; `make test` runs the tests. PYTHON=... picks another interpreter.
+# `make demo` does the main job on ResNet-50; `make test` runs the tests, `make test-fast` those that take seconds. PYTHON=... picks another interpreter.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,12 +13,16 @@ STAMP := .venv/.installed
 GPU_PYTHON ?= $(if $(wildcard $(STAMP)),$(BIN)/python,python3)
 DEMO := demo
 PYTEST_ARGS ?= -n 2
+# What a developer runs all the time: the core without the frameworks, processes and commands around it.
+FAST := $(addprefix tests/,analysis devices executor ir machine packing planner profiler schedule simulator torchtools)
 
-.PHONY: help setup demo test docs simulated-cuda simulated-cuda-tests gpu gpu-wheels lint format check clean
+.PHONY: help setup demo test test-fast test-all docs simulated-cuda simulated-cuda-tests gpu gpu-wheels lint format check clean
 
 help:
 	@echo "make demo    profile ResNet-50, plan it at 60% of its memory, train it under the plan, draw the result"
-	@echo "make test    run the tests (PYTEST_ARGS='tests/planner -q' to choose)"
+	@echo "make test    run the tests, in a quarter of an hour on 2 cores (PYTEST_ARGS='tests/planner -q' to choose)"
+	@echo "make test-fast  those of the core that take seconds, in 3 minutes"
+	@echo "make test-all   with the sweeps too: frameworks, many processes, every operator; .ci/run runs these"
 	@echo "make simulated-cuda        the main job on a simulated CUDA device of 1 GiB under PyTorch's own CUDA build: no GPU"
 	@echo "                           needed, 6 minutes, after setting up build/simulated_cuda (6 GB, 2 to 4 minutes)"
 	@echo "make simulated-cuda-tests  all tests that need a CUDA device, on the simulated one"
@@ -44,7 +48,14 @@ demo: $(STAMP)
 	$(BIN)/pooch show $(DEMO)/plan.json --profile $(DEMO)/profile.json --plot $(DEMO)/plan.png --force
 	@echo "The picture is $(DEMO)/plan.png; the profile and the plan are beside it."
 
-test: $(STAMP) # workers that compute on all cores wait for one another
+# Workers that compute on all cores wait for one another. tests/sweeps.txt lists what takes long and repeats.
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not sweep" $(PYTEST_ARGS)
+
+test-fast: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not sweep and not slow" $(PYTEST_ARGS) $(FAST)
+
+test-all: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMP)

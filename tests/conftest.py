@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +19,19 @@ SLOW_LIMIT_S = 1200
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
 
 
+SWEEPS = frozenset(
+    line
+    for line in (Path(__file__).parent / "sweeps.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A slow test may take longer before it counts as hanging."""
+    """Mark what `make test` leaves out. A slow test may take longer before it counts as hanging."""
     for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in SWEEPS or name.partition("::")[0] in SWEEPS:
+            item.add_marker(pytest.mark.sweep)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
 

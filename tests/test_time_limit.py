@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SLOW_LIMIT_S
+from tests.conftest import SLOW_LIMIT_S, SWEEPS
 
 ROOT = Path(__file__).parents[1]
 HANGING = """
@@ -42,3 +42,11 @@ def test_a_slow_test_has_a_longer_one(request: pytest.FixtureRequest) -> None:
     marker = request.node.get_closest_marker("timeout")
     assert marker is not None
     assert marker.args == (SLOW_LIMIT_S,)
+
+
+def test_every_line_of_the_sweeps_names_a_test() -> None:
+    """What is renamed would come back into `make test` unnoticed."""
+    for line in SWEEPS:
+        name, _, function = line.partition("::")
+        text = (ROOT / name).read_text()
+        assert not function or f"def {function}(" in text, line
