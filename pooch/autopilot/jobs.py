@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..analysis.interpolation import KnownStep, interpolated_profile
 from ..api.options import PlanOptions
 from ..api.planning import plan_here
+from ..api.pressing import plan_under_pressure
 from ..api.wire import PLANNING, Wire
 from ..errors import InfeasibleBudget, PoochError
 from ..ir import Plan, Profile
@@ -36,6 +37,7 @@ class Job:
         budget_bytes: The budget.
         options: How to plan.
         known: A plan of the same job, to be improved, or None.
+        held_bytes: What is held beneath a plan, so that one may be followed that needs more. None: it may not.
     """
 
     sizes: tuple[int, ...]
@@ -44,6 +46,7 @@ class Job:
     budget_bytes: int
     options: PlanOptions
     known: Plan | None = None
+    held_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,18 @@ class Answer:
     Attributes:
         profile: The profile that was planned, or None if it could not be derived.
         plan: The plan, or None if the step fits in-core, or if there is none.
-        minimum_bytes: The smallest budget, if there is no plan for that reason.
+        minimum_bytes: The smallest budget for which there is a plan, if that is more than the job's, or what is held.
         refusal: Why there is no profile or no plan, in one line, or "".
+        moving_ms: What a step on the plan takes longer than it predicts, as the plan needs more than what is held.
+        over_bytes: By how much it may pass what is held all the same, as a step without a plan may too.
     """
 
     profile: Profile | None
     plan: Plan | None = None
     minimum_bytes: int = 0
     refusal: str = ""
+    moving_ms: float = 0.0
+    over_bytes: int = 0
 
 
 WIRE = Wire(*PLANNING, Anchor, Answer, Job)
@@ -75,13 +82,40 @@ def done(job: Job) -> Answer:
     if profile.peak_bytes <= target_bytes:
         return Answer(profile)
     try:
-        known = () if job.known is None else (job.known,)
-        plan = plan_here(profile, target_bytes, job.options, known=known, progress=None)
-    except InfeasibleBudget as error:
-        return Answer(profile, None, error.minimum_bytes + uncertain_bytes, str(error))
+        return _planned(job, profile, target_bytes, uncertain_bytes)
     except PoochError as error:
         return Answer(profile, refusal=str(error))
-    return Answer(profile, plan)
+
+
+def _planned(job: Job, profile: Profile, target_bytes: int, uncertain_bytes: int) -> Answer:
+    """Plan a step that does not fit; if that needs more than what is held, for being followed all the same.
+
+    Raises:
+        PoochError: It cannot be planned, whatever it may take.
+    """
+    known = () if job.known is None else (job.known,)
+    refused = None
+    try:
+        plan = plan_here(profile, target_bytes, job.options, known=known, progress=None)
+    except InfeasibleBudget as error:
+        refused = Answer(profile, None, error.minimum_bytes + uncertain_bytes, str(error))
+        if job.held_bytes is None or refused.minimum_bytes <= job.held_bytes:
+            return refused
+        plan = plan_here(profile, error.minimum_bytes, job.options, known=(), progress=None)
+    needed_bytes = plan.budget_bytes + uncertain_bytes
+    if job.held_bytes is None or needed_bytes <= job.held_bytes:
+        return Answer(profile, plan)
+    pressed = plan_under_pressure(profile, plan, job.held_bytes - uncertain_bytes, job.options)
+    if pressed is None:
+        return refused or Answer(profile)
+    return Answer(
+        profile,
+        pressed.plan,
+        pressed.plan.budget_bytes + uncertain_bytes,
+        "" if refused is None else refused.refusal,
+        pressed.moving_ms,
+        pressed.over_bytes,
+    )
 
 
 def _profile_of(job: Job) -> tuple[Profile | None, int, str]:

@@ -52,7 +52,15 @@ class PlanRequests:
         """Get ready, since a plan will be asked for soon."""
         self._worker.warm_up()
 
-    def ask(self, key: StepKey, known: Known, anchors: Sequence[Anchor], start_bytes: int, target_bytes: int) -> None:
+    def ask(
+        self,
+        key: StepKey,
+        known: Known,
+        anchors: Sequence[Anchor],
+        start_bytes: int,
+        target_bytes: int,
+        held_bytes: int | None = None,
+    ) -> None:
         """Ask for a plan, unless one is on its way or there is none within these bytes.
 
         Args:
@@ -61,24 +69,33 @@ class PlanRequests:
             anchors: Its own record, or records of other shapes.
             start_bytes: Bytes that are live before the step.
             target_bytes: What the step may take.
+            held_bytes: What is held beneath a plan that needs more, if one may be followed. None: none may.
         """
         if known.is_pending or known.minimum_bytes > target_bytes:
             return
         known.is_pending = True
         self._costs.prepare(target_bytes - start_bytes)
-        job = Job(key.sizes, tuple(anchors), start_bytes, target_bytes, replace(self._options, effort="fast"))
+        options = replace(self._options, effort="fast")
+        job = Job(key.sizes, tuple(anchors), start_bytes, target_bytes, options, held_bytes=held_bytes)
         self._worker.plan(job, lambda answer: self._arrived(key, known, job, answer), dropped=known.is_not_planned)
 
-    def ask_for_better(self, key: StepKey, known: Known) -> None:
-        """Have a plan searched for longer, once nothing else is to be planned. Only a better one is an answer."""
+    def ask_for_better(self, key: StepKey, known: Known, held_bytes: int | None = None) -> None:
+        """Have a plan searched for longer, once nothing else is to be planned. Only a better one is an answer.
+
+        Args:
+            key: The kind of step.
+            known: What is known of it.
+            held_bytes: What is held beneath a plan that needs more, if one may be followed. None: none may.
+        """
         profile, plan = known.profile, known.plan
         assert profile is not None
         assert plan is not None
         anchors = (Anchor(key.sizes, profile),)
-        job = Job(key.sizes, anchors, profile.persistent_bytes, plan.budget_bytes, self._options, plan)
+        job = Job(key.sizes, anchors, profile.persistent_bytes, plan.budget_bytes, self._options, plan, held_bytes)
+        step_ms = known.predicted_step_ms
 
         def done(answer: Answer) -> None:
-            if answer.plan is not None and answer.plan.predicted_step_ms < plan.predicted_step_ms:
+            if answer.plan is not None and answer.plan.predicted_step_ms + answer.moving_ms < step_ms:
                 self._arrived(key, known, job, answer)
 
         self._worker.plan(job, done, urgency=1, dropped=known.is_not_improved)
