@@ -55,7 +55,8 @@ def pressed(dataflow: Dataflow, schedule: Schedule, point_bytes: numpy.ndarray, 
                 moved[value.id] = value
                 missing_bytes -= value.allocated_bytes
         over_bytes = max(over_bytes, missing_bytes)
-    return Pressure(over_bytes, tuple(moved), sum(_copies_ms(dataflow, value) for value in moved.values()))
+    moving_ms = sum((_copies_ms(dataflow, value) for value in moved.values()), 0.0)
+    return Pressure(over_bytes, tuple(moved), moving_ms)
 
 
 def least_bytes(dataflow: Dataflow) -> int:
