@@ -81,41 +81,34 @@ def done(job: Job) -> Answer:
     target_bytes = job.budget_bytes - uncertain_bytes
     if profile.peak_bytes <= target_bytes:
         return Answer(profile)
-    try:
-        return _planned(job, profile, target_bytes, uncertain_bytes)
-    except PoochError as error:
-        return Answer(profile, refusal=str(error))
-
-
-def _planned(job: Job, profile: Profile, target_bytes: int, uncertain_bytes: int) -> Answer:
-    """Plan a step that does not fit; if that needs more than what is held, for being followed all the same.
-
-    Raises:
-        PoochError: It cannot be planned, whatever it may take.
-    """
     known = () if job.known is None else (job.known,)
-    refused = None
     try:
         plan = plan_here(profile, target_bytes, job.options, known=known, progress=None)
+        return _held(job, profile, plan, uncertain_bytes)
     except InfeasibleBudget as error:
-        refused = Answer(profile, None, error.minimum_bytes + uncertain_bytes, str(error))
-        if job.held_bytes is None or refused.minimum_bytes <= job.held_bytes:
-            return refused
-        plan = plan_here(profile, error.minimum_bytes, job.options, known=(), progress=None)
-    needed_bytes = plan.budget_bytes + uncertain_bytes
-    if job.held_bytes is None or needed_bytes <= job.held_bytes:
+        least_bytes = error.minimum_bytes
+        refused = Answer(profile, None, least_bytes + uncertain_bytes, str(error))
+    except PoochError as error:
+        return Answer(profile, refusal=str(error))
+    if job.held_bytes is None or refused.minimum_bytes <= job.held_bytes:
+        return refused
+    try:
+        plan = plan_here(profile, least_bytes, job.options, known=(), progress=None)
+        found = _held(job, profile, plan, uncertain_bytes)
+    except PoochError:
+        return refused
+    return refused if found.plan is None else replace(found, refusal=refused.refusal)
+
+
+def _held(job: Job, profile: Profile, plan: Plan, uncertain_bytes: int) -> Answer:
+    """Answer with a plan. One that needs more than what is held beneath it is made to be followed under that."""
+    if job.held_bytes is None or plan.budget_bytes + uncertain_bytes <= job.held_bytes:
         return Answer(profile, plan)
-    pressed = plan_under_pressure(profile, plan, job.held_bytes - uncertain_bytes, job.options)
-    if pressed is None:
-        return refused or Answer(profile)
-    return Answer(
-        profile,
-        pressed.plan,
-        pressed.plan.budget_bytes + uncertain_bytes,
-        "" if refused is None else refused.refusal,
-        pressed.moving_ms,
-        pressed.over_bytes,
-    )
+    found = plan_under_pressure(profile, plan, job.held_bytes - uncertain_bytes, job.options)
+    if found is None:
+        return Answer(profile)
+    needed_bytes = found.plan.budget_bytes + uncertain_bytes
+    return Answer(profile, found.plan, needed_bytes, moving_ms=found.moving_ms, over_bytes=found.over_bytes)
 
 
 def _profile_of(job: Job) -> tuple[Profile | None, int, str]:

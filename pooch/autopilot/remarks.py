@@ -14,8 +14,8 @@ NOTHING_LEFT = (
     "ops need; raise the budget or lower the batch size"
 )
 PLAN_NEEDS_MORE = (
-    "its plan needs more than the budget, and what it keeps was too little to make up for that; later steps run "
-    "without it"
+    "its plan needs more than the budget, and what it keeps was too little to make up for that; raise the budget or "
+    "lower the batch size"
 )
 _CLEARLY_MORE = 1.1
 
