@@ -25,15 +25,20 @@ class Trial:
 
     Attributes:
         online_ms: Times of the last ones without a plan.
+        online_over_bytes: By how much these passed the budget; 0 or less: they did not.
         planned_ms: Times of those on the plan.
-        has_passed: Whether the last one without a plan passed the budget.
         is_lost: Whether the plan is not followed any longer.
     """
 
     online_ms: deque[float] = field(default_factory=lambda: deque(maxlen=TRIED_STEPS))
+    online_over_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=TRIED_STEPS))
     planned_ms: list[float] = field(default_factory=list)
-    has_passed: bool = False
     is_lost: bool = False
+
+    @property
+    def least_over_bytes(self) -> int:
+        """By how much all of the last steps without a plan passed the budget; 0: one held it, or none is known."""
+        return max(0, min(self.online_over_bytes, default=0))
 
     def is_slower(self, step_ms: float) -> bool:
         """Take the time of a step on the plan, and return whether the plan has turned out to be slower than none.

@@ -211,8 +211,8 @@ class Library:
 
     def _take(self, arrival: Arrival) -> None:
         key, known, answer = arrival.key, arrival.known, arrival.answer
-        if answer.over_bytes and known.trial.has_passed:
-            answer = replace(answer, plan=None)  # not even a step without a plan can do with so little
+        if answer.over_bytes > known.trial.least_over_bytes > 0:
+            answer = replace(answer, plan=None)  # steps without a plan can do with less, and not even with the budget
         if answer.minimum_bytes and known.trial.is_lost:
             return
         known.reason = answer.refusal
@@ -276,8 +276,8 @@ class Library:
     def ended(self, key: StepKey, known: Known, decision: Decision, step_ms: float, over_bytes: int) -> None:
         """Note how a step went that was complete and did not leave its plan.
 
-        A plan that needs more than the budget is only followed as long as the budget is held all the same, and if its
-        first steps take no longer than those without a plan.
+        A plan that needs more than the budget is only followed as long as the budget is held all the same, or passed by
+        no more than without a plan, and if its first steps take no longer than those without a plan.
 
         Args:
             key: Its key.
@@ -289,10 +289,10 @@ class Library:
         trial = known.trial
         if decision == "online":
             trial.online_ms.append(step_ms)
-            trial.has_passed = over_bytes > 0
+            trial.online_over_bytes.append(over_bytes)
         if decision != "plan" or not known.needed_bytes:
             return
-        if over_bytes > 0:
+        if over_bytes > trial.least_over_bytes:
             self._lose(key, known, f"a step passed the budget by {format_bytes(over_bytes)}")
         elif trial.is_slower(step_ms):
             self._lose(key, known, "its steps took longer than those without a plan")

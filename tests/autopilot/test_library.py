@@ -164,6 +164,26 @@ def test_where_even_steps_without_a_plan_pass_the_budget_none_is_followed() -> N
     assert near.told[0].startswith("no plan for steps of 4, so they run online: ")
 
 
+def test_one_step_that_held_the_budget_shows_that_it_can_be_held() -> None:
+    near = NearFloor(MUCH_BYTES)
+    near.step()
+    near.step()
+    for over_bytes in (28, 0, 28):
+        near.library.ended(KEY, near.known, "online", 100.0, over_bytes)
+    assert [near.step() for _ in range(3)] == ["online", "plan", "plan"]
+
+
+def test_it_may_pass_the_budget_by_no_more_than_steps_without_a_plan_do() -> None:
+    near = NearFloor(LITTLE_BYTES)
+    near.step()
+    near.step()
+    for over_bytes in (28, 2048, 28):
+        near.library.ended(KEY, near.known, "online", 100.0, over_bytes)
+    near.step(over_bytes=2048)
+    assert [near.step(over_bytes=28) for _ in range(3)] == ["plan"] * 3
+    assert [near.step(over_bytes=29), near.step()] == ["plan", "online"]
+
+
 def test_as_soon_as_it_passes_the_budget_steps_run_online_again(jobs: list[Job]) -> None:
     near = NearFloor(LITTLE_BYTES)
     near.steps(5)
