@@ -47,7 +47,7 @@ def train(way: str, budget_bytes: int, steps: int) -> dict[str, Any]:
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     allocator = counting_allocator()
-    if isinstance(allocator, str) or not allocator.install():
+    if isinstance(allocator, str) or not allocator.install("the benchmark"):
         raise SystemExit(f"the counting allocator is needed here: {allocator}")
     torch.manual_seed(0)
     sizes = {"n_layer": 6, "n_embd": 256, "n_head": 4, "vocab_size": _WORDS, "n_positions": 256}

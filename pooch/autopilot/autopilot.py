@@ -72,6 +72,7 @@ class Auto:
             tell,
             costs_of(device, evictor.speed.link, self._team.gather),
             cache=None if cache is None else self._opened(cache, tell),
+            holds_beneath=live.asks,
         )
         remarks = Remarks(tell, warn)
         evictor.silence = Silence(remarks.silence)

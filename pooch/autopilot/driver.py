@@ -32,7 +32,7 @@ from .governed import GovernedModels
 from .known import Known
 from .last_step import LastStep
 from .library import MOST_FAILURES, Library
-from .remarks import BY_OTHER_HOOKS, MORE_THAN_RECORDED, NOTHING_LEFT, Remarks
+from .remarks import BY_OTHER_HOOKS, MORE_THAN_RECORDED, NOTHING_LEFT, PLAN_NEEDS_MORE, Remarks
 from .running import RunningStep
 from .signature import StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call
@@ -410,6 +410,10 @@ class StepDriver:
         for why in running.step.mismatches:
             self._remarks.plan_left(why)
         self._count(running, step_ms, peak_bytes)
+        budget_bytes = self.budget.size_bytes
+        if budget_bytes is not None and is_complete and running.is_whole and not running.step.left_plan:
+            over_bytes = peak_bytes - budget_bytes
+            self.library.ended(running.key, running.known, running.decision, step_ms, over_bytes)
         self.library.banned(running.known, self.evictor.verification.take_new())
         self._live.reset_peak()
 
@@ -418,11 +422,10 @@ class StepDriver:
         if running.decision == "plan":
             known.left_plan = MOST_FAILURES if running.step.mismatches else known.left_plan + 1 if left else 0
         plain_ms = 0.0 if known.profile is None else known.profile.step_ms
-        predicted_ms = 0.0 if known.plan is None else known.plan.predicted_step_ms
-        times = StepTimes(step_ms, plain_ms, predicted_ms)
+        times = StepTimes(step_ms, plain_ms, known.predicted_step_ms)
         step = counted(running.decision, left, running.stats, peak_bytes, times, budget_bytes)
         self.counters = self.counters.with_step(step)
-        self.last = LastStep.of(running.decision, left, peak_bytes, known.plan)
+        self.last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
         if budget_bytes is not None and step.steps_over_budget:
             excess_bytes = peak_bytes - budget_bytes
             self._remarks.over_budget(peak_bytes, budget_bytes, *self._why_over_budget(running, excess_bytes))
@@ -443,6 +446,8 @@ class StepDriver:
         return (why := self._why_without_fault(running)), why
 
     def _why_without_fault(self, running: RunningStep) -> str:
+        if running.decision == "plan" and running.known.needed_bytes and not running.step.left_plan:
+            return PLAN_NEEDS_MORE
         if running.decision != "in-core":
             return NOTHING_LEFT
         if running.known.profile is None:

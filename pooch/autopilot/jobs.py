@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..analysis.interpolation import KnownStep, interpolated_profile
 from ..api.options import PlanOptions
 from ..api.planning import plan_here
+from ..api.pressing import plan_under_pressure
 from ..api.wire import WIRE
 from ..errors import InfeasibleBudget, PoochError
 from ..ir import Plan, Profile
@@ -24,6 +25,7 @@ class Job:
         budget_bytes: The budget.
         options: How to plan.
         known: A plan of the same job, to be improved, or None.
+        held_bytes: What is held beneath a plan, so that one may be followed that needs more. None: it may not.
     """
 
     sizes: tuple[int, ...]
@@ -32,6 +34,7 @@ class Job:
     budget_bytes: int
     options: PlanOptions
     known: Plan | None = None
+    held_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +44,18 @@ class Answer:
     Attributes:
         profile: The profile that was planned, or None if it could not be derived.
         plan: The plan, or None if the step fits in-core, or if there is none.
-        minimum_bytes: The smallest budget, if there is no plan for that reason.
+        minimum_bytes: The smallest budget for which there is a plan, if that is more than the job's, or what is held.
         refusal: Why there is no profile or no plan, in one line, or "".
+        moving_ms: What a step on the plan takes longer than it predicts, as the plan needs more than what is held.
+        over_bytes: By how much it may pass what is held all the same, as a step without a plan may too.
     """
 
     profile: Profile | None
     plan: Plan | None = None
     minimum_bytes: int = 0
     refusal: str = ""
+    moving_ms: float = 0.0
+    over_bytes: int = 0
 
 
 WIRE.add(KnownStep, Job, Answer)
@@ -62,14 +69,34 @@ def done(job: Job, progress: PlanningProgress | None = None) -> Answer:
     target_bytes = job.budget_bytes - uncertain_bytes
     if profile.peak_bytes <= target_bytes:
         return Answer(profile)
+    known = () if job.known is None else (job.known,)
     try:
-        known = () if job.known is None else (job.known,)
         plan = plan_here(profile, target_bytes, job.options, known=known, progress=progress)
+        return _held(job, profile, plan, uncertain_bytes)
     except InfeasibleBudget as error:
-        return Answer(profile, None, error.minimum_bytes + uncertain_bytes, str(error))
+        least_bytes = error.minimum_bytes
+        refused = Answer(profile, None, least_bytes + uncertain_bytes, str(error))
     except PoochError as error:
         return Answer(profile, refusal=str(error))
-    return Answer(profile, plan)
+    if job.held_bytes is None or refused.minimum_bytes <= job.held_bytes:
+        return refused
+    try:
+        plan = plan_here(profile, least_bytes, job.options, known=(), progress=progress)
+        found = _held(job, profile, plan, uncertain_bytes)
+    except PoochError:
+        return refused
+    return refused if found.plan is None else replace(found, refusal=refused.refusal)
+
+
+def _held(job: Job, profile: Profile, plan: Plan, uncertain_bytes: int) -> Answer:
+    """Answer with a plan. One that needs more than what is held beneath it is made to be followed under that."""
+    if job.held_bytes is None or plan.budget_bytes + uncertain_bytes <= job.held_bytes:
+        return Answer(profile, plan)
+    found = plan_under_pressure(profile, plan, job.held_bytes - uncertain_bytes, job.options)
+    if found is None:
+        return Answer(profile)
+    needed_bytes = found.plan.budget_bytes + uncertain_bytes
+    return Answer(profile, found.plan, needed_bytes, moving_ms=found.moving_ms, over_bytes=found.over_bytes)
 
 
 def _profile_of(job: Job) -> tuple[Profile | None, int, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from ..executor.table import ActionTable
 from ..ir import Plan, Profile
@@ -13,7 +15,42 @@ from .signature import StepKey
 from .summary import Decision, PlannedShape
 
 MOST_RECORDS = 16  # of a family: all of them are sent along when another shape is derived
+TRIED_STEPS = 5  # on a plan that needs more than the budget, before its times are compared with those without it
 DIFFERED = "a replay of it gave other bits in training"
+
+
+@dataclass
+class Trial:
+    """How steps went without a plan, and on one that needs more than the budget.
+
+    Attributes:
+        online_ms: Times of the last ones without a plan.
+        online_over_bytes: By how much these passed the budget; 0 or less: they did not.
+        planned_ms: Times of those on the plan.
+        is_lost: Whether the plan is not followed any longer.
+    """
+
+    online_ms: deque[float] = field(default_factory=lambda: deque(maxlen=TRIED_STEPS))
+    online_over_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=TRIED_STEPS))
+    planned_ms: list[float] = field(default_factory=list)
+    is_lost: bool = False
+
+    @property
+    def least_over_bytes(self) -> int:
+        """By how much all of the last steps without a plan passed the budget; 0: one held it, or none is known."""
+        return max(0, min(self.online_over_bytes, default=0))
+
+    def is_slower(self, step_ms: float) -> bool:
+        """Take the time of a step on the plan, and return whether the plan has turned out to be slower than none.
+
+        What else the machine does only adds time, so it is slower if even the fastest of its first steps took longer
+        than steps without it usually do.
+        """
+        if len(self.planned_ms) == TRIED_STEPS:
+            return False
+        self.planned_ms.append(step_ms)
+        is_known = len(self.planned_ms) == TRIED_STEPS and bool(self.online_ms)
+        return is_known and min(self.planned_ms) > median(self.online_ms)
 
 
 @dataclass
@@ -27,6 +64,9 @@ class Known:
         plan: Its plan, or None.
         table: The plan, indexed.
         minimum_bytes: The smallest budget for which there is a plan, if one was refused.
+        needed_bytes: What its plan needs, if that is more than the budget: what the plan keeps makes up for the rest.
+        moving_ms: What a step takes longer for that than its plan predicts.
+        trial: What following such a plan is like.
         is_pending: Whether an answer is on its way.
         is_improved: Whether its plan was or is being searched for longer.
         is_outdated: Whether its plan has replays that gave other bits, and is to be made again.
@@ -45,6 +85,9 @@ class Known:
     plan: Plan | None = None
     table: ActionTable | None = None
     minimum_bytes: int = 0
+    needed_bytes: int = 0
+    moving_ms: float = 0.0
+    trial: Trial = field(default_factory=Trial)
     is_pending: bool = False
     is_improved: bool = False
     is_outdated: bool = False
@@ -56,6 +99,21 @@ class Known:
     reason: str = ""
     decision: Decision = "online"
 
+    @property
+    def predicted_step_ms(self) -> float:
+        """The time that a step takes on its plan; 0 without one."""
+        return 0.0 if self.plan is None else self.plan.predicted_step_ms + self.moving_ms
+
+    @property
+    def slowdown(self) -> float | None:
+        """That over the time of a step without Pooch, or None."""
+        return self.predicted_step_ms / self.plan.in_core_step_ms if self.plan and self.plan.in_core_step_ms else None
+
+    def has_no_plan(self) -> None:
+        """Forget its plan, if there is one."""
+        self.plan = self.table = None
+        self.needed_bytes, self.moving_ms = 0, 0.0
+
     def shape(self, key: StepKey) -> PlannedShape:
         """Return it as the summary shows it."""
         return PlannedShape(
@@ -65,7 +123,7 @@ class Known:
             self.steps,
             self.profile.peak_bytes if self.profile else None,
             self.plan.predicted_peak_bytes if self.plan else None,
-            _slowdown(self.plan) if self.plan else None,
+            self.slowdown,
             self.reason,
         )
 
@@ -112,11 +170,7 @@ def without_replays(profile: Profile, values: Collection[int]) -> Profile:
     return replace(profile, ops=ops)
 
 
-def described(plan: Plan) -> str:
-    """Return a plan in a few words."""
+def described(plan: Plan, step_ms: float) -> str:
+    """Return a plan and the time that a step takes on it in a few words."""
     peaks = f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(plan.in_core_peak_bytes)}"
-    return f"{peaks}, predicted {slower_than(_slowdown(plan), 'without Pooch')}"
-
-
-def _slowdown(plan: Plan) -> float:
-    return plan.predicted_step_ms / plan.in_core_step_ms
+    return f"{peaks}, predicted {slower_than(step_ms / plan.in_core_step_ms, 'without Pooch')}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..executor.status import Mode, Status, predicted_slowdown
-from ..ir import Plan
+from ..executor.status import Mode, Status
 from .summary import Decision
 
 
@@ -24,22 +23,22 @@ class LastStep:
     slowdown: float | None = None
 
     @classmethod
-    def of(cls, decision: Decision, left_plan: bool, peak_bytes: int, plan: Plan | None) -> LastStep:
+    def of(cls, decision: Decision, left_plan: bool, peak_bytes: int, slowdown: float | None) -> LastStep:
         """Return what is told of a step.
 
         Args:
             decision: How it began.
             left_plan: Whether it left its plan, and so went on under the online policy.
             peak_bytes: Its measured peak.
-            plan: The plan for its kind of step, if there is one.
+            slowdown: The predicted time on the plan for its kind of step over the plain one, if there is one.
         """
         match decision:
             case "in-core":
                 return cls("in-core", peak_bytes, 1.0)
             case "record":
                 return cls("recorded", peak_bytes)
-            case "plan" if plan is not None and not left_plan:
-                return cls("plan", peak_bytes, predicted_slowdown(plan))
+            case "plan" if not left_plan:
+                return cls("plan", peak_bytes, slowdown)
         return cls("online", peak_bytes)
 
     def status(self, steps: int, budget_bytes: int | None) -> Status:

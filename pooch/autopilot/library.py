@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from ..analysis.interpolation import KnownStep
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
 from ..ir import Link, Plan, Profile
+from ..units import format_bytes
 from .cache import Cached, PlanCache
 from .costs import CostSource
-from .known import Family, Known, described, without_replays
+from .known import Family, Known, Trial, described, without_replays
 from .requests import Arrival, PlanRequests
 from .shapes import KnownShapes
 from .signature import StepKey
@@ -36,6 +37,8 @@ class Library:
         tell: Called with one line for each new plan.
         costs: What copies and hooks cost on this machine.
         cache: Keeps profiles and plans for the next run, or None.
+        holds_beneath: Whether the budget is held beneath a plan as well, so that one that needs a little more than the
+            budget can be followed.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class Library:
         tell: Callable[[str], None],
         costs: CostSource,
         cache: PlanCache | None = None,
+        *,
+        holds_beneath: bool = True,
     ) -> None:
-        self._tell, self._cache = tell, cache
+        self._tell, self._cache, self._holds_beneath = tell, cache, holds_beneath
         self._known = KnownShapes()
         self._requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
@@ -117,19 +122,30 @@ class Library:
         if known.profile.peak_bytes + more_bytes <= target_bytes:
             known.reason = ""
             return "in-core"
-        if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= target_bytes:
+        anchors, most_bytes = [KnownStep(key.sizes, known.profile)], _followed_bytes(known, budget_bytes)
+        if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= most_bytes:
             if known.is_outdated and not known.is_pending:
                 known.is_outdated = False
-                self._requests.ask(key, known, [KnownStep(key.sizes, known.profile)], start_bytes, target_bytes)
+                self._ask(key, known, anchors, start_bytes, target_bytes)
             elif known.steps >= OFTEN and not known.is_improved:
                 known.is_improved = True
-                self._requests.ask_for_better(key, known)
-            if self._has_tier or not known.plan.schedule.host_bytes:
+                self._requests.ask_for_better(key, known, self._held_bytes)
+            if self._has_tier or not (known.plan.schedule.host_bytes or known.needed_bytes):
                 return "plan"
             known.reason = "the swap tier cannot be used now"
             return "online"
-        self._requests.ask(key, known, [KnownStep(key.sizes, known.profile)], start_bytes, target_bytes)
+        self._ask(key, known, anchors, start_bytes, target_bytes)
         return "online"
+
+    def _ask(
+        self, key: StepKey, known: Known, anchors: Sequence[KnownStep], start_bytes: int, target_bytes: int
+    ) -> None:
+        self._requests.ask(key, known, anchors, start_bytes, target_bytes, self._held_bytes)
+
+    @property
+    def _held_bytes(self) -> int | None:
+        """The budget, if it is held beneath a plan that needs more."""
+        return self._budget_bytes if self._holds_beneath else None
 
     def _met(self, key: StepKey) -> Known:
         """Remember a kind of step that is new, or was forgotten."""
@@ -154,7 +170,10 @@ class Library:
             family.add(key.sizes, cached.profile)
         table = None if cached.plan is None else ActionTable.of(cached.plan)
         origin = "cached" if cached.is_recorded else "cached, derived"
-        return Known(cached.profile, origin, plan=cached.plan, table=table, is_improved=True)
+        known = Known(cached.profile, origin, plan=cached.plan, table=table, is_improved=True)
+        if cached.plan is not None and self._holds_beneath and cached.plan.budget_bytes > self._budget_bytes > 0:
+            self._needs_more(known, cached.plan.budget_bytes)
+        return known
 
     def _plan_ahead(self, start_bytes: int, budget_bytes: int) -> None:
         """Have plans made for steps that were recorded, before they come again. The optimizer's state is there now."""
@@ -163,7 +182,7 @@ class Library:
             known = self._known.look(key) or Known()
             profile, target_bytes = known.profile, _target_bytes(known, budget_bytes)
             if profile is not None and profile.peak_bytes + start_bytes - profile.persistent_bytes > target_bytes:
-                self._requests.ask(key, known, [KnownStep(key.sizes, profile)], start_bytes, target_bytes)
+                self._ask(key, known, [KnownStep(key.sizes, profile)], start_bytes, target_bytes)
 
     def _unknown(self, key: StepKey, known: Known, family: Family, start_bytes: int, target_bytes: int) -> Decision:
         """Decide how to run a step without a profile."""
@@ -181,7 +200,7 @@ class Library:
             return "in-core"
         if family.recorded and not known.cannot_derive:
             anchors = [KnownStep(sizes, profile) for sizes, profile in family.recorded.items()]
-            self._requests.ask(key, known, anchors, start_bytes, target_bytes)
+            self._ask(key, known, anchors, start_bytes, target_bytes)
         return "online"
 
     # Answers ----------------------------------------------------------------------------------------------------------
@@ -195,6 +214,10 @@ class Library:
 
     def _take(self, arrival: Arrival) -> None:
         key, known, answer = arrival.request.key, arrival.request.known, arrival.answer
+        if answer.over_bytes > known.trial.least_over_bytes > 0:
+            answer = replace(answer, plan=None)  # steps without a plan can do with less, and not even with the budget
+        if answer.minimum_bytes and known.trial.is_lost:
+            return
         known.reason = answer.refusal
         if answer.profile is None:
             known.cannot_derive, known.minimum_bytes = known.profile is None, _NEVER if known.profile else 0
@@ -206,12 +229,23 @@ class Library:
         if answer.plan is not None:
             again = "" if known.plan is None else " again"
             known.profile, known.plan, known.table = answer.profile, answer.plan, arrival.table
-            self._say(f"planned{again} for steps of {key.text}: {described(answer.plan)}")
+            known.moving_ms, known.needed_bytes, known.reason = answer.moving_ms, 0, ""
+            if answer.minimum_bytes:
+                self._needs_more(known, answer.minimum_bytes)
+            how = described(answer.plan, known.predicted_step_ms)
+            more = f"; it {known.reason}" if known.reason else ""
+            self._say(f"planned{again} for steps of {key.text}: {how}{more}")
         elif answer.refusal:
             known.minimum_bytes = answer.minimum_bytes or _NEVER
             if known.minimum_bytes <= self._budget_bytes:
                 return  # it is asked for again without a reserve
             self._say(f"no plan for steps of {key.text}, so they run online: {answer.refusal}")
+
+    def _needs_more(self, known: Known, needed_bytes: int) -> None:
+        """Note that the plan of a step needs more than the budget."""
+        known.needed_bytes = needed_bytes
+        more = format_bytes(needed_bytes - self._budget_bytes)
+        known.reason = f"needs {more} more than the budget, so activations that it keeps leave as well"
 
     def _say(self, text: str) -> None:
         self.events.append(text)
@@ -236,11 +270,43 @@ class Library:
             self._known.family(key).recording -= 1
             return
         known.profile, known.origin, known.calls = profile, "recorded", calls
-        known.plan = known.table = None
-        known.minimum_bytes, known.cannot_derive = 0, False
+        known.has_no_plan()
+        known.minimum_bytes, known.cannot_derive, known.trial = 0, False, Trial()
         self._known.family(key).add(key.sizes, profile)
         self._known.has_grown()
         self._fresh.append(key)
+
+    def ended(self, key: StepKey, known: Known, decision: Decision, step_ms: float, over_bytes: int) -> None:
+        """Note how a step went that was complete and did not leave its plan.
+
+        A plan that needs more than the budget is only followed as long as the budget is held all the same, or passed by
+        no more than without a plan, and if its first steps take no longer than those without a plan.
+
+        Args:
+            key: Its key.
+            known: What is known of it.
+            decision: How it was run.
+            step_ms: The time that it took.
+            over_bytes: By how much it passed the budget; 0 or less: it did not.
+        """
+        trial = known.trial
+        if decision == "online":
+            trial.online_ms.append(step_ms)
+            trial.online_over_bytes.append(over_bytes)
+        if decision != "plan" or not known.needed_bytes:
+            return
+        if over_bytes > trial.least_over_bytes:
+            self._lose(key, known, f"a step passed the budget by {format_bytes(over_bytes)}")
+        elif trial.is_slower(step_ms):
+            self._lose(key, known, "its steps took longer than those without a plan")
+
+    def _lose(self, key: StepKey, known: Known, why: str) -> None:
+        """Follow a plan no longer that needs more than the budget."""
+        known.trial.is_lost, known.minimum_bytes = True, known.needed_bytes
+        more = format_bytes(known.needed_bytes - self._budget_bytes)
+        known.has_no_plan()
+        known.reason = f"the smallest plan needs {more} more than the budget, and {why}"
+        self._say(f"steps of {key.text} run online again: {known.reason}")
 
     def banned(self, known: Known, recipes: list[Hashable]) -> None:
         """Note that recipes of a step's plan gave other bits, so that it is planned again without them.
@@ -317,6 +383,13 @@ class Library:
     def join(self) -> None:
         """Wait until no thread and no process plans, after `close`."""
         self._requests.join()
+
+
+def _followed_bytes(known: Known, budget_bytes: int) -> int:
+    """Return up to which peak a plan is followed. One that needs more than the budget may take its reserve too."""
+    if not known.needed_bytes:
+        return _target_bytes(known, budget_bytes)
+    return known.needed_bytes + budget_bytes - int(PLANNED_SHARE * budget_bytes)
 
 
 def _target_bytes(known: Known, budget_bytes: int | None) -> int:

@@ -13,6 +13,10 @@ NOTHING_LEFT = (
     "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state and what single "
     "ops need; raise the budget or lower the batch size"
 )
+PLAN_NEEDS_MORE = (
+    "its plan needs more than the budget, and what it keeps was too little to make up for that; raise the budget or "
+    "lower the batch size"
+)
 _CLEARLY_MORE = 1.1
 
 

@@ -69,7 +69,13 @@ class PlanRequests:
         self._begin()
 
     def ask(
-        self, key: StepKey, known: Known, anchors: Sequence[KnownStep], start_bytes: int, target_bytes: int
+        self,
+        key: StepKey,
+        known: Known,
+        anchors: Sequence[KnownStep],
+        start_bytes: int,
+        target_bytes: int,
+        held_bytes: int | None = None,
     ) -> None:
         """Ask for a plan, unless one is on its way or there is none within these bytes.
 
@@ -79,22 +85,30 @@ class PlanRequests:
             anchors: Its own record, or records of other shapes.
             start_bytes: Bytes that are live before the step.
             target_bytes: What the step may take.
+            held_bytes: What is held beneath a plan that needs more, if one may be followed. None: none may.
         """
         if known.is_pending or known.minimum_bytes > target_bytes:
             return
         known.is_pending = True
         self._costs.prepare(target_bytes - start_bytes)
-        job = Job(key.sizes, tuple(anchors), start_bytes, target_bytes, replace(self._options, effort="fast"))
+        options = replace(self._options, effort="fast")
+        job = Job(key.sizes, tuple(anchors), start_bytes, target_bytes, options, held_bytes=held_bytes)
         self._put(Request(key, known, job))
 
-    def ask_for_better(self, key: StepKey, known: Known) -> None:
-        """Have a plan searched for longer, once nothing else is to be planned. Only a better one is an answer."""
+    def ask_for_better(self, key: StepKey, known: Known, held_bytes: int | None = None) -> None:
+        """Have a plan searched for longer, once nothing else is to be planned. Only a better one is an answer.
+
+        Args:
+            key: The kind of step.
+            known: What is known of it.
+            held_bytes: What is held beneath a plan that needs more, if one may be followed. None: none may.
+        """
         profile, plan = known.profile, known.plan
         assert profile is not None
         assert plan is not None
         anchors = (KnownStep(key.sizes, profile),)
-        job = Job(key.sizes, anchors, profile.persistent_bytes, plan.budget_bytes, self._options, plan)
-        self._put(Request(key, known, job))
+        job = Job(key.sizes, anchors, profile.persistent_bytes, plan.budget_bytes, self._options, plan, held_bytes)
+        self._put(Request(key, known, job, known.predicted_step_ms))
 
     def _put(self, request: Request) -> None:
         self._waiting.put(request)

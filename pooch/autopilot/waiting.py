@@ -21,11 +21,13 @@ class Request:
         key: What it is asked for.
         known: What is known of it.
         job: What is to be done. One that knows a plan is to improve it, which is not urgent.
+        step_ms: The time that a step is predicted to take on the plan that is to be improved.
     """
 
     key: StepKey
     known: Known
     job: Job
+    step_ms: float = 0.0
 
     @property
     def is_urgent(self) -> bool:
@@ -36,7 +38,7 @@ class Request:
         """Whether an answer says something new: of a plan to be improved, only a better one does."""
         if self.job.known is None:
             return True
-        return answer.plan is not None and answer.plan.predicted_step_ms < self.job.known.predicted_step_ms
+        return answer.plan is not None and answer.plan.predicted_step_ms + answer.moving_ms < self.step_ms
 
     def drop(self) -> None:
         """Note that no answer will come, so that the next step of this kind asks again."""

@@ -16,7 +16,7 @@ from pooch.autopilot import shapes
 from pooch.autopilot.cache import PlanCache, Purpose
 from pooch.autopilot.costs import HostCosts
 from pooch.autopilot.jobs import Answer, Job, done
-from pooch.autopilot.known import MOST_RECORDS, Known
+from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Known
 from pooch.autopilot.library import NOT_MEASURED, PLANNED_SHARE, Library
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
@@ -86,6 +86,154 @@ def test_a_plan_whose_replay_gave_other_bits_is_made_again_without_it(jobs: list
     assert known.plan is not plan
     assert known.table is not None
     assert value not in known.table.recomputed
+
+
+# A plan that needs more than the budget -------------------------------------------------------------------------------
+
+LITTLE_BYTES, MUCH_BYTES = 1024, 10**6  # the profile has 2 KiB of values that are too small to be decided on
+
+
+def a_profile_with_small_values() -> Profile:
+    profile = blocks(4)
+    values = (replace(v, fixed="smaller than 4096 bytes") if v.fixed == "too small" else v for v in profile.values)
+    return replace(profile, values=tuple(values))
+
+
+class NearFloor:
+    """A library with one kind of step, whose smallest plan needs more than the budget by some bytes."""
+
+    def __init__(self, missing_bytes: int, cache: PlanCache | None = None, *, holds_beneath: bool = True) -> None:
+        self.profile, self.told = a_profile_with_small_values(), list[str]()
+        self.start_bytes = self.profile.persistent_bytes
+        options, costs = PlanOptions(region="step", explain=False), HostCosts(lambda: NOT_MEASURED)
+        job = Job(KEY.sizes, (KnownStep(KEY.sizes, self.profile),), self.start_bytes, 1, options)
+        self.needed_bytes = done(job).minimum_bytes
+        self.budget_bytes = self.needed_bytes - missing_bytes
+        self.library = Library(options, self.told.append, costs, cache, holds_beneath=holds_beneath)
+
+    def step(self, *, ms: float = 100.0, over_bytes: int = 0, more_bytes: int = 0) -> str:
+        decision, self.known = self.library.choose(KEY, self.start_bytes + more_bytes, self.budget_bytes)
+        if decision == "record":
+            self.library.recorded(KEY, self.known, self.profile, 1)
+        else:
+            self.library.ended(KEY, self.known, decision, ms, over_bytes)
+        return decision
+
+    def steps(self, count: int, *, ms: float = 100.0) -> list[str]:
+        return [self.step(ms=ms) for _ in range(count)]
+
+
+def test_a_plan_that_misses_the_budget_by_little_is_followed(jobs: list[Job]) -> None:
+    near = NearFloor(LITTLE_BYTES)
+    assert near.steps(8, ms=50.0) == ["online", "record", "online", *["plan"] * 5]
+    fast, better = jobs
+    assert (fast.budget_bytes, fast.held_bytes) == (int(PLANNED_SHARE * near.budget_bytes), near.budget_bytes)
+    assert (better.budget_bytes, better.held_bytes) == (near.needed_bytes, near.budget_bytes)
+    plan, known = near.known.plan, near.known
+    assert plan is not None
+    assert plan.predicted_peak_bytes == near.needed_bytes > near.budget_bytes
+    assert known.moving_ms > 0
+    assert known.predicted_step_ms == plan.predicted_step_ms + known.moving_ms
+    (line,) = near.told
+    assert line.startswith("planned for steps of 4: ")
+    more = "needs 1.00 KiB more than the budget, so activations that it keeps leave as well"
+    assert line.endswith(f"; it {more}")
+    (shape,) = near.library.shapes()
+    assert (shape.decision, shape.reason) == ("plan", more)
+    assert shape.predicted_slowdown == known.predicted_step_ms / plan.in_core_step_ms
+
+
+def test_it_is_followed_where_a_little_more_is_live_before_the_step() -> None:
+    near = NearFloor(LITTLE_BYTES)
+    near.steps(4)
+    reserve_bytes = near.budget_bytes - int(PLANNED_SHARE * near.budget_bytes)
+    assert near.step(more_bytes=reserve_bytes) == "plan"
+    assert near.step(more_bytes=reserve_bytes + 1) == "online"
+
+
+def test_it_is_not_followed_where_nothing_is_held_beneath_it(jobs: list[Job]) -> None:
+    near = NearFloor(LITTLE_BYTES, holds_beneath=False)
+    assert set(near.steps(8)) == {"online", "record"}
+    assert jobs[0].held_bytes is None
+    assert near.told[0].startswith("no plan for steps of 4, so they run online: ")
+
+
+def test_where_even_steps_without_a_plan_pass_the_budget_none_is_followed() -> None:
+    near = NearFloor(MUCH_BYTES)
+    assert [near.step(over_bytes=1) for _ in range(6)] == ["online", "record", *["online"] * 4]
+    assert near.library.plans == {}
+    assert near.told[0].startswith("no plan for steps of 4, so they run online: ")
+
+
+def test_one_step_that_held_the_budget_shows_that_it_can_be_held() -> None:
+    near = NearFloor(MUCH_BYTES)
+    near.step()
+    near.step()
+    for over_bytes in (28, 0, 28):
+        near.library.ended(KEY, near.known, "online", 100.0, over_bytes)
+    assert [near.step() for _ in range(3)] == ["online", "plan", "plan"]
+
+
+def test_it_may_pass_the_budget_by_no_more_than_steps_without_a_plan_do() -> None:
+    near = NearFloor(LITTLE_BYTES)
+    near.step()
+    near.step()
+    for over_bytes in (28, 2048, 28):
+        near.library.ended(KEY, near.known, "online", 100.0, over_bytes)
+    near.step(over_bytes=2048)
+    assert [near.step(over_bytes=28) for _ in range(3)] == ["plan"] * 3
+    assert [near.step(over_bytes=29), near.step()] == ["plan", "online"]
+
+
+def test_as_soon_as_it_passes_the_budget_steps_run_online_again(jobs: list[Job]) -> None:
+    near = NearFloor(LITTLE_BYTES)
+    near.steps(5)
+    assert near.step(over_bytes=2048) == "plan"
+    asked = len(jobs)
+    assert near.steps(4) == ["online"] * 4
+    assert len(jobs) == asked
+    why = "the smallest plan needs 1.00 KiB more than the budget, and a step passed the budget by 2.00 KiB"
+    assert near.told[-1] == f"steps of 4 run online again: {why}"
+    (shape,) = near.library.shapes()
+    assert (shape.decision, shape.reason, shape.predicted_peak_bytes) == ("online", why, None)
+
+
+@pytest.mark.parametrize(("ms", "decision"), [([50.0, 90.0, 90.0, 90.0, 90.0], "plan"), ([51.0] * 5, "online")])
+def test_if_it_takes_longer_than_no_plan_steps_run_online_again(ms: list[float], decision: str) -> None:
+    near = NearFloor(LITTLE_BYTES)
+    near.step()
+    near.step()
+    for each in (10.0, 50.0, 70.0):  # the last steps without a plan
+        near.library.ended(KEY, near.known, "online", each, 0)
+    near.step(ms=50.0)  # the answer comes with the next one
+    assert [near.step(ms=each) for each in ms] == ["plan"] * TRIED_STEPS
+    assert near.step(ms=1000.0) == decision  # which is looked at once
+    assert near.step() == decision
+    if decision == "online":
+        assert near.told[-1].endswith("and its steps took longer than those without a plan")
+
+
+def test_an_ordinary_plan_is_followed_however_its_steps_go() -> None:
+    near = NearFloor(-MUCH_BYTES)
+    near.steps(3, ms=1.0)
+    assert [near.step(over_bytes=1) for _ in range(8)] == ["plan"] * 8
+    assert near.known.needed_bytes == 0
+    assert "more than the budget" not in "".join(near.told)
+
+
+def test_a_kept_plan_that_needs_more_is_followed_from_the_first_step_on(tmp_path: Path) -> None:
+    NearFloor(LITTLE_BYTES, PlanCache(tmp_path, Purpose("training"))).steps(4)
+    near = NearFloor(LITTLE_BYTES, PlanCache(tmp_path, Purpose("training")))
+    assert near.step() == "plan"
+    assert near.known.needed_bytes == near.needed_bytes
+    assert near.library.shapes()[0].reason.startswith("needs 1.00 KiB more than the budget")
+
+
+def test_without_the_tier_what_it_keeps_cannot_leave() -> None:
+    near = NearFloor(LITTLE_BYTES)
+    near.steps(4)
+    decision, _ = near.library.choose(KEY, near.start_bytes, near.budget_bytes, has_tier=False)
+    assert decision == "online"
 
 
 # What is remembered is bounded ----------------------------------------------------------------------------------------
