@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -61,15 +62,22 @@ class Recipes:
 
     Args:
         saved: The values that autograd has saved, by number. Shared with the step, which adds and removes them.
-        kitchen: Runs calls again.
+        kitchen: Runs calls again. It is not kept alive.
         speed: How fast copies are.
     """
 
     def __init__(self, saved: dict[int, Value], kitchen: Kitchen, speed: CopySpeed) -> None:
-        self._saved, self._kitchen, self._speed = saved, kitchen, speed
+        # Not a proxy: whoever looks at all objects of the process, as people do for tensors, would fail on a dead one.
+        self._saved, self._kitchen_if_there, self._speed = saved, weakref.ref(kitchen), speed
         self._calls: dict[int, Call] = {}  # by what they made, in the order in which they ran
         self._costs_ms: dict[int, float] = {}
         self._out_of_date: set[int] = set()  # values whose calls read what has changed since
+
+    @property
+    def _kitchen(self) -> Kitchen:
+        kitchen = self._kitchen_if_there()
+        assert kitchen is not None, "a step lives as long as its handles"
+        return kitchen
 
     def __contains__(self, number: int) -> bool:
         return number in self._calls

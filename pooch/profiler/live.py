@@ -54,8 +54,14 @@ class _LiveRecorder(ForwardRecorder):
         super().__init__(model)
         self._marks = marks
         self.released: dict[int, int] = {}
-        self._online: OnlineStep = weakref.proxy(step)  # the recorder waits for the collector, the step's tier must not
+        self._step_if_there = weakref.ref(step)  # the recorder waits for the collector, the step's tier must not
         self._held: dict[int, Any] = {}  # records of saved values that the program still holds
+
+    @property
+    def _online(self) -> OnlineStep:
+        step = self._step_if_there()
+        assert step is not None, "it is running"
+        return step
 
     def saved(self, value: int, record: Any) -> None:
         """Watch for the program's release of a saved value."""

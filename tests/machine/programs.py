@@ -8,7 +8,6 @@ value's token is known from the op that made it, and every read has to give that
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -94,7 +93,7 @@ class ModelledStep:
         self.machine = machine
         self.thread = threading.get_ident()
         self.saved: dict[int, Value] = {}
-        self.recipes = Recipes(self.saved, weakref.proxy(self), machine.pressure.speed)
+        self.recipes = Recipes(self.saved, self, machine.pressure.speed)
         self.handles: list[Handle] = []
         self.buffers = [ModelledStorage(machine.memory, 0) for _ in range(2)]
         self.program: list[Held] = []

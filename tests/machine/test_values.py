@@ -156,8 +156,9 @@ def test_a_chain_runs_from_what_is_at_hand_and_costs_as_much() -> None:
 
 def test_what_was_banned_or_has_changed_cannot_be_made_again() -> None:
     device = Device()
-    assert chain(Kitchen(device, banned=1), {}).replay_ms(3) == float("inf")
-    recipes = chain(Kitchen(device), {})
+    banning, kitchen = Kitchen(device, banned=1), Kitchen(device)
+    assert chain(banning, {}).replay_ms(3) == float("inf")
+    recipes = chain(kitchen, {})
     changed = recipes.of(2)
     assert changed is not None
     recipes.give_up([changed])
@@ -168,6 +169,7 @@ def test_what_was_banned_or_has_changed_cannot_be_made_again() -> None:
 
 
 def test_a_chain_that_is_too_long_is_not_thought_of() -> None:
-    recipes = chain(Kitchen(Device()), {}, length=300)
+    kitchen = Kitchen(Device())
+    recipes = chain(kitchen, {}, length=300)
     assert recipes.replay_ms(199) == 400.0
     assert recipes.replay_ms(200) == float("inf")

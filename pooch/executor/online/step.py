@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -104,7 +103,7 @@ class OnlineStep(SavedTensors):
         self.values = StorageMap() if values is None else values
         self.saved: dict[int, Value] = {}
         self.op = threading.Lock()
-        self.recipes = Recipes(self.saved, weakref.proxy(self), evictor.speed)
+        self.recipes = Recipes(self.saved, self, evictor.speed)
         self._numbers = itertools.count(_FIRST_VALUE)
         self.thread = threading.get_ident()  # that runs the step: the one of its backward pass, once that has begun
         self._begin_number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]

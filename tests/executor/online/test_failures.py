@@ -228,3 +228,15 @@ def test_nothing_is_left_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(set(live)) == 1
         assert len(evictor.engine._free) == 1  # the file of one step, used by each after the other
         assert not evictor.engine._in_use
+
+
+def test_whoever_looks_at_all_objects_of_the_process_meets_nothing_that_is_dead() -> None:
+    """People look for tensors so, and `isinstance` fails on a proxy of what is gone."""
+    before = {id(each) for each in gc.get_objects() if type(each) in weakref.ProxyTypes}
+    run_online(layers, 2**20)
+    gc.disable()
+    try:
+        after = [each for each in gc.get_objects() if type(each) in weakref.ProxyTypes and id(each) not in before]
+    finally:
+        gc.enable()
+    assert after == []
