@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Iterator
@@ -233,7 +234,7 @@ def test_nothing_is_left_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whoever_looks_at_all_objects_of_the_process_meets_nothing_that_is_dead() -> None:
     """People look for tensors so, and `isinstance` fails on a proxy of what is gone."""
     before = {id(each) for each in gc.get_objects() if type(each) in weakref.ProxyTypes}
-    run_online(layers, 2**20)
+    run_online(STACK, 2**20)
     gc.disable()
     try:
         after = [each for each in gc.get_objects() if type(each) in weakref.ProxyTypes and id(each) not in before]
