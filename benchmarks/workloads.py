@@ -31,8 +31,8 @@ from pooch.profiler import ProfileOptions, profile_step
 from pooch.report.figures import save_figure
 from pooch.units import format_bytes
 from pooch.workloads import BuiltIn, built_in_workloads, load_workload
-from pooch.workloads.registry import SMALL
 
+SMALL = "small"  # the presets for tests
 SLOW_LINK = Link("a tier too slow to be worth it", 0.01, 0.01, 1e3, 1e3)
 SHARES = {32: "50%", 64: "40%", 128: "30%"}  # of the in-core peak, by length
 LSTM_SHARE, LSTM_LENGTH = "50%", 16

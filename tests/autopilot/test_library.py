@@ -384,7 +384,7 @@ def test_the_least_urgent_and_oldest_job_is_dropped_and_urgent_ones_go_first() -
 def test_of_a_plan_that_is_to_be_improved_only_a_better_one_arrives(quicker: bool, arrives: bool) -> None:
     profile = blocks(2)
     plan = pooch.plan(profile, "100%")
-    request = Request(KEY, Known(), Job(KEY.sizes, (), 0, 0, PlanOptions(), plan))
+    request = Request(KEY, Known(), Job(KEY.sizes, (), 0, 0, PlanOptions(), plan), plan.predicted_step_ms)
     other = replace(plan, predicted_step_ms=plan.predicted_step_ms * (0.9 if quicker else 1.0))
     requests = PlanRequests(PlanOptions(), HostCosts(lambda: NOT_MEASURED), None)
     requests.arrived(request, Answer(profile, other))

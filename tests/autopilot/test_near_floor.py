@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from pooch.autopilot.worker import PlanningWorker
 from torch import Tensor, nn
 
 from pooch.autopilot import Auto
 from pooch.autopilot.known import Trial
+from pooch.autopilot.requests import PlanRequests
 from pooch.executor.online import Evictor
 from pooch.machine import Value
 from pooch.torchtools.memory_trace import live_bytes
@@ -35,7 +35,7 @@ def modelled_copies() -> Iterator[None]:
     """Whether a plan is worth its copies must not depend on who else uses the disk and the processor."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PlanningWorker, "completed", lambda _, job: job)
+        patched.setattr(PlanRequests, "_completed", lambda _, job: job)
         patched.setattr(Trial, "is_slower", lambda *_: False)
         torch.set_num_threads(1)
         yield

@@ -53,6 +53,7 @@ def test_optimize_keeps_what_it_promises(pooch_command: Command, workload: str, 
     assert "--force" in again.error_line
 
 
+@pytest.mark.usefixtures("without_floor")  # other tests of the process may hold tensors
 @pytest.mark.slow
 def test_run_on_an_arena(pooch_command: Command, workload: str, tmp_path: Path) -> None:
     profile, plan = tmp_path / "p.json", tmp_path / "plan.json"
@@ -103,6 +104,7 @@ def test_a_run_with_another_batch_size_than_the_plan_keeps_no_promise(
     assert record["steps_off_plan"] == 2
 
 
+@pytest.mark.usefixtures("without_floor")  # other tests of the process may hold tensors
 @pytest.mark.slow
 def test_compare_measures_the_plans_that_there_are(pooch_command: Command, workload: str, tmp_path: Path) -> None:
     # GIVEN a profile, and two policies with a plan and one without

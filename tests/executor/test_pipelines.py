@@ -79,7 +79,7 @@ def stage_under_a_plan(rank: int, ranks: int, store: str, kind: str) -> None:
     del one
     distributed.barrier()
     plain, plain_bytes = pipeline.step()  # held beside the plan: without a floor it disturbs no step
-    no_floor = mock.patch.object(Floor, "_can_count", return_value=False)
+    no_floor = mock.patch.object(Floor, "_counted", return_value=None)
     with no_floor, warnings.catch_warnings(), apply_plan(plan, pipeline.model, measure_every=None) as run:
         warnings.simplefilter("error")  # gradients of earlier microbatches are expected
         pipeline.step()

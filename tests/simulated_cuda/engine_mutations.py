@@ -468,7 +468,7 @@ SNAPSHOTS = (
     ),
     Mutation(
         "a snapshot does not put the gradients in their places",
-        "snapshot.py",
+        "../torchtools/training_state.py",
         "            parameter.grad = gradient\n",
         "            pass\n",
         "what accumulates begins from nothing",
