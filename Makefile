@@ -20,8 +20,8 @@ FAST := $(addprefix tests/,analysis devices executor ir machine packing planner 
 
 help:
 	@echo "make demo    profile ResNet-50, plan it at 60% of its memory, train it under the plan, draw the result"
-	@echo "make test    run the tests, in a quarter of an hour on 2 cores (PYTEST_ARGS='tests/planner -q' to choose)"
-	@echo "make test-fast  those of the core that take seconds, in 3 minutes"
+	@echo "make test    run the tests but for the sweeps (PYTEST_ARGS='tests/planner -q' to choose)"
+	@echo "make test-fast  those of the core that take seconds, to be run all the time"
 	@echo "make test-all   with the sweeps too: frameworks, many processes, every operator; .ci/run runs these"
 	@echo "make simulated-cuda        the main job on a simulated CUDA device of 1 GiB under PyTorch's own CUDA build: no GPU"
 	@echo "                           needed, 6 minutes, after setting up build/simulated_cuda (6 GB, 2 to 4 minutes)"
