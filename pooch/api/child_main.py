@@ -21,7 +21,7 @@ from ..errors import PoochError, ProcessEnded, first_line
 # All that a child process does: a module, and its function, which takes what it is asked and a function to report its
 # progress to. A line from the parent only ever names data, so nothing else can be made to run.
 WORK = {
-    "make a plan": "..api.planning:plan_of_request",
+    "make a plan": "..api.planning:plan_here",
     "plan beside training": "..autopilot.jobs:done",
     "measure beside training": "..autopilot.costs:measured_costs",
     "compare deterministically": "..measure.checking:compared",

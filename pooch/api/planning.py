@@ -129,33 +129,20 @@ def plan_with(
         made = plan_in_child(profile, budget, options, known, start, progress)
         if made is not None:
             return made
-    return plan_of_request(profile, budget, options, known, start, progress)
-
-
-def plan_of_request(
-    profile: Profile,
-    budget: int | str,
-    options: PlanOptions,
-    known: Sequence[Plan],
-    start: Decisions | None,
-    progress: PlanningProgress | None,
-) -> Plan:
-    """In this process, which may be a child process: make the plan that `plan_in_child` asks for."""
-    return plan_here(profile, budget, options, known=known, start=start, progress=progress)
+    return plan_here(profile, budget, options, known, start, progress)
 
 
 def plan_here(
     profile: Profile,
     budget: int | str,
     options: PlanOptions,
-    *,
     known: Sequence[Plan],
-    progress: PlanningProgress | None,
     start: Decisions | None = None,
+    progress: PlanningProgress | None = None,
 ) -> Plan:
-    """`plan_with` in this process, with checked arguments: of the step whole or, if there is one, in slices.
+    """`plan_with` with checked arguments, in this process, which may be a child process.
 
-    The budget is a number, or "min".
+    The plan is of the step whole or, if there is one, in slices. The budget is a number, or "min".
     """
     budget_bytes = budget if isinstance(budget, int) else smallest_with(profile, options)
 

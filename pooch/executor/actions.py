@@ -15,7 +15,7 @@ from ..torchtools.tensors import copied_storage, new_storage, storage_of
 from .emptied import EmptiedStorages
 from .engines.protocol import Arena, CopyEngine
 from .leaving import FixedPlace, Leaving, StepCopies
-from .memory import DeviceMemory
+from .memory import DeviceMemory, is_held_elsewhere
 from .records import Handle
 from .replay import RecordedCall, find_made, is_emptied, replay_call
 from .silence import Silence
@@ -322,7 +322,7 @@ class StepActions:
         """Free what was copied, once it cannot change any more; copy it again if it has changed since."""
         for value in list(self._held_back.values()):
             storage = value.storage
-            if storage is None or (not everything and self._is_in_use(storage)):
+            if storage is None or (not everything and is_held_elsewhere(storage)):
                 continue
             if self._is_still_copied(value, storage) and not value.is_pinned:
                 value.storage = None
@@ -466,7 +466,7 @@ class StepActions:
                 if freed_bytes >= missing_bytes:
                     break
                 storage = value.storage
-                if storage is None or not value.handles or value.changed or self._is_in_use(storage):
+                if storage is None or not value.handles or value.changed or is_held_elsewhere(storage):
                     continue
                 if value.is_copied:
                     self._wait(value)
@@ -477,9 +477,6 @@ class StepActions:
                 if value.is_copied:
                     freed_bytes += self.store.drop(value)
         return freed_bytes
-
-    def _is_in_use(self, storage: torch.UntypedStorage) -> bool:
-        return torch._C._storage_Use_Count(storage._cdata) > 1
 
     # Outside of the schedule ------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..machine.account import MakeRoom
+from ..machine.account import NobodyAsks
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.threads import is_alone
 from .engines.protocol import CopyEngine
@@ -14,7 +14,7 @@ from .statistics import RunStats, WarnOnce
 from .verification import Verification
 
 
-class _Uncounted:
+class _Uncounted(NobodyAsks):
     """Counts nothing: the plan itself bounds the bytes of steps that follow it."""
 
     asks = True  # so nobody makes room beforehand
@@ -31,18 +31,6 @@ class _Uncounted:
 
     def reset_peak(self) -> None:
         """Do nothing."""
-
-    recount = let_go = raise_failure = close = reset_peak
-
-    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
-        """Do nothing."""
-
-    def ask(self, asks: bool) -> None:
-        """Do nothing."""
-
-    def blind_ms(self) -> float | None:
-        """Return None."""
-        return None
 
 
 class Floor(Evictor):

@@ -17,10 +17,12 @@ import torch
 from ..errors import TierError
 from ..ir import Plan
 from ..machine import Level, Value
+from ..machine.values import Ticket
 from ..torchtools.operators import has_undefined_bytes, is_foreign_name, operator_facts
 from ..units import round_up
 from .engines.health import TierHealth
-from .engines.protocol import Arena, CopyEngine, Ticket
+from .engines.protocol import Arena, CopyEngine
+from .memory import is_held_elsewhere
 from .replay import RecordedCall, outer_arguments
 from .statistics import RunStats
 from .verification import Difference, Verification, likely_cause, new_witness
@@ -238,7 +240,7 @@ class Leaving:
             assert witness is not None
             storage = witness.storage
             assert storage is not None
-            if torch._C._storage_Use_Count(storage._cdata) <= 1:
+            if not is_held_elsewhere(storage):
                 del storage
                 self.leave(value)
 

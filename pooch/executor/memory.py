@@ -27,4 +27,9 @@ class DeviceMemory:
 
     def is_held_elsewhere(self, storage: torch.UntypedStorage) -> bool:
         """Whether more than one reference holds a storage, so that dropping one frees nothing."""
-        return _use_count(storage._cdata) > 1
+        return is_held_elsewhere(storage)
+
+
+def is_held_elsewhere(storage: torch.UntypedStorage) -> bool:
+    """Whether anything holds a storage beside the object that the caller has."""
+    return _use_count(storage._cdata) > 1

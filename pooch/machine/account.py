@@ -52,3 +52,29 @@ class LiveBytes(Protocol):
 
     def close(self) -> None:
         """Stop counting."""
+
+
+class NobodyAsks:
+    """What live bytes do not need where no allocation asks for room, and every figure is counted anew."""
+
+    def recount(self) -> None:
+        """Do nothing."""
+
+    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
+        """Do nothing."""
+
+    def ask(self, asks: bool) -> None:
+        """Do nothing."""
+
+    def let_go(self) -> None:
+        """Do nothing."""
+
+    def raise_failure(self) -> None:
+        """Do nothing: room is made between ops, where errors are raised at once."""
+
+    def blind_ms(self) -> float | None:
+        """Return None."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing."""

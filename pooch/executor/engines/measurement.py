@@ -13,11 +13,12 @@ import torch
 
 from ...errors import TierError
 from ...ir import Link
+from ...machine.values import Ticket
 from ...process_limits import is_limited
 from ...torchtools.accelerators import has_streams, synchronize
 from ...torchtools.device_memory import free_bytes, give_memory_back
 from ...torchtools.out_of_memory import forgotten, is_out_of_memory
-from .protocol import Arena, CopyEngine, Ticket
+from .protocol import Arena, CopyEngine
 
 SMALL_BYTES = 4096
 # Large enough for the latency not to matter, and above 32 MiB, where the C library uses fresh pages for every copy in.

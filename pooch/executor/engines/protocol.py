@@ -20,26 +20,13 @@ from typing import Literal, Protocol
 
 import torch
 
+from ...machine.values import Ticket
 from .health import TierHealth
 from .step_clock import StepClock
 from .tier_room import TierRoom
 
 # The values of a step, a snapshot that allows to repeat it, or copies of what is recomputed until that is proven.
 Purpose = Literal["step", "snapshot", "copies"]
-
-
-class Ticket(Protocol):
-    """A pending copy."""
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why the copy failed, or None. Only meaningful after `wait`."""
-
-    def is_done(self) -> bool:
-        """Whether the copy has ended, so that `wait` blocks nobody."""
-
-    def wait(self) -> float:
-        """Make compute wait for the copy, and return for how many ms the caller was blocked."""
 
 
 class Arena(Protocol):

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from ...errors import UsageError
-from ...machine.account import MakeRoom
+from ...machine.account import MakeRoom, NobodyAsks
 from ...torchtools import accelerators
 from ...torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ...torchtools.endings import end_with
@@ -108,7 +108,7 @@ class CountedBytes:
             self._remove()
 
 
-class DeviceBytes:
+class DeviceBytes(NobodyAsks):
     """Live bytes of a device whose caching allocator keeps counters. Nothing asks: room is made before each op."""
 
     asks = False
@@ -124,9 +124,6 @@ class DeviceBytes:
         self._peak_bytes = max(self._peak_bytes, since)
         accelerators.reset_peaks(self._device)
         return now, since - now
-
-    def recount(self) -> None:
-        """Do nothing: the allocator has counted everything from the beginning."""
 
     def now(self) -> int:
         """Live bytes."""
@@ -145,27 +142,8 @@ class DeviceBytes:
         self._peak_bytes = 0
         accelerators.reset_peaks(self._device)
 
-    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
-        """Do nothing."""
 
-    def ask(self, asks: bool) -> None:
-        """Do nothing."""
-
-    def let_go(self) -> None:
-        """Do nothing."""
-
-    def raise_failure(self) -> None:
-        """Do nothing: room is made between ops, where errors are raised at once."""
-
-    def blind_ms(self) -> float | None:
-        """Return None, since the device counts every allocation."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class WalkedBytes:
+class WalkedBytes(NobodyAsks):
     """Live bytes of a CPU without the counting allocator: a walk over all tensors, now and then.
 
     Between two walks the last figure stands, so a budget is only held with a margin.
@@ -190,9 +168,6 @@ class WalkedBytes:
         """Live bytes at the last walk, or now if the next one is due."""
         return self.now() if self._is_due() else self._last_bytes
 
-    def recount(self) -> None:
-        """Do nothing: every figure is a walk."""
-
     def now(self) -> int:
         """Live bytes of the tensors that Python knows."""
         begin_s = time.perf_counter()
@@ -210,26 +185,11 @@ class WalkedBytes:
         """Begin to look for the highest live bytes from now on."""
         self._peak_bytes = 0
 
-    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
-        """Do nothing."""
-
-    def ask(self, asks: bool) -> None:
-        """Do nothing."""
-
-    def let_go(self) -> None:
-        """Do nothing."""
-
-    def raise_failure(self) -> None:
-        """Do nothing: room is made between ops, where errors are raised at once."""
-
     def blind_ms(self) -> float | None:
         """The time of a walk, and of what may come between two of them."""
         begin_s = time.perf_counter()
         self.now()
         return (1 + _TIMES_A_WALK) * (time.perf_counter() - begin_s) * 1000
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def live_bytes_of(device: torch.device, *, reads_peak: bool = True) -> CountedBytes | DeviceBytes | WalkedBytes:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ...errors import TierError
+from ...machine.values import Ticket
 from ...units import format_bytes, round_up
 from ..engines.health import BY_LIMIT
-from ..engines.protocol import Arena, CopyEngine, Ticket
+from ..engines.protocol import Arena, CopyEngine
 
 CHUNK_BYTES = 256 * 2**20
 _LIMITED_CHUNKS = 8  # where there is a limit, chunks must not be so large that a part of it cannot be used
