@@ -176,6 +176,7 @@ def test_more_in_flight_than_planned_is_told() -> None:
         work.all_at_once()
 
 
+@pytest.mark.usefixtures("without_floor")  # it takes room of its own if other tests of the process hold tensors
 def test_each_microbatch_has_room_of_its_own_in_the_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(512)
     profile = work.profile()
