@@ -32,9 +32,9 @@ from benchmarks.samples import spread
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.analysis.dataflow import Dataflow
 from pooch.executor import Run, apply_plan
-from pooch.executor.actions import StepActions
+from pooch.executor.floor import Floor
 from pooch.executor.statistics import WarnOnce
-from pooch.executor.step import PlannedStep
+from pooch.executor.step import Advice, Step
 from pooch.executor.verification import Verification
 from pooch.ir import Choice, Plan
 
@@ -87,9 +87,12 @@ def _hooks_alone(run: Run) -> AbstractContextManager[object]:
     """The hooks of a planned step without its mode."""
     table, engine = run._table, run._engine
     arena = engine.open_arena(run.plan.schedule.host_bytes)
-    off = Verification("off", WarnOnce())
-    step = PlannedStep(StepActions(table, arena, torch.device("cpu"), run.stats, WarnOnce(), off, engine), "warn")
-    step.on_path = False  # nobody counts ops, so no action of the plan may fire
+    step = Step(
+        Floor(0, 0, 0, engine, torch.device("cpu"), Verification("off", WarnOnce()), WarnOnce()),
+        Advice(table, arena, "warn"),
+    )
+    assert step.guide is not None
+    step.guide.on_path = False  # nobody counts ops, so no action of the plan may fire
     return saved_tensors_hooks(step.pack, step.unpack)
 
 

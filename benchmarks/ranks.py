@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pooch
 from benchmarks.tables import Row, tell, write_results
 from pooch.autopilot import autopilot
-from pooch.executor.online import live_bytes_of
+from pooch.executor.live_bytes import live_bytes_of
 from pooch.units import format_bytes
 
 NAME, TITLE = "ranks", "Several ranks, with and without Pooch"

@@ -13,7 +13,8 @@ from ..api.budgets import parse_budget
 from ..api.options import PlanOptions
 from ..errors import UsageError
 from ..executor.engines import make_engine
-from ..executor.online import Evictor, live_bytes_of
+from ..executor.evictor import Evictor
+from ..executor.live_bytes import live_bytes_of
 from ..executor.silence import Silence
 from ..executor.status import Status
 from ..executor.verification import Verification, Verify

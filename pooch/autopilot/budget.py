@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..api.budgets import is_smallest, parse_budget
 from ..errors import UsageError
-from ..executor.online import Evictor
+from ..executor.evictor import Evictor
 from ..units import parse_bytes
 from .optimizers import OptimizerWatch
 from .remarks import Remarks

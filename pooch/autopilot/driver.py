@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ..errors import TierError, UsageError
-from ..executor.online import Evictor
+from ..executor.evictor import Evictor
 from ..executor.statistics import RunStats
-from ..executor.step import OWN_WORK
+from ..executor.step import OWN_WORK, Step
 from ..ir import Profile
 from ..machine.account import LiveBytes
 from ..profiler.live import is_profiling, needs_profiler
@@ -37,7 +37,7 @@ from .running import RunningStep
 from .signature import StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call
 from .standstill import Standstill
-from .steps import FollowingStep, InCoreStep, RecordedStep, Step, UnplannedStep
+from .steps import DrivenStep, GovernedStep, InCoreStep, RecordedStep
 from .summary import Counters, Decision, StepTimes, counted
 
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
@@ -282,20 +282,20 @@ class StepDriver:
 
     def _new_step(
         self, key: StepKey, decision: Decision, known: Known, models: list[torch.nn.Module], start_bytes: int
-    ) -> Step:
+    ) -> DrivenStep:
         match decision:
             case "in-core":
                 if self._is_tight(known, start_bytes):
-                    return UnplannedStep(self.evictor, replays=False, copies_ahead=False)
+                    return GovernedStep(Step(self.evictor, replays=False, copies_ahead=False))
                 return InCoreStep()
             case "plan":
                 assert known.plan is not None
-                return FollowingStep(self.evictor, known.plan, known)
+                return GovernedStep.on_plan(self.evictor, known.plan, known)
             case "record":
                 return RecordedStep(self.evictor, models, start_bytes, self.governed.name)
             case _:  # where allocations do not ask for room, it is made before each op
                 must_replay = not self._live.asks or self.evictor.engine.health.known is not None
-                return UnplannedStep(self.evictor, replays=must_replay or self.library.replays(key))
+                return GovernedStep(Step(self.evictor, replays=must_replay or self.library.replays(key)))
 
     def _is_tight(self, known: Known, start_bytes: int) -> bool:
         """Whether a step that fits might pass the budget if it did somewhat more than the one that was recorded.
@@ -362,7 +362,8 @@ class StepDriver:
 
     def _go_online(self, running: RunningStep) -> None:
         """Go on under the online policy, unless the step is under it already."""
-        if running.decision == "online" or isinstance(running.step, UnplannedStep):
+        step = running.step
+        if running.decision == "online" or (isinstance(step, GovernedStep) and not step.follows_plan):
             running.decision = "online"
             return
         running.step.close_forward()
@@ -370,7 +371,7 @@ class StepDriver:
         if running.decision == "record":
             self.library.cannot_record(running.key, running.known)
         running.decision = "online"
-        running.step = UnplannedStep(self.evictor)
+        running.step = GovernedStep(Step(self.evictor))
         running.step.open()
 
     def _end(self, is_complete: bool) -> None:
@@ -400,10 +401,11 @@ class StepDriver:
         elif running.decision == "record":
             self.library.not_recorded(running.key, running.known)
         health = self.evictor.engine.health
-        if isinstance(running.step, UnplannedStep) and running.step.replays and health.fault is None:
+        step = running.step
+        if isinstance(step, GovernedStep) and not step.follows_plan and step.replays and health.fault is None:
             if self.evictor.missing_bytes:
                 self.library.is_leaner_copied(running.key)
-            elif running.step.is_faster_copied:
+            elif step.is_faster_copied:
                 self.library.is_faster_copied(running.key)
         health.end_step(has_copied=bool(running.stats.swapped_out_bytes))
         self._tell_of_tier()

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from ..api.budgets import parse_budget
 from ..errors import UsageError
-from ..executor.online import live_bytes_of
+from ..executor.live_bytes import live_bytes_of
 from ..executor.verification import Verify
 from ..torchtools.calls import PLACE, compiled_part
 from .autopilot import Auto, auto

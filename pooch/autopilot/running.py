@@ -8,7 +8,7 @@ from ..executor.statistics import RunStats
 from ..torchtools.threads import OwnThread
 from .known import Known
 from .signature import StepKey
-from .steps import Step
+from .steps import DrivenStep
 from .summary import Decision
 
 
@@ -35,7 +35,7 @@ class RunningStep:
     """
 
     def __init__(
-        self, key: StepKey, decision: Decision, known: Known, step: Step, stats: RunStats, outlasts: bool
+        self, key: StepKey, decision: Decision, known: Known, step: DrivenStep, stats: RunStats, outlasts: bool
     ) -> None:
         self.key, self.decision, self.known, self.step, self.stats = key, decision, known, step, stats
         self.outlasts = outlasts

@@ -9,10 +9,9 @@ from typing import Protocol
 import torch
 
 from ..errors import ProfileError
-from ..executor.actions import StepActions
-from ..executor.mode import copying, following, looking, recognising
-from ..executor.online import Evictor, OnlineStep
-from ..executor.step import PlannedStep
+from ..executor.evictor import Evictor
+from ..executor.mode import following, looking
+from ..executor.step import Advice, Step
 from ..ir import Plan, Profile
 from ..profiler.live import LiveTrace
 from ..torchtools.endings import end_with
@@ -21,7 +20,7 @@ from .known import Known
 from .library import NOT_MEASURED
 
 
-class Step(Protocol):
+class DrivenStep(Protocol):
     """A step that is running. Opening and closing it may be interrupted, and closing it may be repeated."""
 
     def open(self) -> None:
@@ -69,41 +68,67 @@ class InCoreStep:
         """Do nothing."""
 
 
-class UnplannedStep:
-    """A step under the online policy.
+class GovernedStep:
+    """A step under pressure, with a plan above it or without.
 
     Args:
-        evictor: Holds the budget.
+        step: The step.
+
+    Attributes:
+        follows_plan: Whether there is a plan.
         replays: Whether its ops are recorded, so that values can be replayed.
-        copies_ahead: Whether values are copied out ahead of need, which is in vain if the step fits.
     """
 
-    left_plan = False
-    mismatches = ()
-
-    def __init__(self, evictor: Evictor, *, replays: bool = True, copies_ahead: bool = True) -> None:
-        self._step: OnlineStep | None = OnlineStep(evictor, replays=replays, copies_ahead=copies_ahead)
-        self.replays, self._effort = replays, self._step.effort
+    def __init__(self, step: Step) -> None:
+        self._step: Step | None = step
+        self.follows_plan, self.replays, self.mismatches = step.guide is not None, step.replays, step.mismatches
+        self._effort, self._stats = step.owner.effort, step.stats
         self._forward = LooseStack()
         end_with(self, self._forward.close)
 
+    @classmethod
+    def on_plan(cls, evictor: Evictor, plan: Plan, known: Known) -> GovernedStep:
+        """Return a step that follows a plan, and goes on under pressure alone where it leaves it.
+
+        Args:
+            evictor: Holds the budget.
+            plan: The plan.
+            known: What is known about this kind of step.
+
+        Raises:
+            TierError: If there is no room for what the plan swaps.
+        """
+        assert known.table is not None
+        arena = evictor.engine.open_arena(plan.schedule.host_bytes)
+        evictor.stats.device_clock = arena.clock
+        return cls(Step(evictor, Advice(known.table, arena, "follow")))
+
     def open(self) -> None:
-        """Put hooks and mode in place."""
+        """Put hooks and modes in place."""
         assert self._step is not None
-        self._forward.enter_context(recognising(self._step) if self.replays else copying(self._step))
+        self._forward.enter_context(following(self._step))
+
+    def around_call(self) -> AbstractContextManager[None]:
+        """Watch for reads that are no ops, if a plan empties what the program holds. All is back afterwards."""
+        step = self._step
+        return nullcontext() if step is None or not step.empties else looking(step)
+
+    @property
+    def left_plan(self) -> bool:
+        """Whether the step left its plan."""
+        return self.follows_plan and bool(self._stats.mismatches)
 
     @property
     def is_faster_copied(self) -> bool:
         """Whether recording the step has taken longer than its replays have gained over copies."""
         return self._effort.recording_ms > self._effort.gained_ms
 
-    def around_call(self) -> AbstractContextManager[None]:
-        """Do nothing: the program's own values never leave."""
-        return nullcontext()
-
     def close_forward(self) -> None:
-        """Take hooks and mode away."""
+        """Take hooks and modes away."""
         self._forward.close()
+        step = self._step
+        if step is not None:
+            step.end_forward()
         self._step = None  # only autograd's handles keep it from here on
 
     def end(self, is_complete: bool) -> None:
@@ -127,7 +152,7 @@ class RecordedStep:
         self, evictor: Evictor, models: Sequence[torch.nn.Module], persistent_bytes: int, workload: str
     ) -> None:
         self._workload = workload
-        self._trace: LiveTrace | None = LiveTrace(models, OnlineStep(evictor), persistent_bytes)
+        self._trace: LiveTrace | None = LiveTrace(models, Step(evictor), persistent_bytes)
         end_with(self, self._trace.stop)
 
     def open(self) -> None:
@@ -156,54 +181,3 @@ class RecordedStep:
         finally:
             trace.stop()
             self._trace = None
-
-
-class FollowingStep:
-    """A step that follows a plan, and goes on under the online policy where it leaves it.
-
-    Args:
-        evictor: Holds the budget.
-        plan: The plan.
-        known: What is known about this kind of step.
-    """
-
-    def __init__(self, evictor: Evictor, plan: Plan, known: Known) -> None:
-        assert known.table is not None
-        arena = evictor.engine.open_arena(plan.schedule.host_bytes)
-        evictor.stats.device_clock = arena.clock
-        actions = StepActions(
-            known.table, arena, evictor.device, evictor.stats, evictor.warn_once, evictor.verification, evictor.engine
-        )
-        step = PlannedStep(actions, "follow", OnlineStep(evictor))
-        self._step: PlannedStep | None = step
-        self.mismatches = step.mismatches
-        self._stats = evictor.stats
-        self._forward = LooseStack()
-        end_with(self, self._forward.close)
-
-    def open(self) -> None:
-        """Put hooks and modes in place."""
-        step = self._step
-        assert step is not None
-        self._forward.enter_context(following(step) if step.table.emptied else recognising(step))
-
-    def around_call(self) -> AbstractContextManager[None]:
-        """Watch for reads that are no ops, if the plan empties what the program holds. All is back afterwards."""
-        step = self._step
-        return nullcontext() if step is None or not step.table.emptied else looking(step)
-
-    @property
-    def left_plan(self) -> bool:
-        """Whether the step left its plan."""
-        return bool(self._stats.mismatches)
-
-    def close_forward(self) -> None:
-        """Take hooks and modes away."""
-        self._forward.close()
-        step = self._step
-        if step is not None:
-            step.end_forward()
-        self._step = None  # only autograd's handles keep it from here on
-
-    def end(self, is_complete: bool) -> None:
-        """Do nothing: the step lives as long as autograd holds a handle of it."""

@@ -19,7 +19,7 @@ from ..torchtools.tensors import bytes_of, storage_key, tensors_with_memory
 from .engines.health import TierHealth
 from .statistics import RunStats
 
-MakeAgain = Callable[[], Callable[[int], torch.UntypedStorage] | None]
+MakeAgain = Callable[[int], torch.UntypedStorage]
 
 
 class EmptiedStorages:
@@ -27,7 +27,7 @@ class EmptiedStorages:
 
     Args:
         stats: Counters of the step, updated in place.
-        make_again: Returns the function that recomputes a value, or None once the step is gone.
+        make_again: Replays a value, given its number.
         health: Notes what is wrong with the tier.
 
     Attributes:
@@ -136,6 +136,4 @@ class EmptiedStorages:
             value.ticket = value.place.copy_in(storage)
             self._stats.swapped_in_bytes += value.size_bytes
         else:
-            make_again = self._make_again()
-            assert make_again is not None, "the step is running"
-            bytes_of(storage).copy_(bytes_of(make_again(value.number)))
+            bytes_of(storage).copy_(bytes_of(self._make_again(value.number)))

@@ -16,7 +16,7 @@ import torch
 
 from ..errors import TierError
 from ..ir import Plan
-from ..machine import Level, Value
+from ..machine import Call, Level, Value
 from ..machine.values import Ticket
 from ..torchtools.operators import has_undefined_bytes, is_foreign_name, operator_facts
 from ..units import round_up
@@ -154,7 +154,7 @@ class Leaving:
         copies: Room for copies.
         table: What to call values.
         stats: Counters of the step, updated in place.
-        call_of: Returns the recorded call that makes a value, or None.
+        call_of: Returns the call that makes a value, or None if it cannot run again.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Leaving:
         copies: StepCopies,
         table: CopyTable,
         stats: RunStats,
-        call_of: Callable[[int], RecordedCall | None],
+        call_of: Callable[[int], Call | None],
     ) -> None:
         self.verification, self._copies, self._table, self._stats = verification, copies, table, stats
         self._call_of = call_of
@@ -281,9 +281,8 @@ class Leaving:
             ReplayDiffers: If it differs and there is no copy.
         """
         witness = value.witness
-        if witness is None or witness.storage is not None:
-            return
-        self.verification.compare(witness, storage, partial(self._difference, value))
+        if witness is not None and witness.storage is None:
+            self.verification.compare(witness, storage, partial(self._difference, value))
 
     @property
     def has_copies(self) -> bool:
@@ -317,8 +316,8 @@ class Leaving:
 
     def _difference(self, value: Value, was_survived: bool) -> Difference:
         call = self._call_of(value.number)
-        cause = "it is not known" if call is None else cause_of(call)
-        operator = "an op" if call is None else operator_facts(call.func).name
+        cause = "it is not known" if call is None else cause_of(call.call)
+        operator = "an op" if call is None else operator_facts(call.call.func).name
         return Difference(operator, self._table.modules.get(value.number, ""), cause, was_survived)
 
 

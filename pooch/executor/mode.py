@@ -1,9 +1,9 @@
-"""The dispatch modes of a planned forward pass, and the contexts that enter them together with the hooks."""
+"""The dispatch modes of a forward pass, and the contexts that enter them together with the hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,14 +16,13 @@ from ..torchtools.raw_looks import RawLooks
 from ..torchtools.settings import called_as_unwatched
 from ..torchtools.standing_aside import SilentMode, StepHooks
 from ..torchtools.tensors import result_tensors
-from .online import OnlineStep
-from .step import OWN_WORK, PlannedStep
+from .step import OWN_WORK, Step
 
 
 class StepMode(SilentMode):
     """Passes every op of the region to the step, below autograd."""
 
-    def __init__(self, step: PlannedStep | OnlineStep) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__()
         self._step = step
 
@@ -46,13 +45,18 @@ class StepMode(SilentMode):
             return called_as_unwatched(func, facts, args, kwargs, call)
         is_alone = step.begin_op()
         try:
-            if step.arena.is_beside():
+            if step.tier.is_beside():
                 step.beside(facts, args, kwargs)
                 return called_as_unwatched(func, facts, args, kwargs, call)
             keys = argument_keys(args, kwargs)
             written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
             step.before_op(func, facts, args, kwargs, written)
-            result = called_as_unwatched(func, facts, args, kwargs, call)
+            try:
+                result = called_as_unwatched(func, facts, args, kwargs, call)
+            except Exception as error:
+                if not step.can_try_again(error, facts):
+                    raise
+                result = called_as_unwatched(func, facts, args, kwargs, call)
             outputs = result_tensors(result)
             made = new_tensors(written, outputs, keys)
             if made:
@@ -66,44 +70,42 @@ class StepMode(SilentMode):
 class WatchfulMode(StepMode):
     """The mode of plans that empty storages which the program holds: views are reads too."""
 
-    _step: PlannedStep
-
     def _dispatch(self, func: Any, call: Any, args: Any, kwargs: Any) -> Any:
         step = self._step
         with OWN_WORK:
             facts = operator_facts(func)
-            if step.emptied.away and facts.is_view and not facts.reads_nothing:
+            if facts.is_view and not facts.reads_nothing:
                 step.bring_back((args, kwargs))
             return super()._dispatch(func, call, args, kwargs)
 
 
-def recognising(step: PlannedStep | OnlineStep) -> AbstractContextManager[None]:
-    """Pass to the step every op, every tensor that autograd saves and reads, and whose address is handed out."""
-    return Together(saving(step), RawLooks(step.look, step.data_assigned), StepMode(step))
+def following(step: Step) -> AbstractContextManager[None]:
+    """Pass to the step what it needs to see of its forward pass.
 
-
-def copying(step: OnlineStep) -> AbstractContextManager[None]:
-    """Pass to the step every tensor that autograd saves and reads, and those that are given other data."""
-    return Together(saving(step), RawLooks(_nothing, step.data_assigned))
+    That is every tensor that autograd saves and reads, and those that are given other data; unless all is copied, every
+    op, and whose address is handed out; and where its plan empties what the program holds, views as well, since they
+    are reads too. The latter needs `looking` around each call.
+    """
+    if not step.replays:
+        return Together(saving(step), RawLooks(_nothing, step.data_assigned))
+    looks = RawLooks(step.look, step.data_assigned)
+    if not step.empties:
+        return Together(saving(step), looks, StepMode(step))
+    hooks = StepHooks(step.quietly(step.pack), step.quietly(step.unpack), step.fell_silent)
+    return Together(hooks, looks, WatchfulMode(step))
 
 
 def _nothing(arguments: Any, handed_out: bool) -> None:
     """What is only ever copied stays as long as the program holds it."""
 
 
-def saving(step: PlannedStep | OnlineStep) -> AbstractContextManager[None]:
+def saving(step: Step) -> AbstractContextManager[None]:
     """Pass to the step every tensor that autograd saves and reads."""
     return StepHooks(step.pack, step.unpack, step.fell_silent)
 
 
-def following(step: PlannedStep) -> AbstractContextManager[None]:
-    """Like `recognising`, and treat views as reads too. Everything is restored on the way out of `looking`."""
-    hooks = StepHooks(step.quietly(step.pack), step.quietly(step.unpack), step.fell_silent)
-    return Together(hooks, RawLooks(step.look, step.data_assigned), WatchfulMode(step))
-
-
 @contextmanager
-def looking(step: PlannedStep) -> Iterator[None]:
+def looking(step: Step) -> Iterator[None]:
     """Restore everything on the way out, since what holds a value then may read it in any thread."""
     try:
         yield
@@ -112,7 +114,7 @@ def looking(step: PlannedStep) -> Iterator[None]:
 
 
 @contextmanager
-def watching(step: PlannedStep) -> Iterator[None]:
-    """Like `recognising`, and pass every other read of a tensor too. Everything is restored on the way out."""
-    with following(step), looking(step):
+def watching(step: Step) -> Iterator[None]:
+    """Like `following`, around a whole region, on the way out of which everything is restored."""
+    with following(step), looking(step) if step.empties else nullcontext():
         yield

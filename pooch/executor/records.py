@@ -123,12 +123,6 @@ class Handle:
             raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
 
 
-class OnlineHandle(Handle):
-    """The same for a value that no plan moves."""
-
-    __slots__ = ()
-
-
 class KeptTensor:
     """What autograd holds in place of a tensor that a plan keeps. It gets a handle if it has to leave after all.
 
@@ -147,7 +141,7 @@ class KeptTensor:
     def __init__(self, tensor: torch.Tensor, version: int, number: int, identity: Identity | None) -> None:
         self.tensor: torch.Tensor | None = tensor
         self.version, self.number, self.identity = version, number, identity
-        self.handle: OnlineHandle | None = None
+        self.handle: Handle | None = None
 
 
 class Reassigned:

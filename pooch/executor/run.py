@@ -23,17 +23,16 @@ from ..torchtools.standing_aside import StepHooks
 from ..torchtools.training_state import model_device
 from ..units import format_bytes, plural
 from ..visible import one_line
-from .actions import StepActions
 from .attachment import Attachment
 from .causes import Overrun
 from .engines.protocol import Arena, CopyEngine
 from .floor import Floor
-from .mode import recognising, watching
-from .online import OnlineStep
+from .kept_step import KeptStep
+from .mode import watching
 from .snapshot import StepSnapshot
 from .statistics import RunStats, RunTotals, WarnOnce
 from .status import Mode, Status, predicted_slowdown
-from .step import OWN_WORK, PlannedStep
+from .step import OWN_WORK, Advice, Step
 from .table import ActionTable
 from .verification import Verification, Verified, Verify
 from .watch import MEASURE_EVERY, RunWatch
@@ -108,14 +107,26 @@ class Run:
         self._verification = Verification(verify, self._warn_once)
         self._verification.ban(map(self._table.copies.key, plan.banned))
         compares = verify != "off"
-        self._watch = RunWatch(
-            plan, model, self._device, self._warn_once, measure_every, on_overrun, compares, engine.health
+        self._floor = Floor(
+            plan.budget_bytes,
+            plan.persistent_bytes,
+            max((choice.size_bytes for choice in plan.choices), default=0),
+            engine,
+            self._device,
+            self._verification,
+            warn_once,
         )
-        self._floor: Floor | None = None
-        if plan.budget_bytes and not self._table.does_nothing and self._device.type == "cpu":
-            self._floor = Floor(
-                plan.budget_bytes, plan.persistent_bytes, engine, self._device, self._verification, warn_once
-            )
+        self._watch = RunWatch(
+            plan,
+            model,
+            self._device,
+            self._warn_once,
+            measure_every,
+            on_overrun,
+            compares,
+            engine.health,
+            self._floor.device_peak_bytes,
+        )
         self._removed = self._paused = self._begun = False
         self._memory: StepMemory | None = None  # not closed by a run that could not be made
         # Fail now rather than in the middle of a step.
@@ -160,7 +171,7 @@ class Run:
     def stats(self) -> RunStats:
         """Counters of the last step that was begun."""
         if accelerators.has_streams(self._device):
-            self._stats.peak_bytes = accelerators.peak_allocated_bytes(self._device)
+            self._stats.peak_bytes = self._floor.device_peak_bytes()
             self._stats.reserved_bytes = accelerators.peak_reserved_bytes(self._device)
         return self._stats
 
@@ -236,7 +247,7 @@ class Run:
     @contextmanager
     def _region(self) -> Iterator[None]:
         if self._paused or _STEP.active or not torch.is_grad_enabled() or self._bypassed():
-            if self._paused and self._floor is not None:
+            if self._paused:
                 self._floor.rest()
             yield
             return
@@ -257,8 +268,7 @@ class Run:
         _refuse_capture()
         self._attachment.refuse_compiled()
         self._verification.begin_step([self.model])
-        if self._floor is not None:
-            self._floor.begin_step(self._stats)
+        self._floor.begin_step(self._stats)
         _STEP.active = True
         OWN_WORK.is_over()
         run_lost()
@@ -281,13 +291,9 @@ class Run:
             )
         return not seen
 
-    def _new_step(self, arena: Arena, floor: Floor | None) -> PlannedStep:
+    def _new_step(self, arena: Arena) -> Step:
         self._stats.device_clock = arena.clock
-        actions = StepActions(
-            self._table, arena, self._device, self._stats, self._warn_once, self._verification, self._engine
-        )
-        online = None if floor is None else OnlineStep(floor)
-        return PlannedStep(actions, self._on_mismatch, online)
+        return Step(self._floor, Advice(self._table, arena, self._on_mismatch))
 
     @contextmanager
     def _planned_step(self) -> Iterator[None]:
@@ -299,16 +305,15 @@ class Run:
             with self._in_slices(None), self._keeping():
                 yield
             return
-        step = self._new_step(arena, self._floor)
+        step = self._new_step(arena)
         with self._watch.following(step):
-            with self._in_slices(step), watching(step) if self._table.emptied else recognising(step):
+            with self._in_slices(step), watching(step):
                 yield
             step.end_forward()
-        if self._floor is not None:
-            self._floor.live.raise_failure()
+        self._floor.live.raise_failure()
 
     @contextmanager
-    def _in_slices(self, step: PlannedStep | None) -> Iterator[None]:
+    def _in_slices(self, step: Step | None) -> Iterator[None]:
         """Run the calls in slices that the plan names; `step` is None where nothing moves and nothing is watched."""
         if not self.plan.splits:
             yield
@@ -327,8 +332,7 @@ class Run:
     @contextmanager
     def _keeping(self) -> Iterator[None]:
         """Measure a step in which nothing is done: hooks keep everything, and only notice the backward pass."""
-        step = self._new_step(self._engine.open_arena(0), None)
-        step.on_path = False
+        step = KeptStep(self._stats, self._floor.silence)
         with self._watch.following(step), StepHooks(step.pack, step.unpack):
             yield
 
@@ -371,8 +375,7 @@ class Run:
                 "plan of region 'step') as it was when the plan was applied, without torch.compile",
             )
         self._attachment.remove()
-        if self._floor is not None:
-            self._floor.stop()
+        self._floor.stop()
         self._engine.close()
         if self._memory is not None:
             self._memory.close()

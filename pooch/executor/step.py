@@ -1,37 +1,54 @@
-"""The state of one step under a plan, as the dispatch mode and the saved tensor hooks drive it."""
+"""One step, as the dispatch mode and the saved tensor hooks drive it.
+
+It sees four moments: before an op, after an op, autograd saves a tensor, autograd reads one. A plan, if there is one,
+says what is to be done at each of them (`plan_guide.py`). Beneath it is the pressure of the budget
+(`machine/pressure.py`), which is all that is left where the step leaves the path of its plan.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
 from ..errors import PlanMismatch
-from ..ir import ExpectedOp
+from ..machine import Call, Value
 from ..torchtools.effects import StorageMap, changed_statistics, written_tensors
+from ..torchtools.endings import end_with
 from ..torchtools.operators import call_refusal
-from ..torchtools.recurrent_dropout import InitialisationWatch
+from ..torchtools.out_of_memory import is_out_of_memory
 from ..torchtools.tensors import (
     find_tensors,
-    fingerprint,
     has_plain_storage,
     may_move,
     storage_key,
     storage_of,
     tensors_with_memory,
 )
-from .actions import StepActions
-from .online import OnlineStep
-from .records import Handle, KeptTensor, OnlineHandle, Reassigned, changed_in_place, pack_kept
-from .replay import OuterArgument, outer_arguments, preserve, record_call
+from .engines.protocol import Arena
+from .evictor import Evictor
+from .owner import FIRST_VALUE, ValueOwner
+from .plan_guide import PlanGuide
+from .planned_values import PlannedValues
+from .recording import CallRecorder, read_by
+from .records import Handle, KeptTensor, Reassigned, changed_in_place, pack_kept
+from .replay import (
+    record_call,
+)
 from .silence import SavedTensors, Silence
 from .statistics import RunStats
+from .table import ActionTable
+from .tier import StepTier
 
 _AGAIN = "profile and plan again to follow the new path"
+
+OnMismatch = Literal["warn", "error", "follow"]
 
 
 class _OwnWork(threading.local):
@@ -53,173 +70,274 @@ class _OwnWork(threading.local):
 OWN_WORK = _OwnWork()
 
 
-class PlannedStep(SavedTensors):
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A plan for one step.
+
+    Attributes:
+        table: The plan, indexed for lookups.
+        arena: Room in the swap tier for what it swaps. The step closes it.
+        on_mismatch: What to do if the step leaves the path: "warn", "error", or "follow", which says nothing.
+    """
+
+    table: ActionTable
+    arena: Arena
+    on_mismatch: OnMismatch
+
+
+class Step(SavedTensors):
     """The state of one step, from its forward pass to the end of its backward pass.
 
     It lives as long as autograd holds one of its handles, so each of several forward passes before one backward pass
     has its own.
 
     Args:
-        actions: Runs the actions of the schedule.
-        on_mismatch: "warn", "error" or "follow", for a step that leaves the path. "follow" says nothing.
-        online: Holds what the plan keeps, so that it can leave if the step takes more than planned, and takes over
-            where the step leaves the path. None keeps it.
+        evictor: Holds the budget.
+        advice: The plan that it follows, or None.
+        replays: Whether a dispatch mode passes its ops, so that values can be replayed. Otherwise they are copied, and
+            autograd's saves are all that the step sees.
+        copies_ahead: Whether values are copied out ahead of need.
 
     Attributes:
-        mismatches: Why the schedule could not be carried out, where `online` has taken over for that.
+        guide: What the plan has it do, or None.
+        owner: What the machine asks about its values.
+        values: Which value each storage holds.
+        mismatches: Why the schedule could not be carried out, where pressure has taken over for that.
+        on_read: Called once, at the first read of a saved tensor.
     """
 
-    def __init__(self, actions: StepActions, on_mismatch: str, online: OnlineStep | None = None) -> None:
-        self.actions, self.on_mismatch, self.online = actions, on_mismatch, online
-        self.table, self.arena, self.device, self.stats = actions.table, actions.arena, actions.device, actions.stats
-        self.values = StorageMap() if online is None else online.values
-        self.planned, self.emptied = actions.planned, actions.emptied
-        self.silence = actions.silence if online is None else online.evictor.silence
-        self.on_path = True
-        self.mismatches: list[str] = []
+    def __init__(
+        self, evictor: Evictor, advice: Advice | None = None, *, replays: bool = True, copies_ahead: bool = True
+    ) -> None:
+        self.evictor, self.stats, self.lock = evictor, evictor.stats, evictor.lock
+        self.replays, self._copies_ahead = replays, copies_ahead
         self.begin = time.perf_counter()
-        self._next = 0
-        self._initialisation = InitialisationWatch()
-        self.op = threading.Lock()  # held from before an op until its results are known
+        self.values = StorageMap()
+        self.tier = StepTier(evictor.engine, evictor.host_bytes, None if advice is None else advice.arena)
+        end_with(self, self.tier.close)
+        self.owner = owner = ValueOwner(evictor, self.tier)
+        self.recorder = CallRecorder(evictor, self.values, owner.recipes, owner.effort)
+        self.op = self.recorder.op
+        self.mismatches: list[str] = []
+        self.reassigned = Reassigned()
+        self.on_read: Callable[[], None] | None = None
+        self._numbers = itertools.count(FIRST_VALUE)
+        self._in_parts: set[int] = set()  # storages that autograd holds for earlier contents as well
         self._kept: list[weakref.ref[KeptTensor]] = []
-        self._outer_readers: dict[int, list[OuterArgument]] = {}  # by the storage of a tensor from outside of the step
-        if online is not None:
-            online.evictor.keeps(self)
-        self.reassigned = Reassigned() if online is None else online.reassigned
-        self.on_read: Callable[[], None] | None = None  # called once, at the first read of a saved tensor
+        self._written_over: set[int] = set()  # values that a plan keeps: no replay may read what is there now
+        self.guide: PlanGuide | None = None
+        self._on_mismatch: OnMismatch = "follow"
+        if advice is not None:
+            self._on_mismatch = advice.on_mismatch
+            planned = PlannedValues(advice.table, advice.arena, evictor, owner.recipes, owner)
+            owner.moves(planned)
+            self.guide = PlanGuide(planned, owner.recipes)
+            end_with(self, planned.close)
+            evictor.keeps(self)
 
-    # The forward pass -------------------------------------------------------------------------------------------
+    @property
+    def empties(self) -> bool:
+        """Whether its plan empties what the program holds, so that every read must be seen."""
+        return self.guide is not None and bool(self.guide.table.emptied)
+
+    # The forward pass -------------------------------------------------------------------------------------------------
 
     def begin_op(self) -> bool:
         """Whether the op that begins is the only one running.
 
-        Two ops that overlap cannot be told apart, so the plan ends there.
+        Ops that overlap cannot be told apart, so the plan ends there, and none of them can be replayed.
         """
-        if self.op.acquire(blocking=False):
+        if self.recorder.begins():
             return True
-        if self.on_path:
+        if self.guide is not None and self.guide.on_path:
             self._leave_path("one op at a time", "an op that overlaps with one in another thread")
         return False
 
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
-        """Run the actions that are due before the next op, and record its call if it may be replayed."""
-        if self.on_path:
-            slot, expected = self.table.first_slot + self._next, self.table.expected
-            # Actions wait for the planned op: another one produces nothing (`.item()`) or leaves the path.
-            if slot in self.table.actions and self._next < len(expected) and expected[self._next].name == facts.name:
-                self._act(slot)
-            if slot in self.table.replayed and self.on_path:
-                self._remember(slot, func, facts, args, kwargs)
-        if self.emptied.away:
+        """Do what is due before an op, record its call if it may be replayed, and prepare for what it writes over."""
+        guide = self.guide
+        if guide is not None:
+            if guide.on_path:
+                self._follow(guide, func, facts, args, kwargs)
             self.bring_back((args, kwargs))
-        if self.actions.waits_for_program:
-            with self.actions.lock:
-                self.actions.settle()
-        if self._outer_readers:
-            self._preserve(func, facts, args, written)
+            if guide.values.waits_for_program:
+                with self.lock:
+                    guide.values.settle()
+            self.recorder.preserve(func, facts, args, written)
+            if guide.on_path:
+                self.evictor.look(0)
+                for key, tensor in written.items():
+                    self._overwritten(key, tensor)
+                return
+        if self.recorder.reads_outside:
+            changing = [*written, *map(storage_key, changed_statistics(facts, func, args))]
+            self._changes(self.recorder.outdated(changing))
+        can_repeat = True  # an op that changes a tensor from outside cannot run a second time
         for key, tensor in written.items():
-            self.actions.protect(self.values.get(key), storage_of(tensor))
-        if self.online is not None:
-            if self.on_path:
-                self.online.evictor.look(0)
-                for key in written:
-                    self.online.overwritten(self.values.get(key))
-            else:
-                self.online.before_op(func, facts, args, kwargs, written)
+            number = self.values.get(key)
+            can_repeat = can_repeat and number is not None and number >= 0
+            self._overwritten(key, tensor)
+        self.evictor.look_before((args, kwargs))
+        self.recorder.before(func, facts, args, kwargs, can_repeat=can_repeat)
 
-    def _act(self, slot: int) -> None:
-        """Run the actions of a slot. Where they cannot be run, the step goes on without them if anything takes over."""
+    def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
+        """Match the op that ran against the plan, or keep its call if it can be replayed; number the results."""
+        guide = self.guide
+        if guide is not None and guide.on_path and self._recognised(guide, func, name, outputs, made):
+            return
+        ended_s = time.perf_counter()
+        writes = tuple(self._bind(tensor) for tensor in made)
+        for tensor in self.recorder.after(writes, outputs, ended_s):
+            if self._value_in(tensor) is not None:
+                self._bind(tensor)
+        self.evictor.write_ahead()
+
+    def can_try_again(self, error: Exception, facts: Any) -> bool:
+        """Whether an op that has failed can run again: memory ran out, nothing was done yet, and there is more now."""
+        nothing_done = not (facts.written or facts.written_names or facts.random or facts.is_foreign or facts.refusal)
+        if not nothing_done or not is_out_of_memory(error):
+            return False
+        return self.evictor.relieve() > 0
+
+    def _bind(self, tensor: torch.Tensor) -> int:
+        value = next(self._numbers)
+        self.values.bind(storage_of(tensor), value)
+        return value
+
+    def end_forward(self) -> None:
+        """End the region. Actions that are due next wait for the first read of the backward pass."""
+        guide = self.guide
+        if guide is None:
+            return
+        if guide.on_path and (missing := guide.missing_op()) is not None:
+            self._leave_path(*missing)
+        if guide.values.waits_for_program:
+            with self.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
+                guide.values.settle_all()
+
+    # Following a plan -------------------------------------------------------------------------------------------------
+
+    def _follow(self, guide: PlanGuide, func: Any, facts: Any, args: Any, kwargs: Any) -> None:
+        """Run the actions that are due before the next op, and record its call if the plan replays it."""
+        if not guide.expects(facts):
+            self.evictor.look_beside_plan((args, kwargs))
+        elif guide.is_due:
+            self._act(guide, guide.slot)
+        if not guide.is_to_record or not guide.on_path:
+            return
+        if torch._C._len_torch_dispatch_stack() > 0:
+            return  # a mode of the program's around the step may change what the op gives, and sees no replay
+        refusal = call_refusal(func, args) if facts.depends_on_call else None
+        if refusal is not None:
+            self._leave_path(f"{facts.name} as an op that can be replayed", f"{facts.name}, which cannot: {refusal}")
+            return
+        gathered = guide.table.gathered
+        call = record_call(func, facts, args, kwargs, self.values, self.evictor.device, gathered)
+        reads, outer = read_by(call)
+        guide.record(call, reads, can_be_late=self.recorder.preserves(outer, gathered))
+
+    def _act(self, guide: PlanGuide, slot: int) -> None:
+        """Run the actions of a slot. Where they cannot be run, the step goes on without its plan."""
         try:
-            self.actions.act(slot)
+            guide.act(slot)
         except PlanMismatch as error:
-            if self.online is None or self.on_mismatch == "error":
+            if self._on_mismatch == "error" or not self.evictor.budget_bytes:
                 raise
             self.mismatches.append(str(error))
             self._leave_path("a step that the schedule is made for", str(error))
 
-    def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
-        """Handle an op that is about to run on another stream of the program, as FSDP's collectives and prefetchers do.
+    def _recognised(
+        self, guide: PlanGuide, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
+    ) -> bool:
+        """Whether the plan knows the op that ran, whose results are registered then. An unknown op leaves the path."""
+        found = guide.recognise(func, name, outputs, made)
+        if isinstance(found, tuple):
+            self._leave_path(*found)
+            return False
+        if found is None:
+            for tensor in made:
+                self.values.bind(storage_of(tensor), -1)
+            return True
+        for value, tensor in zip(found.writes, made, strict=True):
+            storage = storage_of(tensor)
+            self.values.bind(storage, value)
+            guide.values.made(value, storage)
+        return True
 
-        It is not part of the plan, and is left alone unless it works on a planned value.
-        """
-        tensors = [tensor for tensor in find_tensors((args, kwargs)) if has_plain_storage(tensor)]
-        planned = [storage_of(tensor) for tensor in tensors if self._is_planned(tensor)]
-        if planned and self.on_path:
-            actual = f"{facts.name} on another stream, which works on a value of the plan"
-            self._leave_path("an op on the stream that the region began on", actual)
-        if self.emptied.away:
-            self.bring_back((args, kwargs))
-        if planned:
-            with self.actions.lock:  # last, since only now do emptied storages have memory to tell the allocator of
-                self.arena.join(planned)
-        self._note_written(facts, args, kwargs)
-
-    def _value_in(self, tensor: torch.Tensor) -> int | None:
-        return self.values.get(storage_key(tensor))
-
-    def unseen(self, facts: Any, args: Any, kwargs: Any) -> None:
-        """Handle an op of a compiled function that is about to run. It is no part of the plan, but it may write."""
-        if self.emptied.away:
-            self.bring_back((args, kwargs))
-        self._note_written(facts, args, kwargs)
-
-    def _note_written(self, facts: Any, args: Any, kwargs: Any) -> None:
-        """Note that an op that is no part of the plan is about to write."""
-        for key, tensor in written_tensors(facts, args, kwargs).items():
-            self.actions.protect(self.values.get(key), storage_of(tensor))
-            self.values.bind(storage_of(tensor), -1)
-
-    def _is_planned(self, tensor: torch.Tensor) -> bool:
-        value = self._value_in(tensor)
-        return value in self.planned or value in self.actions.held
+    def _leave_path(self, expected: str, actual: str) -> None:
+        """Have the plan fall silent. What it holds may leave from here on, as pressure has it."""
+        guide = self.guide
+        assert guide is not None
+        guide.on_path = False
+        self.stats.mismatches = 1
+        self.restore()
+        guide.values.keep_what_is_held()
+        text = f"the step left the planned path at op {guide.position}: expected {expected}, got {actual}"
+        if self._on_mismatch == "error":
+            raise PlanMismatch(f"{text}; {_AGAIN}")
+        self.evictor.plan_left()
+        with self.lock, torch._C._DisableTorchDispatch():
+            self.let_kept_leave()
+        if self._on_mismatch == "follow":
+            return
+        if self.evictor.is_held:
+            rest = "the budget is held without the plan, which takes longer"
+        else:
+            rest = "the rest of the step keeps its activations and may exceed the budget"
+        self.evictor.warn_once(("path", _kind(expected), _kind(actual)), f"{text}; {rest} ({_AGAIN})")
 
     def bring_back(self, arguments: Any) -> None:
         """Bring back emptied values among arguments that the program is about to read."""
-        with self.actions.lock, self.arena.at_home():
-            self.emptied.look(arguments)
+        guide = self.guide
+        if guide is not None and guide.values.emptied.away:
+            with self.lock, self.tier.at_home():
+                guide.values.emptied.look(arguments)
 
-    def _remember(self, slot: int, func: Any, facts: Any, args: Any, kwargs: Any) -> None:
-        """Record a call for a replay, unless its result may vary under PyTorch's current settings."""
-        refusal = call_refusal(func, args) if facts.depends_on_call else None
-        if torch._C._len_torch_dispatch_stack() > 0:
-            return  # a mode of the program's around the step may change what the op gives, and sees no replay
-        if refusal is not None:
-            self._leave_path(f"{facts.name} as an op that can be replayed", f"{facts.name}, which cannot: {refusal}")
-        else:
-            call = record_call(func, facts, args, kwargs, self.values, self.device, self.table.gathered)
-            self.actions.calls[slot] = call
-            self.actions.taint(slot, call)
-            for argument in outer_arguments(call):
-                # What FSDP gathers again is the same again, and its storage holds anything until then.
-                if has_plain_storage(argument.alias) and self._value_in(argument.alias) not in self.table.gathered:
-                    self._outer_readers.setdefault(storage_key(argument.alias), []).append(argument)
+    def restore(self) -> None:
+        """Bring everything back that the program holds, since its reads are no longer intercepted."""
+        guide = self.guide
+        if guide is not None and guide.values.emptied.away:
+            with OWN_WORK, torch._C._DisableTorchDispatch(), self.lock, self.tier.at_home():
+                guide.values.emptied.restore()
 
-    def _preserve(self, func: Any, facts: Any, args: Any, written: dict[int, torch.Tensor]) -> None:
-        """Copy what an op is about to change and recorded calls have read, such as running statistics."""
-        changing = [*written, *map(storage_key, changed_statistics(facts, func, args))]
-        for key in changing:
-            readers = self._outer_readers.pop(key, None)
-            if readers is not None:
-                preserve(readers)
+    def let_kept_leave(self) -> None:
+        """Register what the plan holds on the device, so that it can leave. The caller holds the lock.
 
-    def after_op(self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]) -> None:
-        """Match the op that ran against the plan, and register its results."""
-        if self.online is not None and not self.on_path:
-            self.online.after_op(func, name, outputs, made)
-            return
-        expected = self._recognise(func, name, outputs, made) if self.on_path else None
-        if expected is None:
-            for tensor in made:
-                self.values.bind(storage_of(tensor), -1)
-            return
-        self._next += 1
-        for value, tensor in zip(expected.writes, made, strict=True):
-            storage = storage_of(tensor)
-            self.values.bind(storage, value)
-            self.actions.made(value, storage)
+        What was written over since it was saved stays.
+        """
+        guide = self.guide
+        assert guide is not None
+        kept, self._kept = self._kept, []
+        planned = [value for value in guide.values.may_leave() if not value.saved_at]
+        for each in [reference() for reference in kept]:
+            if each is None or each.tensor is None or each.tensor._version != each.version:
+                continue
+            if each.number in self._written_over:
+                continue
+            if self.values.get(storage_key(each.tensor)) == each.number:
+                while planned and planned[0].number < each.number:
+                    self.evictor.save(planned.pop(0))
+                each.handle = self.hold(each.tensor, each.number, self)
+                each.tensor = None
+        for value in planned:
+            self.evictor.save(value)
+
+    def writing_over(self, tensor: torch.Tensor) -> Callable[[], bool]:
+        """Return what tells in the backward pass whether neither autograd nor a replay will read the tensor again."""
+        value, step = self.values.get(storage_key(tensor)), weakref.ref(self)
+
+        def may_write() -> bool:
+            here = step()  # the graph of the loss must not hold the step; without it there are neither
+            if value is None or here is None or here.guide is None:
+                return True
+            return here.guide.values.is_at_its_end(value)
+
+        return may_write
+
+    # What else the program does ---------------------------------------------------------------------------------------
 
     def look(self, arguments: Any, handed_out: bool = False) -> None:
-        """Bring back emptied values that the program is about to read without an op.
+        """Note that the program reads tensors without an op. What was emptied of them is brought back.
 
         Args:
             arguments: What it reads, in any nesting.
@@ -227,22 +345,29 @@ class PlannedStep(SavedTensors):
         """
         if OWN_WORK.depth:
             return
+        guide = self.guide
         if handed_out:
-            self._hand_out(arguments)
-        if self.on_path and self.emptied.away:
-            with OWN_WORK, torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
-                self.emptied.look(arguments)
+            with OWN_WORK, torch._C._DisableTorchDispatch():
+                self._hand_out(arguments)
+        if guide is not None and guide.on_path and guide.values.emptied.away:
+            with OWN_WORK, torch._C._DisableTorchDispatch():
+                self.bring_back(arguments)
 
     def _hand_out(self, arguments: Any) -> None:
-        """Note that the program obtains the address of tensors, so that they may change and nothing tells."""
-        with OWN_WORK, torch._C._DisableTorchDispatch():
-            self.emptied.hand_out(arguments, self.values, self.planned)
-            tensors = [tensor for tensor in tensors_with_memory(arguments)[0] if has_plain_storage(tensor)]
-            values = {value for value in map(self._value_in, tensors) if value is not None and value >= 0}
+        """Note that the program obtains the address of tensors, so that they may change and nothing tells.
+
+        What is made from them is not replayed, and they stay until the program has released them.
+        """
+        tensors = [tensor for tensor in tensors_with_memory(arguments)[0] if has_plain_storage(tensor)]
+        keys = list(dict.fromkeys(map(storage_key, tensors)))
+        values = {value for value in map(self.values.get, keys) if value is not None and value >= 0}
+        if self.guide is not None:
+            self.guide.values.hand_out(arguments, self.values)
             if values:
-                self.actions.distrust(values)
-            if self.online is not None and not self.on_path:
-                self.online.handed_out(arguments)
+                self.guide.values.distrust(values)
+            if self.guide.on_path:
+                return
+        self._changes(self.recorder.outdated_by_address(keys, values))
 
     def data_assigned(self, tensor: torch.Tensor) -> None:
         """Note that the program is about to give a tensor other data."""
@@ -258,89 +383,131 @@ class PlannedStep(SavedTensors):
 
         return quiet
 
-    def _recognise(
-        self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
-    ) -> ExpectedOp | None:
-        """Return the planned op that this one is, or None. An unknown op leaves the path."""
-        if self._next >= len(self.table.expected):
-            self._leave_path("the end of the region", fingerprint(name, outputs))
-            return None
-        expected = self.table.expected[self._next]
-        is_expected = self.table.recogniser.is_expected(self._next, func, name, outputs)
-        if not is_expected or len(made) != len(expected.writes):
-            if not self._initialisation.takes(name, made):
-                self._leave_path(expected.fingerprint, fingerprint(name, outputs))
-            return None
-        return expected
+    def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
+        """Handle an op that is about to run on another stream of the program, as FSDP's collectives and prefetchers do.
 
-    def end_forward(self) -> None:
-        """End the region. Actions that are due next wait for the first read of the backward pass."""
-        if self.on_path and self._next < len(self.table.expected):
-            self._leave_path(self.table.expected[self._next].fingerprint, "the end of the region")
-        if self.actions.waits_for_program:
-            with self.actions.lock, torch._C._DisableTorchDispatch(), self.arena.at_home():
-                self.actions.settle_all()
+        It is not part of the plan, and is left alone unless it works on a value of the step.
+        """
+        guide = self.guide
+        tensors = [tensor for tensor in find_tensors((args, kwargs)) if has_plain_storage(tensor)]
+        moved = [storage_of(tensor) for tensor in tensors if self._moves(self._value_in(tensor))]
+        if guide is not None and moved and guide.on_path:
+            actual = f"{facts.name} on another stream, which works on a value of the plan"
+            self._leave_path("an op on the stream that the region began on", actual)
+        self.bring_back((args, kwargs))
+        if moved:
+            with self.lock:  # last, since only now do emptied storages have memory to tell the allocator of
+                self.tier.join(moved)
+        self._note_written(facts, args, kwargs)
 
-    def restore(self) -> None:
-        """Bring everything back that the program holds, since its reads are no longer intercepted."""
-        if self.emptied.away:
-            with OWN_WORK, torch._C._DisableTorchDispatch(), self.actions.lock, self.arena.at_home():
-                self.emptied.restore()
+    def _moves(self, number: int | None) -> bool:
+        """Whether a value may be copied out or in, or be read by replays."""
+        guide = self.guide
+        if guide is not None and (number in guide.values.planned or number in guide.values.held):
+            return True
+        saved = self.owner.saved.get(number) if number is not None else None
+        return saved is not None and saved.storage is not None
 
-    def _leave_path(self, expected: str, actual: str) -> None:
-        self.on_path = False
-        self.stats.mismatches = 1
-        self.restore()
-        self.actions.keep_what_is_held()
-        text = f"the step left the planned path at op {self._next}: expected {expected}, got {actual}"
-        if self.on_mismatch == "error":
-            raise PlanMismatch(f"{text}; {_AGAIN}")
-        if self.online is not None:
-            with self.online.evictor.lock, torch._C._DisableTorchDispatch():
-                self.let_kept_leave()
-            self.online.evictor.take_over(self.actions)
-        if self.on_mismatch == "follow":
-            return
-        if self.online is not None and self.online.evictor.is_held:
-            rest = "the budget is held without the plan, which takes longer"
-        else:
-            rest = "the rest of the step keeps its activations and may exceed the budget"
-        self.actions.warn_once(("path", _kind(expected), _kind(actual)), f"{text}; {rest} ({_AGAIN})")
+    def unseen(self, facts: Any, args: Any, kwargs: Any) -> None:
+        """Handle an op of a compiled function that is about to run. It is no part of the plan, but it may write."""
+        self.bring_back((args, kwargs))
+        self._note_written(facts, args, kwargs)
 
-    def writing_over(self, tensor: torch.Tensor) -> Callable[[], bool]:
-        """Return what tells in the backward pass whether neither autograd nor a replay will read the tensor again."""
-        value, step = self.values.get(storage_key(tensor)), weakref.ref(self)
+    def _note_written(self, facts: Any, args: Any, kwargs: Any) -> None:
+        """Note that an op is about to write which cannot be replayed."""
+        written = written_tensors(facts, args, kwargs)
+        self._changes(self.recorder.outdated([*written]))
+        for key, tensor in written.items():
+            self._overwritten(key, tensor)
+            if self.guide is not None and self.guide.on_path:
+                self.values.bind(storage_of(tensor), -1)
+            else:
+                self._bind(tensor)
 
-        def may_write() -> bool:
-            here = step()  # the graph of the loss must not hold the step; without it there are neither
-            return value is None or here is None or here.actions.is_at_its_end(value)
+    def _value_in(self, tensor: torch.Tensor) -> int | None:
+        return self.values.get(storage_key(tensor))
 
-        return may_write
+    def _overwritten(self, key: int, tensor: torch.Tensor) -> None:
+        """Note that an op is about to write over what a storage holds."""
+        number = self.values.get(key)
+        if number is not None:
+            self.overwritten(number, storage_of(tensor))
 
-    # Saving and reading -----------------------------------------------------------------------------------------
+    def overwritten(self, number: int, storage: torch.UntypedStorage) -> None:
+        """Note that an op is about to write over a value.
+
+        Args:
+            number: Its number.
+            storage: The storage that it is in.
+        """
+        guide = self.guide
+        if guide is not None and number < FIRST_VALUE:
+            guide.values.protect(number, storage)
+            if number in guide.values.planned:
+                return
+            self._written_over.add(number)
+        saved = self.owner.saved.pop(number, None)
+        if saved is not None:
+            if saved.storage is not None:
+                self._in_parts.add(saved.storage._cdata)
+            self.evictor.overwritten(saved)
+
+    def _changes(self, calls: list[Call]) -> None:
+        """Prepare for a change after which calls would not give the same any more."""
+        if calls:
+            with self.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
+                self.owner.recipes.give_up(calls)
+
+    # Saving and reading -----------------------------------------------------------------------------------------------
 
     def silenced(self) -> tuple[Silence, RunStats]:
         """Return what tells what is not governed, and the counters of the step."""
-        return self.silence, self.stats
+        return self.evictor.silence, self.stats
 
     def pack_plain(self, tensor: torch.Tensor) -> object:
         """Return what autograd holds in place of a tensor that it saves."""
         if not may_move(tensor):
             return self.keep_silent(tensor)
-        value = self.values.get(storage_of(tensor)._cdata)
-        planned = self.planned.get(value) if value is not None else None
-        if planned is None:
-            if self.online is None or value is None or value < 0:
-                return pack_kept(tensor, value)
-            if not self.on_path:
-                with torch._C._DisableTorchDispatch():
-                    return self.online.hold(tensor, value, self)
-            detached, version, _, identity = pack_kept(tensor, value)
-            kept = KeptTensor(detached, version, value, identity)
-            self._kept.append(weakref.ref(kept))
-            return kept
-        with torch._C._DisableTorchDispatch():  # not ops of the step
-            return self.actions.hold(self, planned, tensor, is_planned=self.on_path)
+        number = self.values.get(storage_of(tensor)._cdata)
+        if number is None and not self.replays and _may_leave(tensor):
+            number = self._bind(tensor)
+        if number is None or number < 0:
+            return pack_kept(tensor, number)
+        guide = self.guide
+        if guide is not None:
+            planned = guide.values.planned.get(number)
+            if planned is not None:
+                with torch._C._DisableTorchDispatch():  # not ops of the step
+                    return guide.values.hold(self, planned, tensor, is_planned=guide.on_path)
+            if guide.on_path:
+                detached, version, _, identity = pack_kept(tensor, number)
+                kept = KeptTensor(detached, version, number, identity)
+                self._kept.append(weakref.ref(kept))
+                return kept
+        with torch._C._DisableTorchDispatch():
+            handle = self.hold(tensor, number, self)
+            if not self.replays and self._copies_ahead:
+                self.evictor.write_ahead()
+            return handle
+
+    def hold(self, tensor: torch.Tensor, number: int, owner: object) -> Handle:
+        """Return the handle for a tensor on a value that no plan moves.
+
+        Args:
+            tensor: The tensor that autograd saves.
+            number: Number of the value in its storage.
+            owner: What the handle keeps alive.
+        """
+        with self.lock:
+            saved = self.owner.saved.get(number)
+            if saved is None:
+                saved = Value(number, self.owner, storage_of(tensor))
+                saved.is_shared = storage_of(tensor)._cdata in self._in_parts
+                self.owner.saved[number] = saved
+                self.evictor.save(saved)
+            elif saved.storage is None:  # it left, and something made the tensor again
+                saved.storage = storage_of(tensor)
+            return Handle(owner, saved, tensor, self.lock.end)
 
     def unpack_plain(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads, after the actions tied to its first read."""
@@ -349,82 +516,98 @@ class PlannedStep(SavedTensors):
             self._tell_read()
         if self.reassigned and (other := self.reassigned.instead_of(packed)) is not None:
             return other
-        if type(packed) is tuple:
-            tensor, version, value, _ = packed
-            if value in self.table.anchor_of:
-                self._before_read(value)
-            if tensor._version != version:
-                raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
-            return tensor  # type: ignore[no-any-return]
-        if type(packed) is KeptTensor:
-            return self._read_kept(packed)
-        if type(packed) is OnlineHandle:
-            assert self.online is not None
-            if packed.value.number in self.table.anchor_of:
-                self._before_read(packed.value.number)
-            return self.online.read(packed)
-        if isinstance(packed, Handle):
-            if self.online is not None:
-                self.online.evictor.hold()
-            with self.actions.lock:  # wait for what another thread of autograd has begun
-                return self._read_beside(packed) if self.arena.is_beside() else self._read(packed)
+        kind = type(packed)
+        if kind is Handle:
+            return self.read(packed)  # type: ignore[arg-type]
+        if kind is KeptTensor:
+            return self._read_kept(packed)  # type: ignore[arg-type]
+        if kind is tuple:
+            return self._read_plain(*packed)  # type: ignore[misc]
         assert isinstance(packed, torch.Tensor)
         return packed
 
-    def _read_kept(self, packed: KeptTensor) -> torch.Tensor:
-        assert self.online is not None
-        self.online.evictor.hold()
-        if packed.number in self.table.anchor_of:
-            self._before_read(packed.number)
-        tensor = packed.tensor  # it may have been given a handle just now
-        if tensor is None:
-            assert packed.handle is not None
-            return self.online.read(packed.handle)
-        if tensor._version != packed.version:
+    def _read_plain(self, tensor: torch.Tensor, version: int, number: int | None, _: object) -> torch.Tensor:
+        self._before_read(number)
+        if tensor._version != version:
             raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
         return tensor
 
-    def let_kept_leave(self) -> None:
-        """Let what the plan keeps leave as well, unless it was written over. The caller holds the evictor's lock."""
-        assert self.online is not None
-        kept, self._kept = self._kept, []
-        for each in [reference() for reference in kept]:
-            if each is None or each.tensor is None or each.tensor._version != each.version:
-                continue
-            if self.values.get(storage_key(each.tensor)) == each.number:
-                each.handle = self.online.hold(each.tensor, each.number, self)
-                each.tensor = None
+    def _read_kept(self, packed: KeptTensor) -> torch.Tensor:
+        self.evictor.hold()
+        self._before_read(packed.number)
+        tensor = packed.tensor  # it may have been given a handle just now
+        if tensor is None:
+            assert packed.handle is not None
+            return self.read(packed.handle)
+        return self._read_plain(tensor, packed.version, None, None)
 
-    def _read(self, packed: Handle) -> torch.Tensor:
-        self._before_read(packed.value.number)
-        packed.check()
-        with torch._C._DisableTorchDispatch():
-            try:
-                return packed.geometry.on(self.actions.ensure(packed.value))
-            except PlanMismatch as error:
-                self.mismatches.append(str(error))  # the value is lost, but later steps need not lose it
-                raise
-
-    def _read_beside(self, packed: Handle) -> torch.Tensor:
-        """Answer a read on another stream: autograd runs nodes on their op's stream, CPU nodes on the caller's."""
-        with self.arena.at_home():
-            tensor = self._read(packed)
-        with torch._C._DisableTorchDispatch():
-            self.arena.join([storage_of(tensor)])
+    def read(self, packed: Handle) -> torch.Tensor:
+        """Return the tensor of a handle, bringing its bytes back if they are away."""
+        evictor, value, guide = self.evictor, packed.value, self.guide
+        self.owner.thread = threading.get_ident()
+        evictor.hold()
+        with self.lock, self.tier.at_home():  # wait for what another thread of autograd has begun
+            self._before_read(value.number)
+            packed.check()
+            with torch._C._DisableTorchDispatch():
+                if value.saved_at:
+                    evictor.reading(value)
+                evictor.look(2 * value.size_bytes)
+                if guide is not None and value.number in guide.values.planned:
+                    storage = self._ensure_planned(guide, value)
+                    tensor = packed.geometry.on(storage)
+                else:
+                    storage = evictor.ensure(value)
+                    tensor = packed.geometry.on(storage)
+                    self.values.bind(storage, value.number)
+                if value.saved_at:
+                    self._read_ahead(value)
+        if self.tier.is_beside():  # nodes run on their op's stream, and those of the CPU on the caller's
+            with torch._C._DisableTorchDispatch():
+                self.tier.join([storage])
         return tensor
 
+    def _ensure_planned(self, guide: PlanGuide, value: Value) -> torch.UntypedStorage:
+        try:
+            return guide.values.ensure(value)
+        except PlanMismatch as error:
+            self.mismatches.append(str(error))  # the value is lost, but later steps need not lose it
+            raise
+
+    def _read_ahead(self, value: Value) -> None:
+        """Bring back what the backward pass reads after a value, on which the caller has a tensor."""
+        value.is_busy = True  # nothing may be dropped in vain
+        try:
+            self.evictor.read_ahead(value)
+        finally:
+            value.is_busy = False
+
     def _tell_read(self) -> None:
-        with self.actions.lock:  # if two threads read first, only one reports it
+        with self.lock:  # if two threads read first, only one reports it
             on_read, self.on_read = self.on_read, None
         if on_read is not None:
             on_read()
 
-    def _before_read(self, value: int) -> None:
-        slot = self.table.anchor_of.get(value)
-        if slot is not None and self.on_path and self.actions.is_due(slot):
-            with torch._C._DisableTorchDispatch(), self.arena.at_home():
-                self._act(slot)
+    def _before_read(self, number: int | None) -> None:
+        """Run the actions that are due where the backward pass first reads a value."""
+        guide = self.guide
+        if guide is None or number is None:
+            return
+        slot = guide.table.anchor_of.get(number)
+        if slot is not None and guide.on_path and guide.is_to_act(slot):
+            with torch._C._DisableTorchDispatch(), self.tier.at_home():
+                self._act(guide, slot)
             self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
+
+
+def _may_leave(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of unknown origin can leave once nothing else holds its storage.
+
+    A parameter may be given other data, memory that PyTorch did not allocate can change without its knowledge, and
+    nothing tells whether a conjugate view was changed.
+    """
+    is_parameter = tensor.is_leaf and tensor.requires_grad
+    return not (is_parameter or tensor.is_conj() or tensor.is_neg()) and storage_of(tensor).resizable()
 
 
 def _kind(fingerprint: str) -> str:

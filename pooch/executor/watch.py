@@ -40,8 +40,9 @@ from .causes import (
     unmeasured_text,
 )
 from .engines.health import TierHealth
+from .kept_step import KeptStep
 from .statistics import RunStats, RunTotals, WarnOnce
-from .step import PlannedStep
+from .step import Step
 
 MEASURE_EVERY = 1000
 FIRST_MEASURED = (1, 2, 10, 100)  # by step 2 there are gradients and optimizer state, by step 10 caches
@@ -52,7 +53,7 @@ MOST_FORWARDS = 16  # before one backward pass, in one measurement, since the pr
 class _Followed:
     """A step whose backward pass has not ended. The step lives as long as its graph."""
 
-    step: weakref.ref[PlannedStep]
+    step: weakref.ref[Step | KeptStep]
     is_forward_over: bool = False
     is_read: bool = False
 
@@ -96,6 +97,7 @@ class RunWatch:
             None, a warning is given.
         compares: Whether replays are compared with what they replace, which takes a few bytes of a GPU.
         health: What is wrong with the swap tier, or None.
+        device_peak_bytes: Returns the peak of the step so far, on a device whose allocator counts.
 
     Attributes:
         totals: Counters over all steps.
@@ -111,11 +113,13 @@ class RunWatch:
         on_overrun: Callable[[Overrun], bool] | None = None,
         compares: bool = True,
         health: TierHealth | None = None,
+        device_peak_bytes: Callable[[], int] | None = None,
     ) -> None:
         self.totals = RunTotals()
         self._plan, self._device, self._warn_once = plan, device, warn_once
         self._measure_every, self._on_overrun, self._health = measure_every, on_overrun, health
         self._checksum_bytes = CHECKSUM_BYTES if compares and accelerators.has_streams(device) else 0
+        self._device_peak_bytes = device_peak_bytes or partial(accelerators.peak_allocated_bytes, device)
         self._parameters = ParameterWatch(model)
         self._followed: list[_Followed] = []
         self._measurement: _Measurement | None = None
@@ -155,7 +159,7 @@ class RunWatch:
                 self._notice(cause)
 
     @contextmanager
-    def following(self, step: PlannedStep) -> Iterator[None]:
+    def following(self, step: Step | KeptStep) -> Iterator[None]:
         """Follow a planned region, and then its graph."""
         followed = _Followed(weakref.ref(step, self._when_dead()))
         self._followed.append(followed)
@@ -251,7 +255,7 @@ class RunWatch:
         if measurement.window is None and not self._is_measured_outside:
             if measurement.is_over:
                 self._measurement = None
-            self._judge(measurement, accelerators.peak_allocated_bytes(self._device))
+            self._judge(measurement, self._device_peak_bytes())
 
     def _mark(self, followed: _Followed) -> None:
         measurement = self._measurement

@@ -25,21 +25,15 @@ from .values import Storage, Value
 _WRITE_AHEAD_SHARE = 0.5  # of what the step may use: from there on, the copy lane is kept busy
 _COPIES_AHEAD = 2
 _LOOKED_AT = 8  # values per op, so that the time to look does not grow with the step
+_EVERYTHING_BYTES = 2**62
 _SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking for candidates takes time
 
 
 class Keeper(Protocol):
-    """A planned step, which keeps values at no cost as long as nothing has to leave."""
+    """A planned step, whose values are at no cost here as long as nothing has to leave."""
 
     def let_kept_leave(self) -> None:
-        """Register what the plan keeps, so that it can leave."""
-
-
-class Yielding(Protocol):
-    """The values of a step that its plan moves."""
-
-    def let_go(self, missing_bytes: int) -> int:
-        """Free values ahead of the plan, and return how many bytes that frees."""
+        """Register what the plan holds on the device, so that it can leave."""
 
 
 class Pressure:
@@ -80,8 +74,8 @@ class Pressure:
         self._start_bytes = 0
         self._largest_bytes = 0
         self._most_higher_bytes = 0
+        self._last_look_bytes = 0  # live bytes after the last look of the step
         self._share: float | None = None
-        self._planned: weakref.WeakSet[Yielding] = weakref.WeakSet()
         self._keeping: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
     # Steps ------------------------------------------------------------------------------------------------------------
@@ -93,6 +87,7 @@ class Pressure:
                 self._let_go(value)
         self.stats, self.missing_bytes, self.stayed_bytes, self.stall_ms = stats, 0, 0, 0.0
         self._start_bytes = self.live.now()
+        self._last_look_bytes = 0
         self.live.reset_peak()
 
     def grow_with(self, share: float | None) -> None:
@@ -140,6 +135,11 @@ class Pressure:
         self._unwritten[value] = None
         self._largest_bytes = max(self._largest_bytes, value.size_bytes)
 
+    def save(self, value: Value) -> None:
+        """Register a value that autograd saves now."""
+        value.saved_at = self.next_save()
+        self.saved(value)
+
     def next_save(self) -> int:
         """Return the position of the next save."""
         self._saves += 1
@@ -147,14 +147,9 @@ class Pressure:
         return self._saves
 
     def keeps(self, step: Keeper) -> None:
-        """Ask a planned step, before anything leaves, to let what it keeps leave as well."""
+        """Ask a planned step, before anything leaves, to let what its plan holds leave as well."""
         with self.lock:  # another thread may be looking through them
             self._keeping.add(step)
-
-    def take_over(self, actions: Yielding) -> None:
-        """Let the values of a planned step leave as well, since its schedule no longer holds."""
-        with self.lock:
-            self._planned.add(actions)
 
     def make_room(self, missing_bytes: int) -> None:
         """Evict until so many bytes are free, or until nothing more can leave."""
@@ -170,9 +165,6 @@ class Pressure:
             if freed_bytes < missing_bytes:
                 spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
                 freed_bytes += self._evict_cheapest(max(missing_bytes - freed_bytes, spare_bytes))
-            for actions in list(self._planned):
-                if freed_bytes < missing_bytes:
-                    freed_bytes += actions.let_go(missing_bytes - freed_bytes)
             if freed_bytes < missing_bytes and self._health.fault is not None:
                 here_bytes = sum(value.size_bytes for value in self._candidates())
                 self.stayed_bytes = max(self.stayed_bytes, here_bytes)
@@ -181,6 +173,18 @@ class Pressure:
         elapsed_ms = (time.perf_counter() - start) * 1000
         self.stall_ms += elapsed_ms
         self.stats.host_stall_ms += elapsed_ms
+
+    def relieve(self) -> int:
+        """Have everything leave that can, as an allocation has failed, and return how many bytes that frees."""
+        start = time.perf_counter()
+        with self.lock:
+            for step in list(self._keeping):
+                step.let_kept_leave()
+            freed_bytes = self._finish_copies_ahead() + self._evict_cheapest(_EVERYTHING_BYTES)
+        elapsed_ms = (time.perf_counter() - start) * 1000
+        self.stall_ms += elapsed_ms
+        self.stats.host_stall_ms += elapsed_ms
+        return freed_bytes
 
     def look(self, needed_bytes: int) -> None:
         """Make room before an op or a read where allocations do not ask for it.
@@ -193,10 +197,13 @@ class Pressure:
         if found is None:
             return
         now, higher_bytes = found
-        self._most_higher_bytes = max(self._most_higher_bytes, higher_bytes)
+        rise_bytes = now + higher_bytes - self._last_look_bytes if self._last_look_bytes else 0
+        self._most_higher_bytes = max(self._most_higher_bytes, higher_bytes, rise_bytes)
         missing_bytes = now + max(needed_bytes, self._most_higher_bytes) - self.budget_bytes
         if missing_bytes > 0:
             self.make_room(missing_bytes)
+            now = self.live.now()
+        self._last_look_bytes = now
 
     def _evict_cheapest(self, missing_bytes: int) -> int:
         """Evict in the order of cost. A cost that has grown since it was computed is computed again."""
@@ -214,7 +221,8 @@ class Pressure:
 
     def _candidates(self) -> Iterator[Value]:
         for value in self._values:
-            if not (value.storage is None or value.is_busy or value.changed or self.is_held_elsewhere(value)):
+            stays = value.storage is None or value.is_busy or value.changed or value.is_pinned
+            if not (stays or self.is_held_elsewhere(value)):
                 yield value
 
     def is_held_elsewhere(self, value: Value) -> bool:
@@ -377,17 +385,24 @@ class Pressure:
 
     def _handle_ended(self, value: Value) -> None:
         value.handles -= 1
-        if value.handles == 0:
-            owner = value.owner()
-            if owner is not None:
-                owner.released(value.number)
-            if self.store.on_move is not None and value.storage is None:
-                self.store.on_move("ended", value, 0)
-            self._let_go(value)
+        if value.handles:
+            return
+        owner = value.owner()
+        if owner is not None and owner.released(value.number):
+            self.forget(value)
+            return
+        if self.store.on_move is not None and value.storage is None:
+            self.store.on_move("ended", value, 0)
+        self._let_go(value)
 
-    def _let_go(self, value: Value) -> None:
+    def forget(self, value: Value) -> None:
+        """Have a value leave no more: its plan decides on it again."""
         self._values.pop(value, None)
         self._unwritten.pop(value, None)
+        value.saved_at = 0
+
+    def _let_go(self, value: Value) -> None:
+        self.forget(value)
         self.store.settle(value)
         value.storage = None
         self.store.forget_copy(value)

@@ -64,11 +64,15 @@ class Recipes:
         saved: The values that autograd has saved, by number. Shared with the step, which adds and removes them.
         kitchen: Runs calls again. It is not kept alive.
         speed: How fast copies are.
+
+    Attributes:
+        sources: Storages of values that are held for replays, by number, whether autograd has saved them or not.
     """
 
     def __init__(self, saved: dict[int, Value], kitchen: Kitchen, speed: CopySpeed) -> None:
         # Not a proxy: whoever looks at all objects of the process, as people do for tensors, would fail on a dead one.
         self._saved, self._kitchen_if_there, self._speed = saved, weakref.ref(kitchen), speed
+        self.sources: dict[int, Storage] = {}
         self._calls: dict[int, Call] = {}  # by what they made, in the order in which they ran
         self._costs_ms: dict[int, float] = {}
         self._out_of_date: set[int] = set()  # values whose calls read what has changed since
@@ -89,6 +93,10 @@ class Recipes:
     def of(self, number: int) -> Call | None:
         """Return the call that made a value, or None if it cannot run again."""
         return self._calls.get(number)
+
+    def calls(self) -> list[Call]:
+        """Return all calls, in the order in which they ran."""
+        return list({id(call): call for call in self._calls.values()}.values())
 
     def readers(self, numbers: Collection[int]) -> list[Call]:
         """Return the calls that read or made any of these values."""
@@ -127,6 +135,8 @@ class Recipes:
                 return NEVER_MS
             for read in call.reads:
                 value = self._saved.get(read)
+                if read in self.sources:
+                    continue
                 if value is not None and value.state == "away":
                     total_ms += self._speed.copy_ms(value.size_bytes)
                 elif value is None or value.state == "unmade":
@@ -136,8 +146,8 @@ class Recipes:
     # Making again -----------------------------------------------------------------------------------------------------
 
     def make_again(self, number: int) -> Storage:
-        """Make a value again from what is at hand, oldest calls first. Other saved values on the way stay if they were
-        away.
+        """Make a value again from what is at hand, oldest calls first. Other values on the way stay if they were away
+        and pressure can have them leave again.
 
         Raises:
             PlanMismatch: If a call that it depends on was not kept.
@@ -149,6 +159,8 @@ class Recipes:
 
         def resolve(read: int, written: bool) -> Storage:
             storage = made.get(read)
+            if storage is None:
+                storage = self.sources.get(read)
             if storage is None:
                 value = self._saved.get(read)
                 storage = self._kitchen.ensure(value) if value is not None else self.make_again(read)
@@ -162,7 +174,7 @@ class Recipes:
                     value = self._saved.get(written)
                     if value is not None and value.state == "unmade":
                         self._kitchen.check(value, storage)
-                        if not value.is_busy:
+                        if value.saved_at and not value.is_busy:
                             value.forget_witness()
                             value.storage, value.is_busy = storage, True
                             staying[written] = value
@@ -191,7 +203,7 @@ class Recipes:
             found[call.writes[0]] = call
             for read in call.reads:
                 value = self._saved.get(read)
-                if value is None or value.state == "unmade":
+                if read not in self.sources and (value is None or value.state == "unmade"):
                     ahead.append(read)
         return [found[first] for first in sorted(found)]
 
@@ -212,7 +224,7 @@ class Recipes:
         self._out_of_date |= changing
         self.forget_costs()
         for value in list(self._saved.values()):
-            if value.number in changing and value.state == "unmade":
+            if value.number in changing and value.handles and value.state == "unmade":
                 self._kitchen.ensure(value)
         for number in changing:
             self._calls.pop(number, None)

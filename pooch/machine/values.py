@@ -83,8 +83,8 @@ class Owner(Protocol):
     def gained(self, gained_ms: float) -> None:
         """Note by how much copying what was dropped would have taken longer than replaying it."""
 
-    def released(self, number: int) -> None:
-        """Note that autograd holds no handle on a value any more."""
+    def released(self, number: int) -> bool | None:
+        """Note that autograd holds no handle on a value any more, and return whether it is kept for a plan."""
 
 
 class Level(IntEnum):

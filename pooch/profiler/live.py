@@ -43,14 +43,14 @@ from .step import StepRecord, Unpack
 from .timing import slot_times_ms
 
 if TYPE_CHECKING:
-    from ..executor.online import OnlineStep
+    from ..executor.step import Step
     from ..machine import Value
 
 
 class _LiveRecorder(ForwardRecorder):
     """A recorder that also finds when the program releases what autograd has saved."""
 
-    def __init__(self, model: torch.nn.Module, step: OnlineStep, marks: DeviceMarks | None) -> None:
+    def __init__(self, model: torch.nn.Module, step: Step, marks: DeviceMarks | None) -> None:
         super().__init__(model)
         self._marks = marks
         self.released: dict[int, int] = {}
@@ -58,7 +58,7 @@ class _LiveRecorder(ForwardRecorder):
         self._held: dict[int, Any] = {}  # records of saved values that the program still holds
 
     @property
-    def _online(self) -> OnlineStep:
+    def _online(self) -> Step:
         step = self._step_if_there()
         assert step is not None, "it is running"
         return step
@@ -91,8 +91,10 @@ class _LiveRecorder(ForwardRecorder):
         self.note_releases()
         facts = operator_facts(func)
         if facts.written or facts.written_names:
-            for key in written_tensors(facts, args, kwargs):
-                self._online.overwritten(self._value_of.get(key))
+            for key, tensor in written_tensors(facts, args, kwargs).items():
+                number = self._value_of.get(key)
+                if number is not None:
+                    self._online.overwritten(number, storage_of(tensor))
         self._online.evictor.look_before((args, kwargs))
         result = super()._dispatch(func, args, kwargs)
         self._online.evictor.write_ahead()
@@ -131,7 +133,7 @@ class LiveTrace:
         persistent_bytes: Device bytes that are live before the step.
     """
 
-    def __init__(self, models: Sequence[torch.nn.Module], step: OnlineStep, persistent_bytes: int) -> None:
+    def __init__(self, models: Sequence[torch.nn.Module], step: Step, persistent_bytes: int) -> None:
         self._models, self._step, self._persistent_bytes = [*map(weakref.ref, models)], step, persistent_bytes
         self._device = step.evictor.device
         self._marks = DeviceMarks(self._device) if has_streams(self._device) else None
@@ -177,7 +179,11 @@ class LiveTrace:
         if not self._thread.is_here and not (isinstance(self._tracer, MemoryTracer) and is_profiling()):
             self._is_whole = False
             return
-        value = moved.number if moved.owner() is self._step else -self._others.setdefault(moved, 1 + len(self._others))
+        value = (
+            moved.number
+            if moved.owner() is self._step.owner
+            else -self._others.setdefault(moved, 1 + len(self._others))
+        )
         with torch._C._DisableTorchDispatch(), marker(f"{kind} {value} {pointer} {moved.size_bytes}"):
             pass  # no call of the step, though an allocation between two calls may have asked for room
 

@@ -23,10 +23,11 @@ import pooch
 from pooch.autopilot import Auto
 from pooch.autopilot.counting import highest_rise_bytes
 from pooch.autopilot.requests import PlanRequests
-from pooch.autopilot.steps import UnplannedStep
+from pooch.autopilot.steps import GovernedStep
 from pooch.errors import UsageError
-from pooch.executor.online import Evictor
+from pooch.executor.evictor import Evictor
 from pooch.executor.status import Status
+from pooch.executor.step import Step
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.units import format_bytes
@@ -250,14 +251,14 @@ def test_loops_are_those_without_it(name: str) -> None:
 def ways_of_online_steps(monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> list[bool]:
     """Train under a budget, compare with plain training, and return of each online step whether it could replay."""
     could_replay: list[bool] = []
-    new_step = UnplannedStep.__init__
+    new_step = GovernedStep.__init__
 
-    def noted(self: UnplannedStep, evictor: Evictor, *, replays: bool = True, copies_ahead: bool = True) -> None:
-        if copies_ahead:  # else it fits, and is only watched
-            could_replay.append(replays)
-        new_step(self, evictor, replays=replays, copies_ahead=copies_ahead)
+    def noted(self: GovernedStep, step: Step) -> None:
+        if step.guide is None and step._copies_ahead:  # else it fits, and is only watched
+            could_replay.append(step.replays)
+        new_step(self, step)
 
-    monkeypatch.setattr(UnplannedStep, "__init__", noted)
+    monkeypatch.setattr(GovernedStep, "__init__", noted)
     model = a_model()
     torch.manual_seed(2)
     plain = ragged(model)
@@ -677,7 +678,7 @@ def test_an_error_while_room_is_made_ends_the_training(monkeypatch: pytest.Monke
 
 @pytest.mark.filterwarnings("ignore:no counting allocator")
 def test_without_a_counting_allocator_the_margin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pooch.executor.online.live_bytes.counting_allocator", lambda: "no compiler")
+    monkeypatch.setattr("pooch.executor.live_bytes.counting_allocator", lambda: "no compiler")
     model, told = a_model(), []
     with Auto([model], live_bytes(torch.device("cpu")) + ENOUGH_BYTES, tell=told.append) as auto:
         for _ in range(4):

@@ -25,9 +25,9 @@ from pooch.autopilot import Auto
 from pooch.autopilot.requests import PlanRequests
 from pooch.errors import PlanMismatch, TierError
 from pooch.executor import apply_plan
-from pooch.executor.actions import StepActions
 from pooch.executor.engines import spill_file
-from pooch.executor.online import OnlineStep
+from pooch.executor.planned_values import PlannedValues
+from pooch.executor.recording import CallRecorder
 from pooch.executor.table import ActionTable
 from pooch.torchtools.memory_trace import live_bytes
 from tests.executor.online.zoo import Layers, rows
@@ -216,7 +216,7 @@ def test_a_name_that_would_steer_a_terminal_is_written_out(monkeypatch: pytest.M
 
 
 def test_what_has_to_stay_is_told_with_the_tier_as_its_cause(spill: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OnlineStep, "_keep", lambda *_: None)  # nothing can be replayed
+    monkeypatch.setattr(CallRecorder, "_keep", lambda *_: None)  # nothing can be replayed
     plain, told = train(a_model()), []
     spill.rmdir()
     model = a_model()
@@ -233,7 +233,7 @@ def test_what_has_to_stay_is_told_with_the_tier_as_its_cause(spill: Path, monkey
 
 
 def test_a_host_budget_that_is_too_small_is_named_as_the_cause(spill: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OnlineStep, "_keep", lambda *_: None)
+    monkeypatch.setattr(CallRecorder, "_keep", lambda *_: None)
     model, told = a_model(), []
     gc.collect()
     with Auto([model], live_bytes(CPU) + ENOUGH_BYTES, host_budget=2 * ACTIVATION_BYTES, tell=told.append):
@@ -345,7 +345,7 @@ def test_a_profile_is_measured_with_the_room_that_there_is(spill: Path, monkeypa
 def test_a_tier_that_becomes_slow_is_told_once_with_both_rates(
     way: str, spill: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OnlineStep, "_keep", lambda *_: None)  # everything that leaves is copied
+    monkeypatch.setattr(CallRecorder, "_keep", lambda *_: None)  # everything that leaves is copied
     real, slow = os.pwrite, []
 
     def slowed(*given: Any) -> int:
@@ -455,15 +455,15 @@ def test_a_value_that_a_plan_has_lost_ends_one_step_and_not_the_next(
 ) -> None:
     plain, told = train(a_model(), 7), []
     model, lost = a_model(), []
-    real = StepActions.ensure
+    real = PlannedValues.ensure
 
-    def ensure(actions: StepActions, record: Any) -> Any:
+    def ensure(actions: PlannedValues, record: Any) -> Any:
         if lost == ["now"]:
             lost.append("raised")
             raise PlanMismatch("the backward pass needs value 7 again")
         return real(actions, record)
 
-    monkeypatch.setattr(StepActions, "ensure", ensure)
+    monkeypatch.setattr(PlannedValues, "ensure", ensure)
 
     def between(number: int) -> None:
         if number == 2:

@@ -87,8 +87,8 @@ def train_under(model, steps, **options):
 def only_copy():
     \"\"\"Have whatever leaves copied, in steps that no plan knows.\"\"\"
     from pooch.autopilot.requests import PlanRequests
-    from pooch.executor.online import OnlineStep
-    OnlineStep._keep = lambda *_: None
+    from pooch.executor.recording import CallRecorder
+    CallRecorder._keep = lambda *_: None
     PlanRequests.ask = lambda *_: None
 
 def report(**more):
@@ -192,11 +192,11 @@ def before(number):
     if number == 5:
         os.unlink(os.path.join(directory, "other"))
 
-import pooch.executor.online.evictor as module
+import pooch.executor.evictor as module
 held = []
 real = module.Evictor.__init__
-def noted(self, *given):
-    real(self, *given)
+def noted(self, *given, **named):
+    real(self, *given, **named)
     held.append(self)
 module.Evictor.__init__ = noted
 only_copy()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pooch.autopilot import Auto
 from pooch.autopilot.known import Trial
 from pooch.autopilot.requests import PlanRequests
-from pooch.executor.online import Evictor
+from pooch.executor.evictor import Evictor
 from pooch.machine import Value
 from pooch.torchtools.memory_trace import live_bytes
 from tests.executor.support import assert_same

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pooch.errors import ProfileError
 from pooch.executor import apply_plan
-from pooch.executor.actions import StepActions
 from pooch.executor.engines.streams import StreamEngine
+from pooch.executor.plan_guide import PlanGuide
 from pooch.ir import Plan, Profile
 from pooch.profiler.recorder import ForwardRecorder
 from tests.executor.fake_streams import Machine, Stream, install
@@ -181,14 +181,14 @@ def test_reads_on_another_stream_are_answered_on_the_steps_own(
     plain, _ = train(make(on(machine, Stream())), None, steps=1)
     job = make(on(machine, Stream()))
     _, plan = planned(job)
-    real, streams = StepActions._do, []
+    real, streams = PlanGuide._do, []
 
-    def noted(actions: StepActions, action: Any) -> None:
+    def noted(actions: PlanGuide, action: Any) -> None:
         streams.append(machine.current)
         machine.current.work()
         real(actions, action)
 
-    monkeypatch.setattr(StepActions, "_do", noted)
+    monkeypatch.setattr(PlanGuide, "_do", noted)
     side = Stream()
     with apply_plan(plan, job.model) as run:
         with run.step():

@@ -9,7 +9,7 @@ import torch
 
 import pooch
 from pooch.executor import apply_plan
-from pooch.executor.step import PlannedStep
+from pooch.executor.step import Step
 from tests.executor.support import all_of, quick_profile, tight_plan
 from tests.exotic_kinds import KINDS, ROWS, WIDTH, Sandwich
 from tests.exotic_training import APART, Outcome, Way, outcome_of
@@ -44,7 +44,7 @@ def test_no_part_keeps_its_step_alive(name: str, way: Way) -> None:
             loss.backward()
             del loss
     gc.collect()
-    assert not [each for each in gc.get_objects() if type(each) is PlannedStep]
+    assert not [each for each in gc.get_objects() if type(each) is Step]
 
 
 def test_what_cannot_be_replayed_is_refused_by_operator_and_module() -> None:

@@ -7,16 +7,21 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pooch
-from pooch.executor import Run
-from pooch.executor.online.live_bytes import CountedBytes
+from pooch.errors import PlanMismatch
+from pooch.executor import Run, mode
+from pooch.executor.evictor import Evictor
+from pooch.executor.live_bytes import CountedBytes
+from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.records import VersionProbe
 from pooch.torchtools.memory_trace import live_bytes
+from pooch.torchtools.settings import called_as_unwatched
 from tests.counting import counting, the_allocator
 from tests.executor.support import budget_at, mixed, quick_profile
 
@@ -59,7 +64,7 @@ def gradients(model: nn.Module, rows: Tensor) -> dict[str, bytes]:
 
 def gradients_of(model: nn.Module) -> dict[str, bytes]:
     """Not as tensors, which would take a part of the budget."""
-    return {name: p.grad.numpy().tobytes() for name, p in model.named_parameters() if p.grad is not None}
+    return {name: p.grad.cpu().numpy().tobytes() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def counted_peak(step: Callable[[], object]) -> int:
@@ -96,6 +101,99 @@ def test_a_step_that_leaves_its_plan_stays_within_the_budget(ordinary: int, more
         assert peak_bytes <= plan.budget_bytes
         check_that_the_plan_is_followed_again(model, rows, plan, run)
     assert not the_allocator().is_in_use
+
+
+def test_a_backward_pass_that_takes_more_than_planned_stays_within_the_budget() -> None:
+    """What a hook of the program's holds from the middle of the backward pass on is in no plan."""
+    model, rows, plan = planned(0.5)
+    taken: list[Tensor] = []
+
+    def hooked(loss: Tensor) -> Tensor:
+        loss.register_hook(lambda gradient: taken.extend(torch.rand(256, 1024) for _ in range(8)) or gradient)
+        return loss
+
+    with pooch.apply(plan, model, measure_every=0) as run:
+        gradients(model, rows)
+        with run.paused():
+            expected = gradients(model, rows)
+            plain_bytes = counted_peak(lambda: gradients(model, rows))
+        model.zero_grad()
+        peak_bytes = counted_peak(lambda: hooked(model(rows)).backward())
+        assert gradients_of(model) == expected
+        assert len(taken) == 8
+        assert run.stats.mismatches == 0
+        assert run._floor.stall_ms > 0
+        assert run._floor.missing_bytes == 0
+        assert plain_bytes > plan.budget_bytes >= peak_bytes
+
+
+def test_a_plan_that_fails_in_the_middle_of_the_backward_pass_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, plan = planned()
+    with pooch.apply(plan, model, measure_every=0) as run:
+        gradients(model, rows)
+        with run.paused():
+            expected = gradients(model, rows)
+        model.zero_grad()
+        loss = model(rows)
+        act, acted = PlanGuide.act, list[int]()
+
+        def fails(guide: PlanGuide, slot: int) -> None:
+            acted.append(slot)
+            if len(acted) == 3:
+                raise PlanMismatch("the third slot of the backward pass fails")
+            act(guide, slot)
+
+        monkeypatch.setattr(PlanGuide, "act", fails)
+        with pytest.warns(UserWarning, match="the third slot of the backward pass fails; the budget is held"):
+            peak_bytes = counted_peak(loss.backward)
+        assert gradients_of(model) == expected
+        assert run.stats.mismatches == 1
+        assert run.stats.late_swaps > 0
+        assert peak_bytes <= plan.budget_bytes
+
+
+def test_an_allocation_that_fails_is_tried_again_once_values_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op that has done nothing yet can run again."""
+    model, rows, plan = planned(0.95)
+    with pooch.apply(plan, model, measure_every=0) as run:
+        gradients(model, rows)
+        with run.paused():
+            expected = gradients(model, rows)
+        model.zero_grad()
+        failures = fail_once(monkeypatch, "aten.sin.default", 8)
+        loss = model(rows)
+        assert failures == ["failed"]
+        assert run._floor.stall_ms > 0
+        loss.backward()
+        assert gradients_of(model) == expected
+        assert run.stats.mismatches == 0
+        assert run.stats.late_swaps > 0
+
+
+def test_an_allocation_that_fails_though_nothing_can_leave_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, plan = planned(0.95)
+    with pooch.apply(plan, model, measure_every=0):
+        gradients(model, rows)
+        fail_once(monkeypatch, "aten.addmm.default", 8)
+        monkeypatch.setattr(Evictor, "relieve", lambda _: 0)  # nothing can leave
+        with pytest.raises(torch.OutOfMemoryError):
+            model(rows)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> list[str]:
+    """Have one call of an operator fail for want of memory, as on a device that others use too."""
+    calls, failures = [0], list[str]()
+
+    def called(func: Any, *given: Any) -> Any:
+        if str(func) == name:
+            calls[0] += 1
+            if calls[0] == number:
+                failures.append("failed")
+                raise torch.OutOfMemoryError("no memory")
+        return called_as_unwatched(func, *given)
+
+    monkeypatch.setattr(mode, "called_as_unwatched", called)
+    return failures
 
 
 def test_the_budget_is_held_beside_threads_of_others_too() -> None:
@@ -222,6 +320,5 @@ def test_several_forward_passes_whose_values_leave_keep_their_bits() -> None:
         warnings.simplefilter("ignore")
         for _ in range(2):
             assert step() == expected
-        assert run._floor is not None
         assert run._floor.is_held
         assert run._floor.stall_ms > 0

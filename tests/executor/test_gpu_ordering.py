@@ -19,7 +19,7 @@ from pooch.executor import apply_plan
 from pooch.executor.engines.pinned import blocks_kept
 from pooch.executor.engines.streams import StreamArena, StreamEngine
 from pooch.executor.snapshot import StepSnapshot
-from pooch.executor.step import PlannedStep
+from pooch.executor.step import Step
 from pooch.torchtools import accelerators
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, is_same, profile_job, tight_plan
@@ -433,12 +433,16 @@ def test_a_read_ahead_of_the_schedules_wait_waits_for_the_copy() -> None:
     with apply_plan(tight_plan(profile, all_of(profile, "swap")), job.model) as run:
         with run.step():
             loss = job.forward()
-        step = next(each for each in gc.get_objects() if isinstance(each, PlannedStep) and each.stats is run._stats)
-        away = [each for each in step.planned.values() if each.is_copied and each.storage is None and each.handles]
+        step = next(each for each in gc.get_objects() if isinstance(each, Step) and each.stats is run._stats)
+        away = [
+            each
+            for each in step.guide.values.planned.values()
+            if each.is_copied and each.storage is None and each.handles
+        ]
         record = max(away, key=lambda each: each.size_bytes)
         keep_busy(run._engine.in_stream)  # type: ignore[attr-defined]
-        step.actions._copy_in(record)
-        storage = step.actions.ensure(record)
+        step.guide.values.copy_in(record)
+        storage = step.guide.values.ensure(record)
         seen = on(storage).clone()
         torch.cuda.synchronize()
         assert is_same(seen, on(storage))

@@ -166,6 +166,7 @@ def test_auto_holds_the_budget_over_several_forward_passes_without_a_plan() -> N
         assert "0 on plan, 3 online" in str(auto.summary())
 
 
+@pytest.mark.usefixtures("without_floor")  # which holds the budget, so that there is nothing to tell
 def test_more_in_flight_than_planned_is_told() -> None:
     work = Work(512)
     profile = work.profile()

@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pooch.errors import ProfileError
 from pooch.executor import Run, apply_plan
-from pooch.executor.actions import StepActions
-from pooch.executor.step import OWN_WORK, PlannedStep
+from pooch.executor.plan_guide import PlanGuide
+from pooch.executor.step import OWN_WORK, Step
 from tests.executor.support import all_of, is_same, quick_profile, tight_plan
 from tests.executor.test_two_threads import HEAD_START_S, PATIENCE_S, in_threads, planned
 
 
-def step_of(run: Run) -> PlannedStep:
-    return next(each for each in gc.get_objects() if isinstance(each, PlannedStep) and each.stats is run._stats)
+def step_of(run: Run) -> Step:
+    return next(each for each in gc.get_objects() if isinstance(each, Step) and each.stats is run._stats)
 
 
 # Reads of the backward pass -------------------------------------------------------------------------------------------
@@ -34,13 +34,15 @@ def test_a_read_of_a_kept_value_waits_for_the_actions_of_its_slot(monkeypatch: p
         losses = model(rows)
         step = step_of(run)
         value = next(
-            v for v, slot in step.table.anchor_of.items() if slot >= step.table.first_slot + len(plan.expected)
+            v
+            for v, slot in step.guide.table.anchor_of.items()
+            if slot >= step.guide.table.first_slot + len(plan.expected)
         )
         kept = torch.ones(2)
         begun, read, order = threading.Event(), threading.Event(), []
-        real = StepActions._do
+        real = PlanGuide._do
 
-        def slowly(actions: StepActions, action: Any) -> None:
+        def slowly(actions: PlanGuide, action: Any) -> None:
             begun.set()
             read.wait(HEAD_START_S)  # whoever does not wait for us has read by then
             real(actions, action)
@@ -52,7 +54,7 @@ def test_a_read_of_a_kept_value_waits_for_the_actions_of_its_slot(monkeypatch: p
             order.append("second read")
             read.set()
 
-        monkeypatch.setattr(StepActions, "_do", slowly)
+        monkeypatch.setattr(PlanGuide, "_do", slowly)
         in_threads(lambda: step.unpack((kept, kept._version, value, id(kept))), second)
         assert "action" in order
         assert order[-1] == "second read"
@@ -67,7 +69,7 @@ def test_the_first_read_is_told_once_though_two_threads_read_first() -> None:
         told: list[int] = []
         taken = threading.Event()
 
-        class Slow(PlannedStep):
+        class Slow(Step):
             """Whoever sees that somebody is to be told gives the other thread time to see it too."""
 
             @property  # type: ignore[override]

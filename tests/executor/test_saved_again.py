@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pooch.executor import apply_plan
-from pooch.executor.actions import StepActions
+from pooch.executor.planned_values import PlannedValues
 from tests.executor.support import all_of, assert_same, moved_bytes, quick_profile, tight_plan
 
 
@@ -51,21 +51,21 @@ def test_a_value_that_is_saved_again_after_a_gap_is_read_from_where_it_is(until_
     model.zero_grad()
     # WHEN autograd has let go of it in between
     held: list[bool] = []
-    hold = StepActions.hold
+    hold = PlannedValues.hold
 
-    def watched(actions: StepActions, step: object, record: object, tensor: Tensor, **named: bool) -> object:
+    def watched(actions: PlannedValues, step: object, record: object, tensor: Tensor, **named: bool) -> object:
         packed = hold(actions, step, record, tensor, **named)  # type: ignore[arg-type]
         if packed.value.number == hidden and packed.value.is_copied:
             held.append(packed.value.storage is not None)
         return packed
 
     with apply_plan(plan, model, measure_every=None) as run:
-        StepActions.hold = watched  # type: ignore[method-assign,assignment]
+        PlannedValues.hold = watched  # type: ignore[method-assign,assignment]
         try:
             with run.step():
                 loss = model(rows)
         finally:
-            StepActions.hold = hold  # type: ignore[method-assign]
+            PlannedValues.hold = hold  # type: ignore[method-assign]
         loss.backward()
         stats = run.stats
     # THEN its bytes are held from the second time on, not those of its room in the tier, which others may have since

@@ -16,11 +16,11 @@ from pooch.api.guarding import Guard
 from pooch.api.planning import plan_from_decisions
 from pooch.errors import TierError, UsageError
 from pooch.executor import apply_plan
-from pooch.executor.actions import StepActions
 from pooch.executor.engines.pinned import PinnedBlock, blocks_kept
 from pooch.executor.engines.streams import StreamArena, StreamEngine, StreamTicket
 from pooch.executor.mode import StepMode
-from pooch.executor.step import PlannedStep
+from pooch.executor.planned_values import PlannedValues
+from pooch.executor.step import Step
 from pooch.executor.verification import PROOFS
 from pooch.torchtools import accelerators, cuda_only
 from tests.executor.fake_streams import Event, Machine, Race, Stream, install
@@ -305,7 +305,7 @@ def watch_program(machine: Machine, monkeypatch: pytest.MonkeyPatch, on_side: Ca
     backward pass is judged too. `on_side`: which ops run on a second stream, by number.
     """
     count, side = 0, Stream()
-    dispatch, unpack, pack = StepMode.__torch_dispatch__, PlannedStep.unpack, PlannedStep.pack
+    dispatch, unpack, pack = StepMode.__torch_dispatch__, Step.unpack, Step.pack
 
     def op(self: StepMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         nonlocal count
@@ -320,15 +320,15 @@ def watch_program(machine: Machine, monkeypatch: pytest.MonkeyPatch, on_side: Ca
         machine.current.wait_event(event_of(side))
         return result
 
-    def read(self: PlannedStep, packed: object) -> torch.Tensor:
+    def read(self: Step, packed: object) -> torch.Tensor:
         machine.current.work()
         tensor = unpack(self, packed)
         machine.check_read(tensor.untyped_storage())
         return tensor
 
     monkeypatch.setattr(StepMode, "__torch_dispatch__", op)
-    monkeypatch.setattr(PlannedStep, "unpack", read)
-    monkeypatch.setattr(PlannedStep, "pack", pack)
+    monkeypatch.setattr(Step, "unpack", read)
+    monkeypatch.setattr(Step, "pack", pack)
 
 
 class Overwriting(nn.Module):
@@ -352,15 +352,15 @@ def watch_writes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[int]
     were made before, one number for each.
     """
     found: list[int] = []
-    before_op = PlannedStep.before_op
+    before_op = Step.before_op
 
-    def judged_op(self: PlannedStep, func: Any, facts: Any, args: Any, kwargs: Any, written: Any) -> None:
+    def judged_op(self: Step, func: Any, facts: Any, args: Any, kwargs: Any, written: Any) -> None:
         before_op(self, func, facts, args, kwargs, written)
         for tensor in written.values():
             found.append(sum(copy.outwards for copy in machine._touching.get(tensor.untyped_storage()._cdata, ())))
             machine.check_write(tensor.untyped_storage())
 
-    monkeypatch.setattr(PlannedStep, "before_op", judged_op)
+    monkeypatch.setattr(Step, "before_op", judged_op)
     return found
 
 
@@ -393,9 +393,9 @@ def test_a_value_that_is_let_go_of_in_mid_copy_stays_until_the_copy_is_done(
     """An error ends the step while values are on their way out or back, at every op and at every read there is."""
     passed = stop_at = 0
     under_way: set[str] = set()
-    let_go = StepActions._let_go
+    let_go = PlannedValues._let_go
 
-    def noted(self: StepActions, value: Any) -> None:
+    def noted(self: PlannedValues, value: Any) -> None:
         if value.ticket is not None:
             under_way.add("back" if value.is_copied else "out")
         let_go(self, value)
@@ -415,8 +415,8 @@ def test_a_value_that_is_let_go_of_in_mid_copy_stays_until_the_copy_is_done(
     plan = plan_from_decisions(profile, all_of(profile, "swap"), int(0.9 * profile.peak_bytes), region="step")
     watch_program(on_the_fake, monkeypatch, lambda count: False)
     monkeypatch.setattr(StepMode, "__torch_dispatch__", stopping(StepMode.__torch_dispatch__))
-    monkeypatch.setattr(PlannedStep, "unpack", stopping(PlannedStep.unpack))
-    monkeypatch.setattr(StepActions, "_let_go", noted)
+    monkeypatch.setattr(Step, "unpack", stopping(Step.unpack))
+    monkeypatch.setattr(PlannedValues, "_let_go", noted)
     with apply_plan(plan, job.model) as run:
         for stop_at in itertools.count():
             passed = 0

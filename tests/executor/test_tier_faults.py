@@ -237,7 +237,7 @@ AT_THE_END = (
     CHILD
     + """
 import gc, threading
-from pooch.executor.step import PlannedStep
+from pooch.executor.step import Step
 
 started = threading.Event()
 
@@ -246,11 +246,11 @@ def stuck(*args):
     time.sleep(1000)
 
 spill_file.os.preadv = stuck
-step = next(each for each in gc.get_objects() if isinstance(each, PlannedStep))
-away = [value for value in step.planned.values() if value.is_copied]
+step = next(each for each in gc.get_objects() if isinstance(each, Step))
+away = [value for value in step.guide.values.planned.values() if value.is_copied]
 assert away
 for value in away:
-    step.actions.store.start_in(value, step.stats)  # a prefetch; the graph is still held when the interpreter goes
+    step.evictor.store.start_in(value, step.stats)  # a prefetch; the graph is still held when the interpreter goes
 started.wait()
 
 class Late:

@@ -161,13 +161,11 @@ def test_a_forward_without_backward_leaves_nothing(choice: str) -> None:
         def watched() -> Iterator[None]:
             from pooch.executor import step as step_module
 
-            before = {id(o) for o in gc.get_objects() if isinstance(o, step_module.PlannedStep)}
+            before = {id(o) for o in gc.get_objects() if isinstance(o, step_module.Step)}
             with original():
                 yield
             steps.extend(
-                weakref.ref(o)
-                for o in gc.get_objects()
-                if isinstance(o, step_module.PlannedStep) and id(o) not in before
+                weakref.ref(o) for o in gc.get_objects() if isinstance(o, step_module.Step) and id(o) not in before
             )
 
         run._planned_step = watched  # type: ignore[method-assign]

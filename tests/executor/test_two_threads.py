@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pooch.executor import Run, apply_plan
-from pooch.executor.actions import StepActions
 from pooch.executor.engines.cpu import CpuTicket
+from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.records import Handle
-from pooch.executor.step import PlannedStep
+from pooch.executor.step import Step
 from pooch.ir import Choice, Plan
 from pooch.machine import StepLock, Value
 from tests.executor.online.support import holding
@@ -93,9 +93,9 @@ def assert_same_heads(expected: list[dict[str, Tensor]], actual: list[dict[str, 
 @pytest.fixture
 def done_actions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, Any]]:
     """(step, action), as they were done; each lets the other threads go ahead, as ops do that give the GIL away."""
-    real, done, at_work = StepActions._do, [], set()
+    real, done, at_work = PlanGuide._do, [], set()
 
-    def slowly(actions: StepActions, action: Any) -> None:
+    def slowly(actions: PlanGuide, action: Any) -> None:
         assert id(actions) not in at_work, "two threads act on one step"
         at_work.add(id(actions))
         done.append((id(actions), action))
@@ -104,7 +104,7 @@ def done_actions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, Any]]:
         real(actions, action)
         at_work.discard(id(actions))
 
-    monkeypatch.setattr(StepActions, "_do", slowly)
+    monkeypatch.setattr(PlanGuide, "_do", slowly)
     return done
 
 
@@ -121,7 +121,7 @@ def test_one_graph_in_two_threads_does_each_action_once(choice: str, done_action
     assert {action for _, action in done_actions} == set(plan.schedule.actions)
 
 
-def packed_handles(step: PlannedStep) -> list[Handle]:
+def packed_handles(step: Step) -> list[Handle]:
     return [each for each in gc.get_referrers(step) if isinstance(each, Handle)]
 
 
@@ -131,20 +131,20 @@ def test_a_read_waits_for_actions_that_another_thread_has_begun(choice: str, mon
     model, rows, plan = planned(choice)
     with apply_plan(plan, model) as run:
         losses = model(rows)
-        step = next(each for each in gc.get_objects() if isinstance(each, PlannedStep) and each.stats is run._stats)
-        anchors = step.table.anchor_of
-        first = min(slot for slot in anchors.values() if slot >= step.table.first_slot + len(plan.expected))
+        step = next(each for each in gc.get_objects() if isinstance(each, Step) and each.stats is run._stats)
+        anchors = step.guide.table.anchor_of
+        first = min(slot for slot in anchors.values() if slot >= step.guide.table.first_slot + len(plan.expected))
         handles = [packed for packed in packed_handles(step) if anchors.get(packed.value.number) == first]
         assert handles
         begun, done, read = threading.Event(), threading.Event(), []
-        real = StepActions._do
+        real = PlanGuide._do
 
-        def slowly(actions: StepActions, action: Any) -> None:
+        def slowly(actions: PlanGuide, action: Any) -> None:
             begun.set()
             done.wait(HEAD_START_S)  # whoever does not wait for us is done by then
             real(actions, action)
 
-        monkeypatch.setattr(StepActions, "_do", slowly)
+        monkeypatch.setattr(PlanGuide, "_do", slowly)
 
         def second() -> None:
             assert begun.wait(PATIENCE_S)
@@ -263,50 +263,46 @@ def test_a_step_that_asks_for_room_and_room_that_is_made_from_it_do_not_wait_for
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One thread acts on the step, and its allocation asks for room; another one makes room from the same step."""
-    steps: list[PlannedStep] = []
+    steps: list[Step] = []
     new_step = Run._new_step
     monkeypatch.setattr(Run, "_new_step", lambda *given: steps.append(new_step(*given)) or steps[-1])
     model, rows, plan = planned("swap")
     acts, makes_room = threading.Event(), threading.Event()
-    with apply_plan(plan, model), holding() as evictor:
+    with apply_plan(plan, model):
         losses = model(rows)
-        actions = steps[0].actions
-        let_go = actions.let_go
-
-        def let_go_once_the_other_acts(missing_bytes: int) -> int:
-            makes_room.set()  # with the evictor's lock
-            assert acts.wait(PATIENCE_S)
-            return let_go(missing_bytes)
+        step = steps[0]
 
         def act() -> None:
-            with actions.lock:
+            with step.lock:
                 acts.set()
                 assert makes_room.wait(PATIENCE_S)
-                evictor.make_room(1)
+                step.evictor.make_room(1)
 
-        actions.let_go = let_go_once_the_other_acts  # type: ignore[method-assign]
-        evictor.take_over(actions)
-        in_threads(act, lambda: evictor.make_room(1))
+        def make_room() -> None:
+            assert acts.wait(PATIENCE_S)
+            makes_room.set()
+            step.evictor.make_room(1)
+
+        in_threads(act, make_room)
         sum(losses).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("way", ["keeps", "take_over"])
-def test_a_step_that_may_have_to_leave_waits_while_room_is_made_from_others(way: str) -> None:
+def test_a_step_that_may_have_to_leave_waits_while_room_is_made_from_others() -> None:
     """Who makes room looks through them, and they must not become more meanwhile."""
 
     class Leaving:
-        """Either of the two."""
+        """A step on plan."""
 
     with holding() as evictor:
         step: Any = Leaving()
-        thread = threading.Thread(target=getattr(evictor, way), args=(step,), daemon=True)
+        thread = threading.Thread(target=evictor.keeps, args=(step,), daemon=True)
         with evictor.lock:
             thread.start()
             thread.join(HEAD_START_S)
-            assert step not in evictor._keeping | evictor._planned
+            assert step not in evictor._keeping
         thread.join(PATIENCE_S)
-        assert step in evictor._keeping | evictor._planned
+        assert step in evictor._keeping
 
 
 def test_a_budget_that_grows_with_the_step_is_not_lowered_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:

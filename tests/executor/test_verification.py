@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 import pooch
-from pooch.executor import actions, step
+from pooch.executor import planned_values, recording, step
 from pooch.executor import verification as verification_module
 from pooch.executor.engines.cpu import CpuEngine
 from pooch.executor.verification import PERIOD, PROOFS, Difference, Verification, new_witness
@@ -107,7 +107,7 @@ def tampered(change: Callable[[list[torch.UntypedStorage]], None]) -> Callable[[
     """What a replay of gelu gives is changed."""
 
     def install(patch: pytest.MonkeyPatch) -> Forward:
-        original = actions.replay_call
+        original = planned_values.replay_call
 
         def replay(call: Any, resolve: Any) -> list[torch.UntypedStorage]:
             storages = original(call, resolve)
@@ -115,7 +115,7 @@ def tampered(change: Callable[[list[torch.UntypedStorage]], None]) -> Callable[[
                 change(storages)
             return storages
 
-        patch.setattr(actions, "replay_call", replay)
+        patch.setattr(planned_values, "replay_call", replay)
         return Forward()
 
     return install
@@ -214,7 +214,7 @@ def foreign(op: Any) -> Callable[[pytest.MonkeyPatch], Forward]:
 
 def unpreserved(patch: pytest.MonkeyPatch) -> Forward:
     """Running statistics move after an op has read them, and nobody has copied them."""
-    patch.setattr(step, "preserve", lambda readers: None)
+    patch.setattr(recording, "preserve", lambda readers: None)
     return Forward()
 
 

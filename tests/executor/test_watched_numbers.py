@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import pooch
 from pooch.executor import apply_plan
-from pooch.executor.mode import recognising
-from pooch.executor.online import OnlineStep
+from pooch.executor.mode import following
 from pooch.executor.statistics import RunStats
+from pooch.executor.step import Step
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.profiler.step import record_step
 from pooch.torchtools.raw_looks import RawLooks
@@ -132,7 +132,7 @@ def followed(model: nn.Module) -> Iterator[None]:
     """As `pooch.auto` watches one under no plan, with nothing to do."""
     with holding() as evictor:
         evictor.begin_step(RunStats())
-        with recognising(OnlineStep(evictor)):
+        with following(Step(evictor)):
             yield
 
 

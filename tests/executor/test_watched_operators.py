@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from pooch.executor.mode import recognising
-from pooch.executor.online import Evictor, OnlineStep
+from pooch.executor.evictor import Evictor
+from pooch.executor.mode import following
 from pooch.executor.statistics import RunStats
+from pooch.executor.step import Step
 from tests.executor.online.support import holding
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]
@@ -79,7 +80,7 @@ def results(op: Any, sample: Any, evictor: Evictor | None) -> list[Tensor]:
         found = called(op, first, *args, **kwargs)
     else:
         evictor.begin_step(RunStats())
-        with recognising(OnlineStep(evictor)):
+        with following(Step(evictor)):
             found = called(op, first, *args, **kwargs)
     outputs = [each for each in tree_flatten(found)[0] if isinstance(each, Tensor)]
     if not torch.is_grad_enabled():

@@ -20,7 +20,7 @@ from tests.hostile.training import Build, built, call, quiet
 
 Decide = Callable[[list[int], set[int]], dict[int, Choice]]
 CopyCost = float | Callable[[int], float]
-_WALK = "pooch.executor.online.live_bytes.live_tensors"
+_WALK = "pooch.executor.live_bytes.live_tensors"
 DEAR, FREE = 1e9, 0.0  # what a copied byte costs, so that everything is replayed that can be, or nothing
 
 

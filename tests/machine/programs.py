@@ -392,6 +392,8 @@ class Machine:
         self.chance.is_calm = False
         if self.pressure._values or self.pressure._unwritten:
             raise Broken("values of steps that are over are still known")
+        if any(step.saved for step in steps) and not self.faults.interrupted:
+            raise Broken("a step still knows values that nobody reads")
         if self.tier.in_use and not self.faults.interrupted:
             raise Broken(f"{self.tier.in_use} rooms of the tier were not given back")
         self.tier.in_use = 0

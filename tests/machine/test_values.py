@@ -145,6 +145,7 @@ def chain(kitchen: Kitchen, saved: dict[int, Value], length: int = 4) -> Recipes
 def test_a_chain_runs_from_what_is_at_hand_and_costs_as_much() -> None:
     device = Device()
     here, gone = Value(1, None, device.storage(2)), Value(2)
+    gone.saved_at = 1
     kitchen = Kitchen(device)
     recipes = chain(kitchen, {1: here, 2: gone})
     assert recipes.replay_ms(3) == 4.0
@@ -152,6 +153,26 @@ def test_a_chain_runs_from_what_is_at_hand_and_costs_as_much() -> None:
     assert kitchen.ran == [2, 3]
     assert gone.state == "here", "what is made on the way and saved stays"
     assert not gone.is_busy
+
+
+def test_what_a_plan_moves_does_not_stay_when_it_is_made_on_the_way() -> None:
+    """The plan counts on its bytes being free, and pressure knows nothing of it."""
+    device = Device()
+    here, planned = Value(1, None, device.storage(2)), Value(2)
+    kitchen = Kitchen(device)
+    recipes = chain(kitchen, {1: here, 2: planned})
+    assert recipes.make_again(3).contents == 4
+    assert planned.state == "unmade"
+
+
+def test_what_is_held_for_replays_is_at_hand() -> None:
+    device = Device()
+    kitchen = Kitchen(device)
+    recipes = chain(kitchen, {})
+    recipes.sources[2] = device.storage(3)
+    assert recipes.replay_ms(3) == 2.0
+    assert recipes.make_again(3).contents == 4
+    assert kitchen.ran == [3]
 
 
 def test_what_was_banned_or_has_changed_cannot_be_made_again() -> None:

@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from pooch.errors import ProfileError
 from pooch.executor import apply_plan
-from pooch.executor.mode import recognising
-from pooch.executor.online import Evictor, OnlineStep
+from pooch.executor.evictor import Evictor
+from pooch.executor.mode import following
 from pooch.executor.statistics import RunStats
+from pooch.executor.step import Step
 from pooch.ir import Profile
 from pooch.ir.consistency import check_profile
 from pooch.profiler.live import LiveTrace
@@ -54,7 +55,7 @@ def recorded(model: nn.Module, forward: Callable[[], Tensor], evictor: Evictor, 
     start_bytes = evictor.live.now()
     evictor.set_budget(start_bytes + budget_bytes)
     evictor.begin_step(RunStats())
-    trace = LiveTrace([model], OnlineStep(evictor), start_bytes)
+    trace = LiveTrace([model], Step(evictor), start_bytes)
     trace.open()
     with trace.around_call():
         loss = forward()
@@ -135,7 +136,7 @@ def test_a_record_that_is_given_up_is_told() -> None:
     model, forward = ZOO["own results"]()
     with holding() as evictor:
         evictor.begin_step(RunStats())
-        trace = LiveTrace([model], OnlineStep(evictor), 0)
+        trace = LiveTrace([model], Step(evictor), 0)
         trace.open()
         loss = forward()
         trace.stop()
@@ -153,7 +154,7 @@ def test_what_other_steps_hold_may_leave_meanwhile() -> None:
     model.zero_grad()
     with holding() as evictor, without_collector():
         evictor.begin_step(RunStats())
-        with recognising(OnlineStep(evictor)):
+        with following(Step(evictor)):
             earlier = forward()
         model.zero_grad()
         live = recorded(model, forward, evictor, (ordinary.peak_bytes - ordinary.persistent_bytes) // 2)

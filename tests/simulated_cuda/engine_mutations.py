@@ -3,7 +3,7 @@
 Each changes what is computed, what is freed or what is reported. What changes speed alone is left out, since no test of
 order or numbers can tell: both directions on one copy stream (one lane is as well ordered as two); `aside` without its
 own stream, or ordered after compute; blocks unlocked when a step ends (unlocking waits for the device); rooms of steps
-and of snapshots in one list; the last `ticket.wait` of `StepActions._let_go` and the order within `StepActions._free`
+and of snapshots in one list; the last `ticket.wait` of `PlannedValues._let_go` and the order within `PlannedValues.free`
 (the engine itself holds what a copy works on).
 """
 
@@ -42,15 +42,15 @@ BESIDE = (
     "test_a_side_stream_that_works_on_a_planned_value_ends_the_plan_and_keeps_the_numbers",
 )
 _LEAVES = (
-    "        if planned and self.on_path:\n"
+    "        if guide is not None and moved and guide.on_path:\n"
     '            actual = f"{facts.name} on another stream, which works on a value of the plan"\n'
     '            self._leave_path("an op on the stream that the region began on", actual)\n'
-    "        if self.emptied.away:\n            self.bring_back((args, kwargs))\n"
+    "        self.bring_back((args, kwargs))\n"
 )
 _JOINS = (
-    "        if planned:\n            with self.actions.lock:"
+    "        if moved:\n            with self.lock:"
     "  # last, since only now do emptied storages have memory to tell the allocator of\n"
-    "                self.arena.join(planned)\n"
+    "                self.tier.join(moved)\n"
 )
 
 _STREAMS = "engines/streams.py"
@@ -493,16 +493,16 @@ ACTIONS = (
     ),
     Mutation(
         "a storage is emptied before its copy out is waited for",
-        "actions.py",
-        "    def _empty(self, value: Value) -> None:\n        self._end_copy_out(value)\n",
-        "    def _empty(self, value: Value) -> None:\n        self.emptied.empty(value)\n"
+        "planned_values.py",
+        '        """Free the bytes of a value that the program holds."""\n        self._end_copy_out(value)\n',
+        '        """Free the bytes of a value that the program holds."""\n        self.emptied.empty(value)\n'
         "        self._end_copy_out(value)\n",
         "memory goes back under the copy",
         SAVED_AGAIN,
     ),
     Mutation(
         "an op writes over a value while it is copied out",
-        "actions.py",
+        "planned_values.py",
         "            if value.ticket is not None:\n                self.stats.host_stall_ms += value.ticket.wait()\n"
         "            if value.handles:\n",
         "            value.ticket = None\n            if value.handles:\n",
@@ -511,7 +511,7 @@ ACTIONS = (
     ),
     Mutation(
         "a replay reads what was written over",
-        "actions.py",
+        "planned_values.py",
         "            self.held.pop(number, None)\n"
         "            value = self.planned.get(number)\n            if value is None:",
         "            value = self.planned.get(number)\n            if value is None:",
@@ -520,7 +520,7 @@ ACTIONS = (
     ),
     Mutation(
         "a value that was written over is read as if it were not",
-        "actions.py",
+        "planned_values.py",
         "            value.changed = value.handles > 0\n",
         "",
         "gradients of other values than those that were saved",
@@ -536,23 +536,23 @@ ACTIONS = (
     ),
     Mutation(
         "a value that comes back late is not waited for",
-        "actions.py",
-        "            self.store.start_in(value, self.stats)\n            self._wait(value)\n",
-        "            self.store.start_in(value, self.stats)\n",
+        "../machine/pressure.py",
+        "            self.store.finish_in(value, self.stats)\n            assert value.storage is not None\n",
+        "            assert value.storage is not None\n",
         "the backward pass reads what is not there yet",
         LEFT,
     ),
     Mutation(
         "a value that is read ahead of the schedule's wait is not waited for",
-        "actions.py",
-        "        if value.storage is not None or held is not None:\n            self._wait(value)\n",
-        "        if value.storage is not None or held is not None:\n",
+        "../machine/store.py",
+        "        if ticket is None or not value.is_copied:\n            return\n        stats",
+        "        if ticket is None or not value.is_copied or True:\n            return\n        stats",
         "the backward pass reads what is not there yet",
         (f"{ORDERING[0]}::test_a_read_ahead_of_the_schedules_wait_waits_for_the_copy",),
     ),
     Mutation(
         "a value that is larger than its room is copied out",
-        "actions.py",
+        "planned_values.py",
         "        if size_bytes > self.table.room_bytes[value.number]:",
         "        if False:",
         "the room behind is written over",
@@ -568,7 +568,7 @@ ACTIONS = (
     ),
     Mutation(
         "a replay writes into a value that is still needed",
-        "actions.py",
+        "planned_values.py",
         "            storage = self.ensure(value)\n        return copied_storage(storage) if written else storage\n",
         "            storage = self.ensure(value)\n        return storage\n",
         "whoever reads it next reads another value",
@@ -576,15 +576,15 @@ ACTIONS = (
     ),
     Mutation(
         "a replay off the path writes into what others still read",
-        "actions.py",
-        "                return self._resolve(read, written, ())\n            return copied_storage(storage) if written else storage\n",
-        "                return self._resolve(read, written, ())\n            return storage\n",
+        "../machine/recipes.py",
+        "            return self._kitchen.copied(storage) if written else storage\n",
+        "            return storage\n",
         "values are computed again from others",
         REPLAYED_IN_PLACE,
     ),
     Mutation(
         "what autograd lets go of counts as not copied out",
-        "actions.py",
+        "planned_values.py",
         "        self._end_copy_out(value)  # so that the tier has it if the program has it saved again\n",
         "",
         "a value that is saved again is neither here nor in the tier",
@@ -596,7 +596,7 @@ STEPS = (
     Mutation(
         "a stream that works on a planned value does not join",
         "step.py",
-        "                self.arena.join(planned)\n",
+        "                self.tier.join(moved)\n",
         "                pass\n",
         "memory goes to others while that stream still reads it",
         (_forked("looked_at"),),
@@ -610,43 +610,42 @@ STEPS = (
         (_forked("looked_at_while_away"),),
     ),
     Mutation(
-        "a read on another stream is answered there",
-        "step.py",
-        "self._read_beside(packed) if self.arena.is_beside() else self._read(packed)",
-        "self._read(packed)",
-        "replays and copies run beside the work that they depend on",
-        (_forked("read_by_two_streams"),),
+        "an op on another stream counts as one of the step",
+        "mode.py",
+        "            if step.tier.is_beside():\n",
+        "            if False:\n",
+        "the plan waits for nothing that the program does beside it",
+        BESIDE,
     ),
     Mutation(
         "a read on another stream is not answered at home",
         "step.py",
-        "        with self.arena.at_home():\n            tensor = self._read(packed)\n",
-        "        tensor = self._read(packed)\n",
+        "        with self.lock, self.tier.at_home():  # wait for what",
+        "        with self.lock:  # wait for what",
         "replays and copies run beside the work that they depend on",
         (_forked("read_by_two_streams"),),
     ),
     Mutation(
         "who reads on another stream does not join",
         "step.py",
-        "            self.arena.join([storage_of(tensor)])\n",
-        "            pass\n",
+        "                self.tier.join([storage])\n",
+        "                pass\n",
         "memory goes to others while that stream still reads it",
         (_forked("read_while_others_take_memory"),),
     ),
     Mutation(
         "actions tied to a kept value run on the reader's stream",
         "step.py",
-        "            with torch._C._DisableTorchDispatch(), self.arena.at_home():\n                self._act(slot)",
-        "            with torch._C._DisableTorchDispatch():\n                self._act(slot)",
+        "            with torch._C._DisableTorchDispatch(), self.tier.at_home():\n                self._act(guide, slot)",
+        "            with torch._C._DisableTorchDispatch():\n                self._act(guide, slot)",
         "replays and copies run beside the work that they depend on",
         (_forked("kept_and_made_again"),),
     ),
     Mutation(
         "an op that writes over a value is not told of",
         "step.py",
-        "        for key, tensor in written.items():\n"
-        "            self.actions.protect(self.values.get(key), storage_of(tensor))\n",
-        "",
+        "            guide.values.protect(number, storage)\n",
+        "            pass\n",
         "gradients of other values than those that were saved",
         IN_PLACE,
     ),

@@ -265,7 +265,7 @@ def test_an_allocation_that_cannot_be_made_is_pytorchs_error() -> None:
 
 TRAIN = """
 import warnings, torch
-from pooch.executor.online import live_bytes_of
+from pooch.executor.live_bytes import live_bytes_of
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     counters = [live_bytes_of(torch.device("cpu")) for _ in range(2)]

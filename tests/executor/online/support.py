@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from pooch.executor.engines.cpu import CpuEngine
-from pooch.executor.mode import recognising, saving
-from pooch.executor.online import Evictor, OnlineStep
-from pooch.executor.online.live_bytes import CountedBytes
+from pooch.executor.evictor import Evictor
+from pooch.executor.live_bytes import CountedBytes
+from pooch.executor.mode import following, saving
 from pooch.executor.statistics import RunStats
+from pooch.executor.step import Step
 from pooch.machine import CopySpeed
 from tests.counting import counting as counting
 from tests.counting import the_allocator
@@ -79,9 +80,9 @@ def run_online(
         evictor.begin_step(stats)
 
         @contextmanager
-        def region() -> Iterator[OnlineStep]:
-            step = OnlineStep(evictor, replays=replays)
-            with recognising(step) if replays else saving(step):
+        def region() -> Iterator[Step]:
+            step = Step(evictor, replays=replays)
+            with following(step) if replays else saving(step):
                 yield step
 
         found = train(region)

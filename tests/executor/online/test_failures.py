@@ -16,9 +16,11 @@ from torch.nn import functional
 from pooch.errors import TierError
 from pooch.executor.engines.cpu import CpuEngine
 from pooch.executor.engines.spill_file import Mover
-from pooch.executor.mode import recognising
-from pooch.executor.online import Evictor, OnlineStep
+from pooch.executor.evictor import Evictor
+from pooch.executor.mode import following
+from pooch.executor.recording import CallRecorder
 from pooch.executor.statistics import RunStats
+from pooch.executor.step import Step
 from tests.executor.online.support import copies_cost, holding, run_online, run_plainly, without_collector
 from tests.executor.online.zoo import Cube, Layers, layers, rows
 from tests.executor.support import assert_same
@@ -59,7 +61,7 @@ def test_a_failed_write_keeps_the_value_or_replays_it(monkeypatch: pytest.Monkey
 
 def test_values_that_can_neither_be_written_nor_replayed_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     make = layers(lambda hidden: functional.dropout(torch.tanh(hidden), 0.1))
-    monkeypatch.setattr(OnlineStep, "_keep", lambda *_: None)
+    monkeypatch.setattr(CallRecorder, "_keep", lambda *_: None)
     plain = run_plainly(make)
     failing(monkeypatch, "write")
     with pytest.warns(UserWarning, match="the disk is broken"):
@@ -78,8 +80,8 @@ def test_a_failed_read_is_an_error_and_never_other_numbers(monkeypatch: pytest.M
         plain = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
         evictor.begin_step(RunStats())
-        step = OnlineStep(evictor)
-        with recognising(step):
+        step = Step(evictor)
+        with following(step):
             loss = model(inputs).square().mean()
         evictor.make_room(2**40)
         failed = failing(monkeypatch, "read", times=2)
@@ -127,7 +129,7 @@ def test_an_in_place_change_after_saving_is_pytorchs_error() -> None:
         with holding() as evictor:
             evictor.begin_step(RunStats())
             leaf = torch.ones(1000, requires_grad=True)
-            with recognising(OnlineStep(evictor)) if region else _nothing():
+            with following(Step(evictor)) if region else _nothing():
                 saved = leaf.exp()
                 loss = saved.sum()
                 if region:
@@ -144,7 +146,7 @@ def test_an_in_place_change_after_the_region_is_pytorchs_error() -> None:
     with holding() as evictor:
         evictor.begin_step(RunStats())
         leaf = torch.ones(1000, requires_grad=True)
-        with recognising(OnlineStep(evictor)):
+        with following(Step(evictor)):
             saved = leaf.exp()
             loss = saved.sum()
         saved.detach().mul_(2)
@@ -178,17 +180,17 @@ def test_of_ops_that_overlap_none_is_replayed(monkeypatch: pytest.MonkeyPatch) -
 
     with holding() as evictor:
         evictor.begin_step(RunStats())
-        step = OnlineStep(evictor)
+        step = Step(evictor)
         leaf = torch.rand(1000, requires_grad=True)
 
         def beside() -> None:
             first_runs.wait(60)
-            with recognising(step):
+            with following(step):
                 second(leaf.detach())
 
         thread = threading.Thread(target=beside)
         thread.start()
-        with recognising(step):
+        with following(step):
             hidden = first(leaf)
             first_ended.set()
             loss = hidden.exp().sum() + hidden.square().sum()
@@ -212,9 +214,9 @@ def test_nothing_is_left_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
             start_bytes = evictor.live.now()
             evictor.set_budget(start_bytes + plain.peak_bytes // 2)
             evictor.begin_step(RunStats())
-            step = OnlineStep(evictor)
+            step = Step(evictor)
             found.append(weakref.ref(step))
-            with recognising(step):
+            with following(step):
                 loss = model(inputs).square().mean()
             found += map(weakref.ref, evictor._values)
             del step

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pooch.autopilot.known import Known
-from pooch.autopilot.steps import FollowingStep, Step, UnplannedStep
+from pooch.autopilot.steps import GovernedStep
 from pooch.executor.statistics import RunStats
+from pooch.executor.step import Step
 from pooch.executor.table import ActionTable
 from pooch.ir import Choice, Profile
 from tests.executor.online.support import copies_cost, holding, without_collector
@@ -63,7 +64,7 @@ def test_what_is_left_of_the_step_is_as_plain(
     plan = tight_plan(profile, decided(profile, choice))
     model.change = CHANGES[name]
 
-    def step(follow: Callable[[], Step] | None) -> list[Tensor]:
+    def step(follow: Callable[[], GovernedStep] | None) -> list[Tensor]:
         model.zero_grad()
         following = None if follow is None else follow()
         if following is not None:
@@ -71,7 +72,7 @@ def test_what_is_left_of_the_step_is_as_plain(
         loss = model(inputs).square().mean()
         if following is not None:
             following.close_forward()
-            assert following.left_plan == isinstance(following, FollowingStep)
+            assert following.left_plan == following.follows_plan
         loss.backward()
         return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
@@ -84,7 +85,7 @@ def test_what_is_left_of_the_step_is_as_plain(
         stats = RunStats()
         evictor.set_budget(evictor.live.now() + room_bytes)
         evictor.begin_step(stats)
-        found = step(lambda: FollowingStep(evictor, plan, Known(plan=plan, table=ActionTable.of(plan))))
+        found = step(lambda: GovernedStep.on_plan(evictor, plan, Known(plan=plan, table=ActionTable.of(plan))))
         assert evictor.live.peak() <= evictor.budget_bytes + evictor.missing_bytes
         assert evictor._values == {}
         missing_bytes = evictor.missing_bytes
@@ -92,7 +93,7 @@ def test_what_is_left_of_the_step_is_as_plain(
         model.zero_grad()
         evictor.set_budget(evictor.live.now() + room_bytes)
         evictor.begin_step(RunStats())
-        step(lambda: UnplannedStep(evictor))
+        step(lambda: GovernedStep(Step(evictor)))
         online_missing_bytes = evictor.missing_bytes
     assert all(map(torch.equal, plain, found))
     assert stats.mismatches == 1
@@ -117,7 +118,7 @@ def test_a_planned_step_without_room_for_what_it_keeps_lets_it_go(monkeypatch: p
         model.zero_grad()
         evictor.set_budget(evictor.live.now() + room_bytes)
         evictor.begin_step(RunStats())
-        following = FollowingStep(evictor, plan, Known(plan=plan, table=ActionTable.of(plan)))
+        following = GovernedStep.on_plan(evictor, plan, Known(plan=plan, table=ActionTable.of(plan)))
         following.open()
         loss = model(inputs).square().mean()
         following.close_forward()

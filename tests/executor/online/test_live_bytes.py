@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pooch.executor.online import live_bytes
+from pooch.executor import live_bytes
 from tests.counting import the_allocator
 
 pytestmark = pytest.mark.cpu

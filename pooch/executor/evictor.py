@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from ...machine import CopySpeed, Pressure
-from ...machine.account import LiveBytes
-from ...torchtools.endings import run_lost
-from ...torchtools.tensors import find_tensors, has_plain_storage, storage_of
-from ..engines.protocol import CopyEngine
-from ..memory import DeviceMemory
-from ..silence import Silence
-from ..statistics import RunStats, WarnOnce
-from ..verification import Verification
+from ..machine import CopySpeed, Pressure
+from ..machine.account import LiveBytes
+from ..torchtools.endings import run_lost
+from ..torchtools.tensors import find_tensors, has_plain_storage, storage_of
+from .engines.protocol import CopyEngine
+from .memory import DeviceMemory
+from .silence import Silence
+from .statistics import RunStats, WarnOnce
+from .verification import Verification
 
 
 class Evictor(Pressure):
@@ -79,6 +79,21 @@ class Evictor(Pressure):
         """
         self._asking.on = False
         self.live.ask(False)
+
+    def look_beside_plan(self, arguments: Any) -> None:
+        """Make room before an op that the plan of the step does not expect, and that may be the first one off its path.
+
+        Args:
+            arguments: Its arguments, in any nesting.
+        """
+
+    def plan_left(self) -> None:
+        """Note that the plan of the step that is running has fallen silent."""
+
+    def relieve(self) -> int:
+        """Have everything leave that can, as an allocation has failed, and return how many bytes that frees."""
+        with torch._C._DisableTorchDispatch():
+            return super().relieve()
 
     def make_room(self, missing_bytes: int) -> None:
         """Evict until so many bytes are free, or until nothing more can leave."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...errors import TierError
-from ...machine.values import Ticket
-from ...units import format_bytes, round_up
-from ..engines.health import BY_LIMIT
-from ..engines.protocol import Arena, CopyEngine
+from ..errors import TierError
+from ..machine.values import Ticket
+from ..units import format_bytes, round_up
+from .engines.health import BY_LIMIT
+from .engines.protocol import Arena, CopyEngine
 
 CHUNK_BYTES = 256 * 2**20
 _LIMITED_CHUNKS = 8  # where there is a limit, chunks must not be so large that a part of it cannot be used
@@ -34,7 +34,7 @@ class _Chunk:
 class Room:
     """A place for one value."""
 
-    tier: OnlineTier = field(repr=False)
+    tier: StepTier = field(repr=False)
     chunk: _Chunk = field(repr=False)
     offset_bytes: int
 
@@ -61,22 +61,24 @@ class Room:
             self.chunk.end_bytes = 0
 
 
-class OnlineTier:
+class StepTier:
     """The room of one step, which grows as it is needed.
 
     Args:
         engine: The copy engine.
         most_bytes: The most that the step may take of the tier, or None.
+        planned: Room that the step has by its plan, or None. Whoever opened it closes it.
     """
 
-    def __init__(self, engine: CopyEngine, most_bytes: int | None = None) -> None:
+    def __init__(self, engine: CopyEngine, most_bytes: int | None = None, planned: Arena | None = None) -> None:
         self._engine, self._most_bytes = engine, most_bytes
         self._chunk_bytes = CHUNK_BYTES if most_bytes is None else min(CHUNK_BYTES, most_bytes // _LIMITED_CHUNKS)
         self._chunks: list[_Chunk] = []
         self._size_bytes = 0
         self._failures = 0
         self._refused_bytes: int | None = None  # so much could not be had: more is not asked for again in this step
-        self._streams = engine.open_arena(0)
+        self._is_planned = planned is not None
+        self._streams = engine.open_arena(0) if planned is None else planned
 
     def take(self, size_bytes: int) -> Room | None:
         """Return room for a value, or None if the tier has no more."""
@@ -148,4 +150,5 @@ class OnlineTier:
         chunks, self._chunks = self._chunks, []
         for chunk in chunks:
             chunk.arena.close()
-        self._streams.close()
+        if not self._is_planned:
+            self._streams.close()

@@ -8,13 +8,13 @@ from functools import cache
 
 import torch
 
-from ...errors import UsageError
-from ...machine.account import MakeRoom, NobodyAsks
-from ...torchtools import accelerators
-from ...torchtools.cpu_allocator import CountingAllocator, counting_allocator
-from ...torchtools.endings import end_with
-from ...torchtools.memory_trace import live_bytes, live_tensors
-from ...torchtools.tensors import has_plain_storage, storage_key
+from ..errors import UsageError
+from ..machine.account import MakeRoom, NobodyAsks
+from ..torchtools import accelerators
+from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
+from ..torchtools.endings import end_with
+from ..torchtools.memory_trace import live_bytes, live_tensors
+from ..torchtools.tensors import has_plain_storage, storage_key
 
 _TIMES_A_WALK = 5  # the time between two walks over all tensors
 
@@ -115,7 +115,7 @@ class DeviceBytes(NobodyAsks):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._peak_bytes = 0
+        self._peak_bytes = accelerators.peak_allocated_bytes(device)
 
     def look(self) -> tuple[int, int] | None:
         """Live bytes now, and by how much they were higher since the last look."""

@@ -1,0 +1,176 @@
+"""The plan as a guide: what it has a step do, and when.
+
+It recognises the ops of the step, and runs the actions of each slot once. Where the step leaves the path of the plan it
+falls silent: what it holds stays readable, and pressure alone decides from there on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+import torch
+
+from ..ir import Action, ExpectedOp
+from ..machine import Call, Recipes
+from ..machine.recipes import NEVER_MS
+from ..torchtools.recurrent_dropout import InitialisationWatch
+from ..torchtools.tensors import fingerprint
+from .planned_values import PlannedValues
+from .replay import RecordedCall, is_emptied
+
+# Why a step leaves the path: what was expected, and what came.
+Departure = tuple[str, str]
+
+
+class PlanGuide:
+    """What a plan has one step do.
+
+    Args:
+        values: The values that it moves. Also an attribute.
+        recipes: The calls of the step.
+
+    Attributes:
+        table: The plan, indexed for lookups.
+        on_path: Whether the step still does what the plan expects.
+        position: Number of ops that were recognised.
+    """
+
+    def __init__(self, values: PlannedValues, recipes: Recipes) -> None:
+        self.values, self.table, self._recipes = values, values.table, recipes
+        self.on_path, self.position = True, 0
+        self._initialisation = InitialisationWatch()
+        self._acted: set[int] = set()
+        self._done: set[int] = set()
+        self._replays_ahead = set(values.table.replay_slots)
+
+    # Ops --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def slot(self) -> int:
+        """Slot of the next op that is expected."""
+        return self.table.first_slot + self.position
+
+    def expects(self, facts: Any) -> bool:
+        """Whether an op has the name of the next one that is expected.
+
+        Another one produces nothing (`.item()`) or leaves the path.
+        """
+        expected = self.table.expected
+        return self.position < len(expected) and expected[self.position].name == facts.name
+
+    @property
+    def is_due(self) -> bool:
+        """Whether actions are due before the next op that is expected."""
+        return self.slot in self.table.actions
+
+    @property
+    def is_to_record(self) -> bool:
+        """Whether the next op is one that the plan replays."""
+        return self.slot in self.table.replayed
+
+    def record(self, call: RecordedCall, reads: tuple[int, ...], *, can_be_late: bool) -> None:
+        """Keep the call of the next op, which the plan replays.
+
+        Args:
+            call: The call.
+            reads: The values of the step that it reads.
+            can_be_late: Whether it can run at other times than the plan's too. What reads parameters that FSDP gathers
+                cannot, so pressure does not count on it.
+        """
+        copies, writes = self.table.copies, self.table.expected[self.position].writes
+        foreign = not copies.foreign.isdisjoint(writes)
+        time_ms = 0.0 if can_be_late else NEVER_MS  # the plan has chosen it for being fast
+        kept = Call(call, reads, writes, time_ms, hash((copies.number, self.slot)), foreign)
+        self._recipes.add(kept)
+        self.values.taint(kept)
+
+    def recognise(
+        self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
+    ) -> ExpectedOp | Departure | None:
+        """Return the planned op that ran, why the step leaves the path with it, or None if the plan does not mind it.
+
+        Args:
+            func: The operator.
+            name: Its name.
+            outputs: The tensors among its results.
+            made: Those of them, and of its arguments, that hold something new.
+        """
+        if self.position >= len(self.table.expected):
+            return "the end of the region", fingerprint(name, outputs)
+        expected = self.table.expected[self.position]
+        is_expected = self.table.recogniser.is_expected(self.position, func, name, outputs)
+        if is_expected and len(made) == len(expected.writes):
+            self.position += 1
+            return expected
+        if self._initialisation.takes(name, made):
+            return None
+        return expected.fingerprint, fingerprint(name, outputs)
+
+    def missing_op(self) -> Departure | None:
+        """Return why the step leaves the path as its region ends here, or None if all that was expected has run."""
+        if self.position >= len(self.table.expected):
+            return None
+        return self.table.expected[self.position].fingerprint, "the end of the region"
+
+    # Actions ----------------------------------------------------------------------------------------------------------
+
+    def is_to_act(self, slot: int) -> bool:
+        """Whether the slot's actions have not finished; another thread may be running them."""
+        return slot not in self._done
+
+    def act(self, slot: int) -> None:
+        """Run the actions at the entry of a slot once. A second caller waits until they have finished."""
+        with self.values.lock:
+            if slot in self._acted:
+                return
+            self._acted.add(slot)
+            self._replays_ahead.discard(slot)
+            actions = self.table.actions.get(slot, ())
+            # Without the parameters that replays read, they wait until their results are read: they may be there then.
+            are_gathered = self._are_gathered(actions)
+            for action in actions:
+                if are_gathered or action.kind not in ("replay", "drop"):
+                    self._do(action)
+            self._done.add(slot)
+
+    def _are_gathered(self, actions: tuple[Action, ...]) -> bool:
+        """Whether FSDP has filled the storages that the replays of a slot read, as it had when it was profiled."""
+        if not self.table.gathered:
+            return True
+        calls = (self._call(action.target) for action in actions if action.kind == "replay")
+        return not any(is_emptied(call.call) for call in calls if call is not None)
+
+    def _call(self, slot: int) -> Call | None:
+        """Return the call of a slot, unless the forward pass left the path before its op ran."""
+        return self._recipes.of(self.table.expected[slot - self.table.first_slot].writes[0])
+
+    def _do(self, action: Action) -> None:
+        values, target = self.values, action.target
+        match action.kind:
+            case "replay":
+                call = self._call(target)
+                if call is not None:
+                    values.replay(action, call)
+            case "drop":
+                if not self._is_read_later(action):
+                    values.drop(target)
+            case "copy_out":
+                values.copy_out(values.planned[target])
+            case "free":
+                values.free(values.planned[target])
+            case "empty":
+                values.empty(values.planned[target])
+            case "refill":
+                values.emptied.refill(values.planned[target])
+            case "copy_in":
+                values.copy_in(values.planned[target])
+            case "wait":
+                values.wait(values.planned[target])
+            case unknown:
+                assert_never(unknown)
+
+    def _is_read_later(self, drop: Action) -> bool:
+        """Whether slots run out of order, and a replay that was to come before a drop is still to come."""
+        number, table = drop.target, self.table
+        may_be_read = number in table.sources or number in table.swapped or number in table.recomputed
+        return may_be_read and any(slot < drop.slot for slot in self._replays_ahead)
