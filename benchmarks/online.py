@@ -13,9 +13,8 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,19 @@ from benchmarks.policies import ProfileCells, digest_of, measure_profile
 from benchmarks.policies import stored as stored_policies
 from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.analysis.dataflow import Dataflow
-from pooch.analysis.online import Cheapest, Dtr, OnlineStep, run_online
-from pooch.analysis.online.rules import Makings, Rule
 from pooch.api.hooked import dataflow_of
-from pooch.ir import Profile
+from pooch.ir import OnlineStep, Profile
+from pooch.planner import MakeRule
+from pooch.published.policies.dtr import DynamicRematerialization
+from pooch.simulator import run_online
 
 NAME, TITLE = "online", "Evicting while the step runs, beside plans that know it"
 BUDGETS = ("80%", "60%", "45%")
-RULES: Mapping[str, Callable[[Makings], Rule]] = {
-    "online": Cheapest,
-    "DTR": Dtr,
-    "DTR, eq": partial(Dtr, neighbourhood="eq"),
-    "DTR, eq, sampled": partial(Dtr, neighbourhood="eq", samples=True),
+RULES: Mapping[str, MakeRule | None] = {
+    "online": None,
+    "DTR": DynamicRematerialization().rule,
+    "DTR, eq": DynamicRematerialization("eq").rule,
+    "DTR, eq, sampled": DynamicRematerialization("eq", samples=1).rule,
 }
 HALVINGS = 10  # of the budgets between one that a run exceeds and the in-core peak
 
@@ -83,18 +83,18 @@ def measure(path: Path, budgets: Sequence[str], time_limit_s: float) -> list[dic
     return results
 
 
-def _run(dataflow: Dataflow, budget_bytes: int, rule: Callable[[Makings], Rule]) -> dict[str, Any]:
-    run = run_online(dataflow, budget_bytes, rule)
+def _run(dataflow: Dataflow, budget_bytes: int, rule: MakeRule | None) -> dict[str, Any]:
+    run = run_online(dataflow, budget_bytes, None, rule)
     told = {**asdict(run), "decisions": Counter(run.decisions.values())}
     return told if run.feasible else {**told, "needs_bytes": _needs(dataflow, run, budget_bytes, rule)}
 
 
-def _needs(dataflow: Dataflow, run: OnlineStep, budget_bytes: int, rule: Callable[[Makings], Rule]) -> int:
+def _needs(dataflow: Dataflow, run: OnlineStep, budget_bytes: int, rule: MakeRule | None) -> int:
     """The smallest budget found that the run keeps, by bisection."""
     low, high = budget_bytes, max(run.peak_bytes, dataflow.profile.peak_bytes)
     for _ in range(HALVINGS):
         middle = (low + high) // 2
-        low, high = (low, middle) if run_online(dataflow, middle, rule).feasible else (middle, high)
+        low, high = (low, middle) if run_online(dataflow, middle, None, rule).feasible else (middle, high)
     return high
 
 

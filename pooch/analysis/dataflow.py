@@ -258,15 +258,21 @@ class Dataflow:
         return sum(self.replay_times_ms[index] for index in self.recipe(value_id).ops)
 
     @cached_property
-    def saved_recipes(self) -> dict[int, ReplayRecipe]:
-        """By activation that can be recomputed: how, from what autograd saves alone.
+    def recipes_from_saved(self) -> dict[int, ReplayRecipe]:
+        """By saved value that can be recomputed: how, from what autograd saves alone.
 
         For replays that nobody planned, so that nothing else was held for them, and parameters that FSDP gathers may
         not be there.
         """
         recipes = self._make_recipes(self._is_saved_source)
-        known = ((value.id, recipes[value.id]) for value in self.activations)
+        known = ((value.id, recipes[value.id]) for value in self.profile.values if value.saved)
         return {v: recipe for v, recipe in known if isinstance(recipe, ReplayRecipe) and not recipe.gathered}
+
+    @cached_property
+    def saved_recipes(self) -> dict[int, ReplayRecipe]:
+        """The same, by activation."""
+        recipes = self.recipes_from_saved
+        return {value.id: recipes[value.id] for value in self.activations if value.id in recipes}
 
     @cached_property
     def from_gathered(self) -> frozenset[int]:

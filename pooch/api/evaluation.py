@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy
 
 from ..analysis.dataflow import Dataflow
-from ..ir import Decisions, Schedule, Timeline
-from ..planner import Evaluation
+from ..ir import Decisions, OnlineStep, Schedule, Timeline
+from ..planner import Evaluation, MakeRule
 from ..schedule import Lowering, verify
-from ..simulator import simulate, step_time_ms
+from ..simulator import run_online, simulate, step_time_ms
 
 
 class StageEvaluator:
@@ -39,6 +39,10 @@ class StageEvaluator:
     def time_ms(self, schedule: Schedule) -> float:
         """The simulated time of a schedule."""
         return step_time_ms(self.dataflow, schedule)
+
+    def run_online(self, budget_bytes: int, host_budget_bytes: int | None, make_rule: MakeRule | None) -> OnlineStep:
+        """Simulate a step that has no plan, and evicts by a rule."""
+        return run_online(self.dataflow, budget_bytes, host_budget_bytes, make_rule)
 
     def evaluate_smallest(self, decisions: Decisions) -> Evaluation:
         """Lower for the lowest peak that the decisions can reach, as fast as that peak allows.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..analysis.dataflow import Dataflow
-from ..analysis.online import Cheapest, run_online
-from ..analysis.pressure import least_bytes, pressed
 from ..ir import Plan, Profile, Timeline
 from ..ir.schedule import TIER_ALIGNMENT_BYTES
 from ..planner import Evaluation, PolicyOutcome
+from ..simulator import run_online
+from ..simulator.pressed import least_bytes, pressed
 from ..units import format_bytes, round_up
 from .evaluation import StageEvaluator, verified_timeline
 from .hooked import dataflow_of
@@ -60,7 +60,7 @@ def plan_under_pressure(profile: Profile, plan: Plan, budget_bytes: int, options
     tier_bytes = lowered.schedule.host_bytes + sum(round_up(size_bytes, TIER_ALIGNMENT_BYTES) for size_bytes in moved)
     if host_bytes is not None and tier_bytes > host_bytes:
         return None
-    without = run_online(dataflow, budget_bytes, Cheapest, host_bytes)
+    without = run_online(dataflow, budget_bytes, host_bytes)
     if timeline.step_ms + pressure.moving_ms > without.step_ms:
         return None
     return PressedPlan(lowered, pressure.moving_ms, pressure.over_bytes)

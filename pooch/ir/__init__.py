@@ -6,7 +6,7 @@ from .plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
 from .profile import Device, GatheredUnit, HookCosts, Link, Op, Profile, Value
 from .schedule import Action, Schedule
 from .split import Split
-from .timeline import Interval, Timeline
+from .timeline import Interval, OnlineStep, Timeline
 
 __all__ = [
     "Action",
@@ -19,6 +19,7 @@ __all__ = [
     "HookCosts",
     "Interval",
     "Link",
+    "OnlineStep",
     "Op",
     "Plan",
     "Profile",

@@ -10,6 +10,7 @@ import numpy
 
 from ..plugins import view
 from ..units import format_bytes, format_ms
+from .plan import Choice
 
 if TYPE_CHECKING:
     import pandas
@@ -112,3 +113,39 @@ class Timeline:
         frame = pandas.DataFrame([asdict(interval) for interval in self.intervals], columns=columns)
         frame["duration_ms"] = frame["end_ms"] - frame["start_ms"]
         return frame
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineStep:
+    """Prediction for one step without a plan.
+
+    Attributes:
+        step_ms: predicted duration.
+        peak_bytes: highest live device bytes.
+        over_bytes: by how much they passed the budget because nothing more could leave; 0: they never did.
+        lost_ms: what it takes longer than in-core.
+        decisions: by activation: how it left the last time, "keep" if it never did.
+        stall_ms: part of the duration in which compute waits for copies.
+        replay_ms: part of it that replays take.
+        evictions: how often a value left.
+        copies_out: how often one was copied out (what the tier has from an earlier time is not copied again).
+        copies_in: how often one was copied in.
+        replays: ops that ran again.
+    """
+
+    step_ms: float
+    peak_bytes: int
+    over_bytes: int
+    lost_ms: float
+    decisions: dict[int, Choice]
+    stall_ms: float
+    replay_ms: float
+    evictions: int
+    copies_out: int
+    copies_in: int
+    replays: int
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the budget held throughout."""
+        return self.over_bytes == 0

@@ -1,9 +1,11 @@
 """What a step does with its values, without torch: where each value is, how it moves, and who leaves under pressure.
 
-Storages are opaque here, and copies, recipes and the account of bytes are handed in. `executor` hands in real ones;
-`tests/machine` hands in modelled ones with a clock, and drives the same code through random programs and faults.
+Storages are opaque here, and copies, recipes and the account of bytes are handed in. `executor` hands in real ones.
+`simulator` hands in the modelled ones of `modelled.py`, and drives the same code through the ops of a profile;
+`tests/machine` adds contents and faults to them, and drives it through random programs.
 """
 
+from .eviction import EvictionPolicy
 from .lock import StepLock
 from .pressure import Pressure
 from .recipes import Call, Recipes
@@ -11,4 +13,15 @@ from .speed import CopySpeed
 from .store import Store
 from .values import Level, Value, Witness
 
-__all__ = ["Call", "CopySpeed", "Level", "Pressure", "Recipes", "StepLock", "Store", "Value", "Witness"]
+__all__ = [
+    "Call",
+    "CopySpeed",
+    "EvictionPolicy",
+    "Level",
+    "Pressure",
+    "Recipes",
+    "StepLock",
+    "Store",
+    "Value",
+    "Witness",
+]

@@ -1,7 +1,7 @@
 """Pressure: the floor beneath every plan. Before live bytes would pass the budget, saved values leave.
 
-Which value leaves, and whether it is copied out or dropped to be made again, is decided by cost: see
-`analysis/eviction.py`. While there is still room, values are copied out ahead of need, and brought back ahead of reads.
+Which value leaves, and whether it is copied out or dropped to be made again, is decided by cost: see `eviction.py`.
+While there is still room, values are copied out ahead of need, and brought back ahead of reads.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from ..analysis.eviction import distance, online_score
 from .account import LiveBytes
+from .eviction import OURS, EvictionPolicy, distance
 from .lock import StepLock
 from .recipes import NEVER_MS
 from .speed import CopySpeed
@@ -46,6 +46,7 @@ class Pressure:
         health: What is wrong with the tier.
         speed: How fast copies are.
         stats: Counters of the current step. Also an attribute.
+        policy: By what rule values leave. Also an attribute.
 
     Attributes:
         lock: Guards all values. An allocation asks for room in the middle of an op, in any thread.
@@ -57,9 +58,16 @@ class Pressure:
     """
 
     def __init__(
-        self, budget_bytes: int, live: LiveBytes, memory: Memory, health: Health, speed: CopySpeed, stats: Counters
+        self,
+        budget_bytes: int,
+        live: LiveBytes,
+        memory: Memory,
+        health: Health,
+        speed: CopySpeed,
+        stats: Counters,
+        policy: EvictionPolicy = OURS,
     ) -> None:
-        self.budget_bytes = budget_bytes
+        self.budget_bytes, self.policy = budget_bytes, policy
         self.live, self.memory, self._health, self.speed, self.stats = live, memory, health, speed, stats
         self.store = Store(memory, health, speed)
         self.lock = StepLock(self._handle_ended)
@@ -207,17 +215,29 @@ class Pressure:
 
     def _evict_cheapest(self, missing_bytes: int) -> int:
         """Evict in the order of cost. A cost that has grown since it was computed is computed again."""
-        heap = [(self._cost(value), id(value), value) for value in self._candidates()]
-        heapq.heapify(heap)
+        heap = self._ranked()
         freed_bytes = 0
         while heap and freed_bytes < missing_bytes:
-            cost, number, value = heapq.heappop(heap)
+            cost, place, value = heapq.heappop(heap)
             now = self._cost(value)
             if heap and now > heap[0][0] and now > cost:
-                heapq.heappush(heap, (now, number, value))
-            else:
-                freed_bytes += self._evict(value)
+                heapq.heappush(heap, (now, place, value))
+                continue
+            evicted_bytes = self._evict(value)
+            freed_bytes += evicted_bytes
+            if evicted_bytes and self.policy.sample is not None:
+                heap = self._ranked()  # others may be looked at now
         return freed_bytes
+
+    def _ranked(self) -> list[tuple[float, int, Value]]:
+        """Return a heap of those that are looked at, each with its score and its place in the order of saving."""
+        looked_at = list(self._candidates())
+        if self.policy.sample is not None:
+            can_leave = [each for each in looked_at if min(self._copy_ms(each), self._replay_ms(each)) < NEVER_MS]
+            looked_at = self.policy.sample(can_leave) if can_leave else []
+        heap = [(self._cost(value), place, value) for place, value in enumerate(looked_at)]
+        heapq.heapify(heap)
+        return heap
 
     def _candidates(self) -> Iterator[Value]:
         for value in self._values:
@@ -237,17 +257,19 @@ class Pressure:
         return self.memory.is_held_elsewhere(storage)
 
     def _cost(self, value: Value) -> float:
-        """Return the score by which values leave, the lowest first. See `analysis/eviction.py`."""
+        """Return the score by which values leave, the lowest first."""
         cost_ms = min(self._copy_ms(value), self._replay_ms(value))
-        return online_score(cost_ms, value.size_bytes, distance(self._position, value.saved_at))
+        return self.policy.score(value, cost_ms, distance(self._position, value.saved_at))
 
     def _copy_ms(self, value: Value) -> float:
+        if not self.policy.may_copy:
+            return NEVER_MS
         back_ms = self.speed.copy_ms(value.size_bytes)
         return back_ms if value.is_copied else 2 * back_ms
 
     def _replay_ms(self, value: Value) -> float:
         owner = value.owner()
-        return NEVER_MS if owner is None else owner.replay_ms(value.number)
+        return NEVER_MS if owner is None or not self.policy.may_drop else owner.replay_ms(value.number)
 
     def _evict(self, value: Value) -> int:
         """Let a value's bytes leave, and return how many are free now."""
@@ -276,7 +298,9 @@ class Pressure:
         return freed_bytes
 
     def _start_out(self, value: Value) -> bool:
-        """Start to copy a value out, and return whether the tier has room for it."""
+        """Start to copy a value out, and return whether it may be copied and the tier has room for it."""
+        if not self.policy.may_copy:
+            return False
         owner, place = value.owner(), value.place  # an interrupt may have come when a copy to there was to begin
         if place is None and owner is not None:
             place = owner.take_place(value.size_bytes)

@@ -178,6 +178,7 @@ class Recipes:
                             value.forget_witness()
                             value.storage, value.is_busy = storage, True
                             staying[written] = value
+                del storages, storage  # what nobody reads any more may leave during the next call
                 for read in {*call.reads, *call.writes} & made.keys():
                     if read != number and last_use.get(read, -1) <= position:
                         del made[read]

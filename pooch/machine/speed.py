@@ -14,11 +14,12 @@ class CopySpeed:
 
     Args:
         tier: What the tier is.
+        bytes_per_ms: What is known of its bandwidth so far.
     """
 
-    def __init__(self, tier: str) -> None:
+    def __init__(self, tier: str, bytes_per_ms: float = _FIRST_GUESS_BYTES_PER_MS) -> None:
         self._tier = tier
-        self._bytes_per_ms = _FIRST_GUESS_BYTES_PER_MS
+        self._bytes_per_ms = bytes_per_ms
 
     def link(self) -> Link:
         """Return the estimate as a link whose copies go one after the other."""

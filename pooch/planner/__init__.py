@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .contract import Effort, Evaluation, Evaluator, PlanningRequest, Policy, PolicyOutcome
+from .contract import Effort, Evaluation, Evaluator, MakeRule, PlanningRequest, Policy, PolicyOutcome
 from .options import described, option_names
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = [
     "Effort",
     "Evaluation",
     "Evaluator",
+    "MakeRule",
     "PlanningRequest",
     "Policy",
     "PolicyOutcome",

@@ -11,11 +11,13 @@ from typing import Literal, Protocol
 from ..analysis.dataflow import Dataflow
 from ..ir.plan import Choice, Decision, Decisions
 from ..ir.schedule import Schedule
-from ..ir.timeline import Timeline
+from ..ir.timeline import OnlineStep, Timeline
+from ..machine.eviction import Rule
 from ..progress import PlanningProgress
 
 Effort = Literal["full", "fast"]
 Status = Literal["optimal", "feasible", "heuristic"]
+MakeRule = Callable[[Dataflow, Callable[[], float]], Rule]  # of the profile and of what tells the time in ms
 
 INTERRUPTED = "interrupted: this is the best plan found so far"
 OPTIMAL_GAP = 0.01  # a plan whose gap is at most this is called optimal
@@ -45,6 +47,10 @@ class Evaluator(Protocol):
 
     def time_ms(self, schedule: Schedule) -> float:
         """Simulate a schedule for its duration only."""
+        ...
+
+    def run_online(self, budget_bytes: int, host_budget_bytes: int | None, make_rule: MakeRule | None) -> OnlineStep:
+        """Simulate a step that has no plan, and evicts by a rule: Pooch's own, if none is given."""
         ...
 
 

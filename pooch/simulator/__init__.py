@@ -1,6 +1,7 @@
-"""Predicts what a step under a schedule takes in time and memory, and the blocks that it allocates. No torch."""
+"""Predicts what a step takes in time and memory, under a schedule or without one, and its blocks. No torch."""
 
+from .online import run_online
 from .simulate import simulate, step_time_ms
 from .step_blocks import BlockMaker, StepBlock, StepBlocks, step_blocks
 
-__all__ = ["BlockMaker", "StepBlock", "StepBlocks", "simulate", "step_blocks", "step_time_ms"]
+__all__ = ["BlockMaker", "StepBlock", "StepBlocks", "run_online", "simulate", "step_blocks", "step_time_ms"]

@@ -6,9 +6,9 @@ import numpy
 
 from ..analysis.dataflow import Dataflow
 from ..analysis.occupancy import occupancy
-from ..analysis.streams import Streams
 from ..ir import Action, Interval, Schedule, Timeline
 from ..ir.timeline import Stream
+from ..machine.streams import Streams
 
 
 def simulate(dataflow: Dataflow, schedule: Schedule, *, detail: bool = True) -> Timeline:

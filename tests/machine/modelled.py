@@ -1,20 +1,21 @@
-"""A modelled device and tier: storages hold a token instead of bytes, and copies end late, fail or are interrupted.
+"""A modelled device whose storages hold a token for their contents, and whose copies end late, fail or are interrupted.
 
-Nothing here knows torch. All that happens by chance follows from one seed.
+It is that of `pooch.machine.modelled` apart from this. All that happens by chance follows from one seed.
 """
 
 from __future__ import annotations
 
 import random
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from pooch.errors import TierError
+from pooch.ir import Link
+from pooch.machine import modelled
 from pooch.machine.account import MakeRoom
 
 GARBAGE = -1
 SIZES = (64, 256, 1024, 4096)
+LINK = Link("a modelled tier", 0.0, 0.0, 1.0, 1.0)  # copies end by chance
 
 
 class OutOfMemory(Exception):
@@ -62,93 +63,54 @@ class Chance:
             raise KeyboardInterrupt
 
 
-class ModelledStorage:
-    """Memory of the device. It is free again when nothing refers to it.
+class ModelledStorage(modelled.ModelledStorage):
+    """Memory of the device.
 
     Attributes:
         contents: A token for the bytes in it.
         number: Number of the value in it, as far as the program knows.
         is_in_parts: Whether an op wrote over it after it was saved.
-        held_by_program: How many references the program has.
+        readers: Number of copies out that are under way.
     """
 
     def __init__(self, memory: ModelledMemory, size_bytes: int) -> None:
-        self.size_bytes, self.contents, self.held_by_program = size_bytes, GARBAGE, 0
-        self.number, self.is_in_parts = GARBAGE, False
-        self.readers = 0  # copies out that are under way
-        weakref.finalize(self, memory.freed, size_bytes).atexit = False
-
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.size_bytes
-
-    def data_ptr(self) -> int:
-        """A number that no other living storage has."""
-        return id(self)
+        super().__init__(memory, size_bytes)
+        self.contents, self.number, self.is_in_parts, self.readers = GARBAGE, GARBAGE, False, 0
 
 
-class ModelledMemory:
-    """The memory of the device, and the account of it: allocations ask for room."""
+class ModelledMemory(modelled.ModelledMemory):
+    """The memory of the device, where allocations fail.
 
-    asks = True
+    Attributes:
+        after: Called after each allocation.
+        asked: How often room was asked for.
+    """
 
     def __init__(self, chance: Chance) -> None:
+        super().__init__()
         self._chance = chance
-        self.live_bytes = self.peak_bytes = 0
-        self.budget_bytes: int | None = None
-        self._make_room: MakeRoom = lambda _: None
-        self.after: Callable[[], None] = lambda: None  # called after each allocation
+        self.after: Callable[[], None] = lambda: None
+        self.asked = 0
 
     def new(self, size_bytes: int) -> ModelledStorage:
         """Allocate, after room was made."""
         self._chance.interrupt()
-        if self.budget_bytes is not None and self.live_bytes + size_bytes > self.budget_bytes:
-            self._make_room(self.live_bytes + size_bytes - self.budget_bytes)
+        self.ask_for(size_bytes)
         self._chance.interrupt()
         if self._chance.happens(self._chance.faults.out_of_memory):
             raise OutOfMemory
-        self.live_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        storage = ModelledStorage(self, size_bytes)
         self.after()
-        return ModelledStorage(self, size_bytes)
-
-    def freed(self, size_bytes: int) -> None:
-        """Note that a storage is gone."""
-        self.live_bytes -= size_bytes
-
-    def is_held_elsewhere(self, storage: ModelledStorage) -> bool:
-        """Whether the program holds a storage."""
-        return storage.held_by_program > 0
-
-    # The account of bytes: see `pooch.machine.account.LiveBytes`.
-
-    def now(self) -> int:
-        return self.live_bytes
-
-    recent = now
-
-    def look(self) -> None:
-        return None
-
-    def peak(self) -> int:
-        return self.peak_bytes
-
-    def reset_peak(self) -> None:
-        self.peak_bytes = self.live_bytes
+        return storage
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
-        self.budget_bytes, self._make_room = budget_bytes, make_room
+        """Ask for room before live bytes pass the budget, and count how often."""
 
-    def ask(self, asks: bool) -> None:
-        return
+        def asked(missing_bytes: int) -> None:
+            self.asked += 1
+            make_room(missing_bytes)
 
-    def recount(self) -> None:
-        return
-
-    let_go = raise_failure = close = recount
-
-    def blind_ms(self) -> None:
-        return None
+        super().hold(budget_bytes, asked)
 
 
 @dataclass
@@ -185,15 +147,15 @@ class ModelledTicket:
         self.finish = lambda: None  # it holds the storage no longer
 
 
-@dataclass(eq=False)
-class ModelledPlace:
+class ModelledPlace(modelled.ModelledPlace):
     """Room for one value. Once it is given back, others write over it."""
 
     tier: ModelledTier
-    size_bytes: int
-    contents: int = GARBAGE
-    is_released: bool = False
-    under_way: list[ModelledTicket] = field(default_factory=list)
+
+    def __init__(self, tier: ModelledTier, size_bytes: int) -> None:
+        super().__init__(tier, size_bytes)
+        self.contents, self.is_released = GARBAGE, False
+        self.under_way: list[ModelledTicket] = []
 
     def copy_out(self, storage: ModelledStorage) -> ModelledTicket:
         """Begin to copy a storage here; its contents are read at any time until the copy ends."""
@@ -228,26 +190,20 @@ class ModelledPlace:
         self.under_way.append(ticket)
         return ticket
 
-    def copied(self, error: BaseException | None) -> None:
-        """Note how a copy ended."""
-        if error is not None:
-            self.tier.failed(error)
-
     def release(self) -> None:
         """Give the room back: once, and with no copy under way."""
         assert not self.is_released, "room was given back twice"
         assert all(ticket._is_over for ticket in self.under_way), "room was given back in the middle of a copy"
         self.is_released, self.contents = True, GARBAGE
-        self.tier.in_use -= 1
+        super().release()
 
 
-class ModelledTier:
+class ModelledTier(modelled.ModelledTier):
     """The swap tier, and what is wrong with it."""
 
     def __init__(self, chance: Chance) -> None:
-        self.chance = chance
-        self.in_use, self.bytes_per_ms = 0, 1e3
-        self.fault: TierError | None = None
+        super().__init__(modelled.ModelledClock(LINK))
+        self.chance, self.bytes_per_ms = chance, 1e3
 
     def take(self, size_bytes: int) -> ModelledPlace | None:
         """Room for a value, or None."""
@@ -255,8 +211,3 @@ class ModelledTier:
             return None
         self.in_use += 1
         return ModelledPlace(self, size_bytes)
-
-    def failed(self, error: BaseException, *, is_told: bool = True) -> TierError:
-        """Note a fault."""
-        self.fault = TierError(str(error))
-        return self.fault

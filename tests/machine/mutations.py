@@ -140,6 +140,7 @@ RECIPES = (
     Mutation("what a chain still reads may leave in vain", "recipes", "                            value.storage, value.is_busy = storage, True\n", "                            value.storage = storage\n"),
     Mutation("what a chain has made on the way stays busy", "recipes", "                        _may_leave(staying.pop(read, None))\n        finally:\n            for value in staying.values():\n                _may_leave(value)\n", "                        staying.pop(read, None)\n        finally:\n            pass\n"),
     Mutation("what a chain has made loses its room for a copy", "recipes", "                            value.forget_witness()\n", "                            value.witness = None\n"),
+    Mutation("a chain holds what it has just made", "recipes", "                del storages, storage  # what nobody reads any more may leave during the next call\n", ""),
     Mutation("a chain runs in any order", "recipes", "        return [found[first] for first in sorted(found)]", "        return [found[first] for first in sorted(found, reverse=True)]"),
     Mutation("what cannot be made again costs nothing", "recipes", "            if call is None or current in self._out_of_date or", "            if call is None:\n                return 0.0\n            if current in self._out_of_date or"),
     Mutation("what changes is not brought back before", "recipes", "                self._kitchen.ensure(value)\n        for number in changing:", "                pass\n        for number in changing:"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from pooch.errors import ReplayDiffers
 from pooch.machine import Call, CopySpeed, Level, Pressure, Recipes, Value, Witness
+from pooch.machine.modelled import ModelledCounters as Counters
 from pooch.machine.recipes import Resolve
 
 from .modelled import (
@@ -43,18 +44,6 @@ _FEW = 2  # replays of banned recipes: see `ModelledStep.replay`
 
 class Broken(AssertionError):
     """The machine did something wrong; the text names the seed."""
-
-
-@dataclass
-class Counters:
-    """See `pooch.machine.store.Counters`."""
-
-    host_stall_ms: float = 0.0
-    swapped_out_bytes: int = 0
-    swapped_in_bytes: int = 0
-    late_swaps: int = 0
-    kept_after_errors: int = 0
-    recomputed_ops: int = 0
 
 
 @dataclass(eq=False)
@@ -108,8 +97,13 @@ class ModelledStep:
         return self.recipes.replay_ms(number)
 
     def make_again(self, number: int) -> ModelledStorage:
+        memory, counters, calls = self.machine.memory, self.machine.counters, len(self.recipes._order(number))
+        asked, ran = memory.asked, counters.recomputed_ops
         storage = self.recipes.make_again(number)
         assert isinstance(storage, ModelledStorage)
+        ran = counters.recomputed_ops - ran
+        if memory.asked == asked and ran != calls:
+            raise Broken(f"{ran} calls ran where {calls} make value {number} again, and nothing left meanwhile")
         return storage
 
     # The kitchen: see `pooch.machine.recipes.Kitchen`.
@@ -200,22 +194,29 @@ class ModelledStep:
         buffer.contents += 1
 
     def _run_op(self, op: int) -> None:
-        machine, random = self.machine, self.machine.chance.random
+        random = self.machine.chance.random
         held = random.sample(self.program, min(len(self.program), random.randrange(3)))
-        number, size_bytes = self._next_number(), random.choice(SIZES)
-        storage = machine.memory.new(size_bytes)
         outer = random.choice([None, *self.buffers])
-        token = machine.token(number, [each.storage.contents for each in held], outer)
-        storage.contents, storage.number = token, number
+        sources = [each.storage.contents for each in held]
         reads = tuple(dict.fromkeys(each.storage.number for each in held))
+        sizes_bytes = tuple(random.choices(SIZES, k=1 + (random.random() < 0.2)))
+        made = [self._make(size_bytes, sources, outer) for size_bytes in sizes_bytes]
         if random.random() < 0.85 and all(read in self.recipes for read in reads):
-            ran = RanOp(reads, outer, (number,), (size_bytes,), random.random() < 0.05)
-            self.recipes.add(Call(ran, reads, ran.writes, random.random() * 2))
+            writes = tuple(storage.number for storage in made)
+            ran = RanOp(reads, outer, writes, sizes_bytes, random.random() < 0.05)
+            self.recipes.add(Call(ran, reads, writes, random.random() * 2))
+        for storage in made:
+            self.program.append(Held(storage, op + 1 + min(random.randrange(8), random.randrange(8))))
+            if random.random() < 0.8:
+                for _ in range(1 + (random.random() < 0.2)):
+                    self._save(storage.number, storage, storage.contents)
+
+    def _make(self, size_bytes: int, sources: list[int], outer: ModelledStorage | None) -> ModelledStorage:
+        """One output of an op."""
+        storage, number = self.machine.memory.new(size_bytes), self._next_number()
+        storage.contents, storage.number = self.machine.token(number, sources, outer), number
         storage.held_by_program = 1
-        self.program.append(Held(storage, op + 1 + min(random.randrange(8), random.randrange(8))))
-        if random.random() < 0.8:
-            for _ in range(1 + (random.random() < 0.2)):
-                self._save(number, storage, token)
+        return storage
 
     def _save_again(self, held: Held) -> None:
         self._save(held.storage.number, held.storage, held.storage.contents)

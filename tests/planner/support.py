@@ -12,11 +12,11 @@ import pytest
 
 from pooch import planner
 from pooch.analysis.dataflow import Dataflow
-from pooch.ir import Choice, Decisions, Profile, Schedule, Timeline
-from pooch.planner import Evaluation, Evaluator, PlanningRequest, PolicyOutcome, contract
+from pooch.ir import Choice, Decisions, OnlineStep, Profile, Schedule, Timeline
+from pooch.planner import Evaluation, Evaluator, MakeRule, PlanningRequest, PolicyOutcome, contract
 from pooch.planner.search import time_limit
 from pooch.schedule import Lowering
-from pooch.simulator import simulate, step_time_ms
+from pooch.simulator import run_online, simulate, step_time_ms
 
 
 class RealEvaluator:
@@ -37,6 +37,9 @@ class RealEvaluator:
 
     def time_ms(self, schedule: Schedule) -> float:
         return step_time_ms(self.dataflow, schedule)
+
+    def run_online(self, budget_bytes: int, host_budget_bytes: int | None, make_rule: MakeRule | None) -> OnlineStep:
+        return run_online(self.dataflow, budget_bytes, host_budget_bytes, make_rule)
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import pytest
 
-from pooch.analysis.dataflow import Dataflow
-from pooch.analysis.online import Cheapest, OnlineStep, run_online
-from pooch.analysis.online.rules import Evictable, Leaving, Makings
 from pooch.errors import InfeasibleBudget, UsageError
-from pooch.ir import Link
+from pooch.ir import Link, OnlineStep
 from pooch.planner.policies.online import told
-from pooch.published.policies.dtr import dtr, dtr_eq
-from tests.planner.support import case, make_plan
+from pooch.published.policies.dtr import dtr
+from pooch.simulator import run_online
+from tests.planner.support import RealEvaluator, case, make_plan
 from tests.toys import blocks, chain
 
 LINK = Link("toy tier", 0.0, 0.0, 16.0, 16.0)
@@ -41,7 +38,7 @@ def test_ours_copies_where_the_link_is_fast_and_dtr_never_does() -> None:
 def test_the_note_is_of_the_run_and_the_plan_knows_more() -> None:
     of = case(blocks(4, link=LINK))
     budget_bytes = of.share(0.7)
-    run = run_online(of.dataflow, budget_bytes, Cheapest)
+    run = run_online(of.dataflow, budget_bytes)
     plan = make_plan(of.dataflow, budget_bytes, of.evaluator, policy="online")
     assert run.feasible
     assert plan.notes == (told(run),)
@@ -61,30 +58,20 @@ def test_a_budget_that_the_run_exceeds_is_refused_with_one_that_it_keeps() -> No
     with pytest.raises(InfeasibleBudget) as raised:
         make_plan(of.dataflow, of.share(0.1), of.evaluator, policy="dtr")
     assert raised.value.policy == "dtr"
-    assert run_online(of.dataflow, raised.value.minimum_bytes, Cheapest).feasible
+    assert run_online(of.dataflow, raised.value.minimum_bytes, None, dtr.rule).feasible
 
 
 def test_a_run_over_the_budget_is_no_plan_even_where_its_choices_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     of = case(chain(12, size_bytes=16, link=LINK))
 
-    def needs_more(dataflow: Dataflow, budget_bytes: int, *others: Any) -> OnlineStep:
-        return replace(run_online(dataflow, budget_bytes, *others), over_bytes=max(0, of.share(0.9) - budget_bytes))
+    def needs_more(evaluator: RealEvaluator, budget_bytes: int, *others: Any) -> OnlineStep:
+        run = run_online(evaluator.dataflow, budget_bytes, *others)
+        return replace(run, over_bytes=max(0, of.share(0.9) - budget_bytes))
 
-    monkeypatch.setattr(import_module("pooch.planner.policies.online"), "run_online", needs_more)
+    monkeypatch.setattr(RealEvaluator, "run_online", needs_more)
     with pytest.raises(InfeasibleBudget) as raised:
         make_plan(of.dataflow, of.share(0.6), of.evaluator, policy="online")
     assert raised.value.minimum_bytes >= of.share(0.9)
-
-
-def test_the_variants_of_dtr_count_neighbourhoods_in_their_own_way() -> None:
-    # GIVEN 0, and 1 and 2 that are made of it; 0 and 2 are dropped, so 2 counts for 1 where directions are ignored
-    family = Makings({0: 1.0, 1: 1.0, 2: 1.0, 3: 2.5}, {1: (0,), 2: (0,)}, {0: (1, 2)})
-    there = [Evictable(value, 8, True, 1.0, 1.0, 1.0, value) for value in (1, 3)]
-    for policy, chosen in ((dtr, 1), (dtr_eq, 3)):
-        rule = policy.rule(family)
-        rule.dropped(0)
-        rule.dropped(2)
-        assert rule.choose(there, 4) == Leaving(chosen, "recompute")
 
 
 def test_the_options_of_dtr() -> None:

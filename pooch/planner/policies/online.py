@@ -1,8 +1,8 @@
 """A step that evicts by a rule while it runs, as a policy: the choices that it came to are made into a plan.
 
-The run is simulated on the profile (`analysis/online`). The plan says of each activation how it left the last time, and
-is lowered and scored like any other. It knows ahead what will leave, so it copies earlier and replays each value once.
-The run's own time is in the notes.
+The run is simulated on the profile (`simulator/online.py`). The plan says of each activation how it left the last
+time, and is lowered and scored like any other. It knows ahead what will leave, so it copies earlier and replays each
+value once. The run's own time is in the notes.
 
 A schedule makes each value again once, where a run may drop it again; so the budget of a run may be too small for the
 plan of its choices. The policy succeeds where both keep it.
@@ -10,12 +10,9 @@ plan of its choices. The policy succeeds where both keep it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ...analysis.online import Cheapest, OnlineStep, run_online
-from ...analysis.online.rules import Makings, Rule
+from ...ir.timeline import OnlineStep
 from ...units import format_ms
-from ..contract import PlanningRequest, PolicyOutcome
+from ..contract import MakeRule, PlanningRequest, PolicyOutcome
 from ..search.outcomes import outcome_of, with_smallest_budget
 from ..search.trials import Trials
 
@@ -26,15 +23,15 @@ def online(request: PlanningRequest) -> PolicyOutcome:
     Raises:
         InfeasibleBudget: the run exceeds the budget, or the plan of its choices does; the minimum was tried.
     """
-    return online_outcome(request, Cheapest, "online")
+    return online_outcome(request, None, "online")
 
 
-def online_outcome(request: PlanningRequest, make_rule: Callable[[Makings], Rule], policy: str) -> PolicyOutcome:
+def online_outcome(request: PlanningRequest, make_rule: MakeRule | None, policy: str) -> PolicyOutcome:
     """The plan of the choices that a run by some rule comes to.
 
     Args:
         request: what is asked.
-        make_rule: the rule of one run.
+        make_rule: the rule of one run; None: Pooch's own.
         policy: name, for errors.
 
     Raises:
@@ -43,8 +40,8 @@ def online_outcome(request: PlanningRequest, make_rule: Callable[[Makings], Rule
     return with_smallest_budget(request, lambda asked: _attempt(asked, make_rule), policy)
 
 
-def _attempt(request: PlanningRequest, make_rule: Callable[[Makings], Rule]) -> PolicyOutcome | None:
-    run = run_online(request.dataflow, request.budget_bytes, make_rule, request.host_budget_bytes)
+def _attempt(request: PlanningRequest, make_rule: MakeRule | None) -> PolicyOutcome | None:
+    run = request.evaluator.run_online(request.budget_bytes, request.host_budget_bytes, make_rule)
     if not run.feasible:
         return None
     trials = Trials(request)

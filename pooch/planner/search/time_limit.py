@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from ...ir.plan import Decisions
 from ...ir.schedule import Schedule
-from ...ir.timeline import Timeline
-from ..contract import Evaluation, Evaluator, PlanningRequest
+from ...ir.timeline import OnlineStep, Timeline
+from ..contract import Evaluation, Evaluator, MakeRule, PlanningRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,11 @@ class Timed:
         """The simulated time of a schedule."""
         self._check()
         return self._evaluator.time_ms(schedule)
+
+    def run_online(self, budget_bytes: int, host_budget_bytes: int | None, make_rule: MakeRule | None) -> OnlineStep:
+        """Simulate a step that has no plan."""
+        self._check()
+        return self._evaluator.run_online(budget_bytes, host_budget_bytes, make_rule)
 
     def _check(self) -> None:
         if time.monotonic() >= self._until_s:

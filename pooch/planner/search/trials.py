@@ -165,7 +165,7 @@ class Remembering:
 
     def __init__(self, evaluator: Evaluator, ops: int) -> None:
         self._evaluator = evaluator
-        self.play, self.time_ms = evaluator.play, evaluator.time_ms
+        self.play, self.time_ms, self.run_online = evaluator.play, evaluator.time_ms, evaluator.run_online
         self._most = max(1, MOST_REMEMBERED_BYTES // (BYTES_PER_OP * ops))
         self._known: dict[tuple[int, frozenset[tuple[int, Choice]]], Evaluation] = {}
 

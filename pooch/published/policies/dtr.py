@@ -9,22 +9,23 @@ Procedure (recalled; the score and the 1% rule checked against a review of the p
 4. a dropped tensor that is read is made again, dropped parents first; what is made on the way may stay, or be dropped
    again.
 
-Theirs are the score, staleness in time, and that nothing is swapped. Ours: only activations are dropped, each replayed
-from other saved values, where DTR drops any tensor of the graph; gradients and what the program holds stay; what the
-backward pass has read is not dropped again. Looking for the lowest score costs no time here. How the run becomes a
-plan: `planner/policies/online`.
+Theirs are the score, staleness in time, and that nothing is swapped. Ours is the machine that decides by this score:
+only what autograd has saved is dropped, where DTR drops any tensor of the graph; gradients and what the program holds
+stay; what the backward pass has read is not dropped again; a little more than is missing leaves at once. Looking for
+the lowest score costs no time here. How the run becomes a plan: `planner/policies/online`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from ...analysis.online import Dtr
-from ...analysis.online.rules import Makings, Neighbourhood
+from ...analysis.dataflow import Dataflow
 from ...errors import UsageError
 from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.policies.online import online_outcome
+from .dtr_rule import Dtr, Neighbourhood, makings_of
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class DynamicRematerialization:
         """
         return online_outcome(request, self.rule, "dtr" if self.neighbourhood == "exact" else "dtr_eq")
 
-    def rule(self, makings: Makings) -> Dtr:
+    def rule(self, dataflow: Dataflow, now_ms: Callable[[], float]) -> Dtr:
         """The rule of one run."""
-        return Dtr(makings, self.neighbourhood, bool(self.samples))
+        return Dtr(makings_of(dataflow), now_ms, self.neighbourhood, bool(self.samples))
 
 
 dtr = DynamicRematerialization()

@@ -8,8 +8,8 @@ import numpy
 import pytest
 
 from pooch.analysis.dataflow import Dataflow
-from pooch.analysis.pressure import least_bytes, pressed
 from pooch.ir import HookCosts, Link, Profile, Schedule
+from pooch.simulator.pressed import least_bytes, pressed
 from tests.toys import ToyStep
 
 LINK = Link("toy tier", 1.0, 2.0, 100.0, 100.0)

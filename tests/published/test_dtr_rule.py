@@ -1,4 +1,4 @@
-"""The scores by hand, and DTR's two ways to count what is evicted around a value."""
+"""DTR's score by hand, and its two ways to count what is evicted around a value."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pooch.analysis.eviction import (
+from pooch.analysis.dataflow import Dataflow
+from pooch.machine import Value
+from pooch.machine.modelled import ModelledMemory, ModelledStorage
+from pooch.published.policies.dtr import dtr, dtr_eq
+from pooch.published.policies.dtr_rule import (
+    Dtr,
     EvictedClasses,
-    copy_cost_ms,
-    distance,
+    Makings,
+    Neighbourhood,
     dtr_score,
-    online_score,
+    evicted_neighbourhood,
+    makings_of,
     reached,
-    replay_cost_ms,
 )
-from pooch.analysis.online.rules import Cheapest, Dtr, Evictable, Leaving, Makings, evicted_neighbourhood
+from tests.toys import ToyStep
 
 
 def makings(parents: dict[int, tuple[int, ...]], costs_ms: dict[int, float] | None = None) -> Makings:
@@ -28,20 +33,41 @@ def chain_of(costs_ms: list[float]) -> Makings:
     return makings(parents, dict(enumerate(costs_ms)))
 
 
-def there(value: int, **facts: object) -> Evictable:
-    usual = {"size_bytes": 10, "can_drop": True, "out_ms": 1.0, "in_ms": 1.0, "staleness_ms": 1.0, "saved": value}
-    return Evictable(value, **(usual | facts))  # type: ignore[arg-type]
+class Choosing:
+    """A rule whose values were all accessed a millisecond ago, and have 10 bytes each, but for what is told."""
+
+    def __init__(self, known: Makings, neighbourhood: Neighbourhood = "exact", *, samples: bool = False) -> None:
+        self.now_ms = 0.0
+        self.rule = Dtr(known, lambda: self.now_ms, neighbourhood, samples)
+        for number in known.own_ms:
+            self.rule.accessed(number)
+        self.now_ms = 1.0
+
+    def score(self, number: int, *, size_bytes: int = 10, cost_ms: float = 1.0) -> float:
+        value = Value(number, None, ModelledStorage(ModelledMemory(), size_bytes))
+        return self.rule.policy.score(value, cost_ms, 1.0)
 
 
-def test_scores_by_hand() -> None:
+def test_the_score_by_hand() -> None:
     assert dtr_score(2.0, 3.0, 4, 0.5) == 2.5
-    assert replay_cost_ms(2.0, 3.0) == 5.0
-    assert copy_cost_ms(1.0, 2.0) == 3.0
-    assert copy_cost_ms(1.0, 2.0, hidden_ms=2.5) == 0.5
-    assert copy_cost_ms(1.0, 2.0, hidden_ms=9.0) == 0.0
-    assert distance(7, 3) == 4
-    assert distance(3, 3) == 1
-    assert online_score(6.0, 3, 4.0) == 1.0
+
+
+def test_dtr_drops_and_copies_nothing() -> None:
+    policy = Choosing(chain_of([1.0])).rule.policy
+    assert (policy.may_copy, policy.may_drop, policy.sample) == (False, True, None)
+
+
+def test_what_is_made_from_what_follows_from_the_profile() -> None:
+    # GIVEN 1 made of 0, an op that saves nothing, and 3 made of that and of 1
+    step = ToyStep()
+    (first,) = step.op([step.external(8)], [8], time_ms=1.0)
+    (second,) = step.op([first], [8], saves=[first], time_ms=2.0)
+    (between,) = step.op([second], [8], saves=[second], time_ms=3.0)
+    (last,) = step.op([between, second], [8], saves_outputs=[0], time_ms=4.0)
+    known = makings_of(Dataflow(step.build()))
+    assert known.own_ms == {first: 1.0, second: 2.0, last: 7.0}
+    assert known.parents == {first: (), second: (first,), last: (second,)}
+    assert known.children == {first: (second,), second: (last,)}
 
 
 def test_a_neighbourhood_ends_at_what_is_there() -> None:
@@ -108,42 +134,38 @@ def test_classes_never_count_less_than_the_exact_neighbourhood(data: st.DataObje
 
 
 @pytest.mark.parametrize("neighbourhood", ["exact", "eq"])
-def test_dtr_drops_what_is_cheap_large_and_stale_and_stands_alone(neighbourhood) -> None:
-    rule = Dtr(chain_of([1.0] * 9), neighbourhood)
-    same = [there(value) for value in (3, 5)]
-    assert rule.choose([*same, there(7, size_bytes=20)], 8) == Leaving(7, "recompute")
-    assert rule.choose([*same, there(7, staleness_ms=2.0)], 8) == Leaving(7, "recompute")
-    assert rule.choose([*same, there(7, can_drop=False, size_bytes=99)], 8) == Leaving(3, "recompute")
-    rule.dropped(2)
-    assert rule.choose(same, 8) == Leaving(5, "recompute"), "3 now has an evicted neighbour"
-    rule.made_again(2)
-    assert rule.choose(same, 8) == Leaving(3, "recompute")
-    assert Dtr(chain_of([1.0, 5.0]), neighbourhood).choose([there(1), there(0)], 1) == Leaving(0, "recompute")
-    assert rule.choose([there(1, can_drop=False)], 8) is None
+def test_dtr_drops_what_is_cheap_large_and_stale_and_stands_alone(neighbourhood: Neighbourhood) -> None:
+    of = Choosing(chain_of([1.0] * 7 + [2.0, 1.0]), neighbourhood)
+    usual = of.score(3)
+    assert of.score(5) == usual
+    assert of.score(3, size_bytes=20) < usual < of.score(7)
+    assert of.score(3, cost_ms=float("inf"), size_bytes=99) == float("inf"), "it cannot be made again"
+    of.rule.dropped(2)
+    assert of.score(5) == usual < of.score(3), "3 now has an evicted neighbour"
+    of.rule.made_again(2)
+    assert of.score(3) == usual
+    of.rule.accessed(5)
+    of.now_ms = 2.0
+    assert of.score(3) < of.score(5), "5 was accessed since"
 
 
 def test_sampling_looks_at_the_root_of_their_number_and_at_nothing_small() -> None:
-    rule = Dtr(chain_of([float(100 - value) for value in range(100)]), samples=True)
-    everybody = [there(value, size_bytes=10 if value < 50 else 100_000) for value in range(100)]
-    chosen = [rule.choose(everybody, 99) for _ in range(40)]
-    values = {leaving.value for leaving in chosen if leaving is not None}
-    assert min(values) >= 50, "the rest is below a hundredth of the mean"
-    assert len(values) > 5, "the lowest score of all is rarely in the sample"
+    rule = Choosing(chain_of([1.0] * 100), samples=True).rule
+    memory = ModelledMemory()
+    sizes = [10 if number < 50 else 100_000 for number in range(100)]
+    everybody = [Value(number, None, ModelledStorage(memory, size)) for number, size in enumerate(sizes)]
+    assert rule.policy.sample is not None
+    drawn = [rule.policy.sample(everybody) for _ in range(40)]
+    assert {len(sample) for sample in drawn} == {8}, "50 are large"
+    assert min(value.number for sample in drawn for value in sample) >= 50, "the rest is below a hundredth of the mean"
+    assert len({frozenset(value.number for value in sample) for sample in drawn}) > 5
 
 
-def test_ours_takes_the_cheaper_way_and_counts_missing_ancestors() -> None:
-    rule = Cheapest(chain_of([1.5] * 9))
-    assert rule.choose([there(5)], 8) == Leaving(5, "recompute"), "1.5 ms against 2 ms of copies"
-    assert rule.choose([there(5, out_ms=0.0)], 8) == Leaving(5, "swap"), "the tier has it"
-    assert rule.choose([there(5, can_drop=False)], 8) == Leaving(5, "swap")
-    assert rule.choose([there(5, can_drop=False, out_ms=float("inf"))], 8) is None
-    rule.dropped(4)
-    assert rule.choose([there(5)], 8) == Leaving(5, "swap"), "3 ms against 2 ms"
-    rule.made_again(4)
-    assert rule.choose([there(5)], 8) == Leaving(5, "recompute")
-
-
-def test_ours_prefers_large_values_that_are_read_late() -> None:
-    rule = Cheapest(chain_of([1.0] * 9))
-    assert rule.choose([there(5), there(6, size_bytes=20), there(7)], 8) == Leaving(6, "recompute")
-    assert rule.choose([there(7), there(2), there(5)], 8) == Leaving(2, "recompute")
+def test_the_variants_count_neighbourhoods_in_their_own_way() -> None:
+    # GIVEN 0, and 1 and 2 that are made of it; 0 and 2 are dropped, so 2 counts for 1 where directions are ignored
+    family = Makings({0: 1.0, 1: 1.0, 2: 1.0, 3: 2.5}, {1: (0,), 2: (0,)}, {0: (1, 2)})
+    for policy, first in ((dtr, 1), (dtr_eq, 3)):
+        of = Choosing(family, policy.neighbourhood)
+        of.rule.dropped(0)
+        of.rule.dropped(2)
+        assert min((1, 3), key=of.score) == first

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy
 
+from ..analysis.dataflow import Dataflow
+from ..analysis.interpolation.structure import is_too_small
 from ..ir import Schedule
 from ..ir.profile import Value
-from .dataflow import Dataflow
-from .eviction import copy_cost_ms, distance, online_score
-from .interpolation.structure import is_too_small
+from ..machine.eviction import distance, online_score
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,7 @@ def _idle_points(value: Value) -> range:
 
 def _copies_ms(dataflow: Dataflow, value: Value) -> float:
     link, size_bytes = dataflow.profile.link, value.size_bytes
-    hooks_ms = 2 * dataflow.profile.hooks.copy_ms
-    return copy_cost_ms(link.out_ms(size_bytes), link.in_ms(size_bytes)) + hooks_ms
+    return link.out_ms(size_bytes) + link.in_ms(size_bytes) + 2 * dataflow.profile.hooks.copy_ms
 
 
 def _cheapest_first(dataflow: Dataflow, values: list[Value], slot: int) -> list[Value]:
