@@ -1,7 +1,7 @@
 """What a step does with its values, without torch: where each value is, how it moves, and who leaves under pressure.
 
 Storages are opaque here, and copies, recipes and the account of bytes are handed in. `executor` hands in real ones.
-`simulator` hands in the modelled ones of `modelled.py`, and drives the same code through the ops of a profile;
+`simulator` hands in modelled ones, and drives the same code through the ops of a profile;
 `tests/machine` adds contents and faults to them, and drives it through random programs.
 """
 

@@ -22,8 +22,8 @@ from ..ir.timeline import OnlineStep
 from ..machine import Call, CopySpeed, Pressure, Recipes
 from ..machine import values as machine
 from ..machine.eviction import Rule
-from ..machine.modelled import ModelledClock, ModelledCounters, ModelledMemory, ModelledStorage, ModelledTier
 from ..machine.recipes import Resolve
+from .modelled import ModelledClock, ModelledCounters, ModelledMemory, ModelledStorage, ModelledTier
 
 GIVES_UP = 20  # times the ops of the step: a run that replays so many gets nowhere, and nothing leaves any more
 

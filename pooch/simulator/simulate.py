@@ -8,7 +8,7 @@ from ..analysis.dataflow import Dataflow
 from ..analysis.occupancy import occupancy
 from ..ir import Action, Interval, Schedule, Timeline
 from ..ir.timeline import Stream
-from ..machine.streams import Streams
+from .streams import Streams
 
 
 def simulate(dataflow: Dataflow, schedule: Schedule, *, detail: bool = True) -> Timeline:

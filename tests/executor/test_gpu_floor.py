@@ -1,4 +1,4 @@
-"""A step that leaves its plan on a device with streams stays within the budget, as far as room is made before each op."""
+"""A step that leaves its plan on a device with streams stays within the budget: room is made before each op."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_memory_that_runs_out_in_the_forward_pass_is_made(monkeypatch: pytest.Mo
     model.zero_grad(set_to_none=True)
     with pooch.apply(plan, model) as run:
         torch.cuda.empty_cache()
-        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        _, total_bytes = torch.cuda.mem_get_info()
         allowed_bytes = torch.cuda.memory_allocated() + int(0.8 * (plan.budget_bytes - plan.persistent_bytes))
         torch.cuda.set_per_process_memory_fraction(allowed_bytes / total_bytes)
         try:

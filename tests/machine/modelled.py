@@ -1,6 +1,6 @@
 """A modelled device whose storages hold a token for their contents, and whose copies end late, fail or are interrupted.
 
-It is that of `pooch.machine.modelled` apart from this. All that happens by chance follows from one seed.
+It is that of `pooch.simulator.modelled` apart from this. All that happens by chance follows from one seed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pooch.ir import Link
-from pooch.machine import modelled
 from pooch.machine.account import MakeRoom
+from pooch.simulator import modelled
 
 GARBAGE = -1
 SIZES = (64, 256, 1024, 4096)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from pooch.errors import ReplayDiffers
 from pooch.machine import Call, CopySpeed, Level, Pressure, Recipes, Value, Witness
-from pooch.machine.modelled import ModelledCounters as Counters
 from pooch.machine.recipes import Resolve
+from pooch.simulator.modelled import ModelledCounters as Counters
 
 from .modelled import (
     SIZES,

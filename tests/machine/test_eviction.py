@@ -10,8 +10,8 @@ import pytest
 from pooch.ir import Link
 from pooch.machine import CopySpeed, EvictionPolicy, Pressure, Value
 from pooch.machine.eviction import OURS, distance, online_score
-from pooch.machine.modelled import ModelledClock, ModelledCounters, ModelledMemory, ModelledStorage, ModelledTier
 from pooch.machine.values import Place
+from pooch.simulator.modelled import ModelledClock, ModelledCounters, ModelledMemory, ModelledStorage, ModelledTier
 
 LINK = Link("a modelled tier", 0.0, 0.0, 10.0, 10.0)
 NEVER = float("inf")

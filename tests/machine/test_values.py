@@ -6,7 +6,7 @@ import pytest
 
 from pooch.errors import PlanMismatch, TierError
 from pooch.machine import Call, CopySpeed, Level, Recipes, Store, Value, Witness
-from pooch.machine.modelled import ModelledCounters as Counters
+from pooch.simulator.modelled import ModelledCounters as Counters
 from tests.machine.modelled import Chance, Faults, ModelledMemory, ModelledPlace, ModelledStorage, ModelledTier
 
 

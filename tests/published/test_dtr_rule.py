@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from pooch.analysis.dataflow import Dataflow
 from pooch.machine import Value
-from pooch.machine.modelled import ModelledMemory, ModelledStorage
 from pooch.published.policies.dtr import dtr, dtr_eq
 from pooch.published.policies.dtr_rule import (
     Dtr,
@@ -20,6 +19,7 @@ from pooch.published.policies.dtr_rule import (
     makings_of,
     reached,
 )
+from pooch.simulator.modelled import ModelledMemory, ModelledStorage
 from tests.toys import ToyStep
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pooch.analysis.dataflow import Dataflow
 from pooch.ir import Action, Schedule
 from pooch.machine import CopySpeed, Store, Value
-from pooch.machine.modelled import (
+from pooch.simulator.modelled import (
     ModelledClock,
     ModelledCounters,
     ModelledMemory,

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from pooch.api.hooked import dataflow_of
-from pooch.executor.mode import recognising
-from pooch.executor.online import OnlineStep
+from pooch.executor.mode import following
 from pooch.executor.statistics import RunStats
+from pooch.executor.step import Step
 from pooch.ir import Profile
 from pooch.machine import EvictionPolicy
 from pooch.machine.eviction import Rule
@@ -43,8 +43,8 @@ def executed(model: nn.Module, inputs: torch.Tensor, profile: Profile, budget_by
         other_bytes = evictor.live.now() - profile.ops[0].entry_bytes
         evictor.set_budget(budget_bytes + other_bytes)
         evictor.begin_step(RunStats())
-        step = OnlineStep(evictor)
-        with recognising(step):
+        step = Step(evictor)
+        with following(step):
             loss = model(inputs).square().mean()
         loss.backward()
         found = evictor.missing_bytes, evictor.live.peak() - other_bytes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import TierError
 from ..ir import Link
-from .account import MakeRoom, NobodyAsks
+from ..machine.account import MakeRoom, NobodyAsks
 from .streams import Streams
 
 
