@@ -34,13 +34,11 @@ from .absences import without_absences
 from .assembly import assembled_profile
 from .device_marks import DeviceMarks
 from .hardware import describe_device
-from .host_times import never_late
-from .outliers import outliers, sibling_kinds
 from .recorder import ForwardRecorder
 from .session import ProfileOptions
 from .slots import StepAssembly
 from .step import StepRecord, Unpack
-from .timing import slot_times_ms
+from .times import never_late, outliers, sibling_kinds, slot_times_ms
 
 if TYPE_CHECKING:
     from ..executor.online import OnlineStep

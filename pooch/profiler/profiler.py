@@ -27,16 +27,24 @@ from .assembly import assembled_profile
 from .device_times import device_slot_times_ms
 from .fitting import expected_peak_bytes
 from .hardware import describe_device
-from .host_times import host_times_ms
 from .offload import OffloadStore, saved_tensors_offloaded
-from .outliers import are_worth_a_run, outliers, sibling_kinds, spread_notes
 from .persistent import foreseen_state_bytes, gradient_bytes
 from .recorder import ForwardRecorder
 from .release import record_releases
 from .session import ProfileOptions, check_same_forward, user_errors_named
 from .slots import StepAssembly
 from .step import Forward, record_step
-from .timing import StepTimes, slot_times_ms, time_step, typical
+from .times import (
+    StepTimes,
+    are_worth_a_run,
+    host_times_ms,
+    outliers,
+    sibling_kinds,
+    slot_times_ms,
+    spread_notes,
+    time_step,
+    typical,
+)
 
 IN_CORE_MODELLED = "the in-core time is modelled: the sum of op times"
 MOST_FIRST_STEPS = 3  # of a wrapped model: those of a static graph in DDP

@@ -13,8 +13,8 @@ import pooch
 from pooch.errors import ProfileError
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.profiler.fitting import expected_peak_bytes, kept_bytes
-from pooch.profiler.outliers import are_worth_a_run, outliers
 from pooch.profiler.release import record_releases
+from pooch.profiler.times import are_worth_a_run, outliers
 from tests.executor.nets import KINDS, make_job
 from tests.executor.support import LINK, profile_job
 
