@@ -16,7 +16,7 @@ from ..api.hook_costs import measure_hook_costs
 from ..api.wire import WIRE
 from ..errors import PoochError, ProcessEnded
 from ..ir import HookCosts, Link, Profile
-from ..profiler.live import is_profiling
+from ..profiler.step import is_profiling
 from ..progress import silent
 from ..torchtools.accelerators import has_streams
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +178,7 @@ def caching(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(limited_child, "limit_gpu", limit_gpu)
     monkeypatch.setattr("pooch.torchtools.memory_meter.MemoryMeter", FakeMeter)
+    monkeypatch.setattr("pooch.profiler.pressure.saved_tensors_away", nullcontext)
     monkeypatch.setattr(device_memory, "give_memory_back", lambda device: None)
     monkeypatch.setattr("pooch.torchtools.training_state.model_device", lambda model: SimpleNamespace(type="cuda"))
     monkeypatch.setattr("pooch.measure.training.forward_and_backward", lambda workload, run: torch.zeros(()))
