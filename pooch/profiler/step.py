@@ -32,6 +32,7 @@ from ..torchtools.operators import operator_facts
 from ..torchtools.other_profilers import told_of_profilers
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.sharding import reshard
+from ..torchtools.split import judging_writes
 from ..torchtools.standing_aside import StepHooks
 from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
@@ -203,6 +204,20 @@ class StepTrace:
         if has_plain_storage(tensor):
             self._step.reassigned.note(tensor, self.recorder._value_of.get(storage_key(tensor)))
 
+    def writing_over(self, tensor: torch.Tensor) -> Callable[[], bool]:
+        """Return what tells in the backward pass whether autograd holds a tensor's value for a single read.
+
+        References do not show how often it has saved it.
+        """
+        value, held_by = self.recorder._value_of.get(storage_key(tensor)), weakref.ref(self._step)
+
+        def may_write() -> bool:
+            step = held_by()
+            record = None if step is None or value is None else step.records.get(value)
+            return record is None or record.handles <= 1
+
+        return may_write
+
     def living_models(self) -> list[torch.nn.Module]:
         """Return the models that the program has not let go of."""
         return [model for model in (reference() for reference in self._models) if model is not None]
@@ -286,7 +301,8 @@ def record_step(forward: Forward, model: torch.nn.Module, evictor: Evictor) -> S
     evictor.begin_step(RunStats())
     try:
         trace.open()
-        with recorder.path.watched(), RawLooks(recorder.looked, trace.data_assigned), recorder:
+        reads = RawLooks(recorder.looked, trace.data_assigned)
+        with recorder.path.watched(), reads, judging_writes(trace.writing_over), recorder:
             loss = check_loss(forward())
         trace.close_forward()
         loss.backward()
