@@ -116,80 +116,54 @@ class _Profiling:
     link: Link
     progress: Progress
     ranks: Ranks | None = None
-    _budget_bytes: int = field(init=False, default=NOTHING_STAYS)
     _evictor: Evictor = field(init=False)
 
     def __post_init__(self) -> None:
         self.has_streams = accelerators.has_streams(self.device)
 
     def profile(self) -> ProfiledStep:
-        """Profiles the step plainly, or with saved tensors off the device."""
+        """Profiles the step within the first budget in which it does not run out of memory."""
         if is_limited():
             return_large_blocks()
         if is_distributed():
             self._first_steps_of_wrappers()
         live = live_bytes(self.device) if self.options.mode == "auto" else 0
-        self._budget_bytes = self._budget_of(live)
-        with evicting(self.device, self._budget_bytes, live) as self._evictor:
-            with earlier_objects_exempt():
-                first, rise_bytes = self._first_recording()
-            persistent = self._persistent_bytes()
-            with earlier_objects_exempt():
-                if self._fits(persistent.live_bytes + rise_bytes):
-                    try:
-                        return self._profile_plainly(first, persistent)
-                    except (RuntimeError, MemoryError) as error:
-                        self._refuse_if_final(error)
-                    self._have_everything_leave()
-                return self._profile_offloaded(first, persistent)
+        *larger, least = self._budgets(live)
+        for budget_bytes in larger:
+            try:
+                return self._profile_within(budget_bytes, live)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                forgotten(error)
+            give_memory_back(self.device)
+        return self._profile_within(least, live)
 
-    def _budget_of(self, live: int) -> int:
-        """Returns the device bytes that the recorded steps, and then plain ones, may take; `live` are there now."""
-        if self.options.mode == "auto":
-            return live + int((1 - _SPARE_SHARE) * (self._room_bytes(live) - live))
-        return EVERYTHING_STAYS if self.options.mode == "run" else NOTHING_STAYS
+    def _budgets(self, live: int) -> tuple[int, ...]:
+        """Returns what the recorded steps, and then plain ones, may take in device bytes; `live` are there now."""
+        if self.options.mode != "auto":
+            return (EVERYTHING_STAYS if self.options.mode == "run" else NOTHING_STAYS,)
+        budget_bytes = live + int((1 - _SPARE_SHARE) * (self._room_bytes(live) - live))
+        return (budget_bytes, NOTHING_STAYS) if self.ranks is None else (budget_bytes,)
 
     def _room_bytes(self, live: int) -> int:
         room = room_bytes(self.device, live)
         limit_bytes = self.options.memory_limit_bytes
         return room if limit_bytes is None else min(room, limit_bytes)
 
-    def _first_recording(self) -> tuple[ForwardRecorder, int]:
-        """Records the step for the first time, which sets up kernels and tells what the others will take.
-
-        Returns:
-            What its forward pass did, and by how much in-core memory rises above that from before the step.
-        """
-        try:
-            assembly = self._record("first recorded step")
-        except (RuntimeError, MemoryError) as error:
-            self._refuse_if_final(error)
-        else:
-            return assembly.recorder, int(assembly.measured_points.max())
-        self._have_everything_leave()
-        assembly = self._record("first recorded step, in less memory")
-        return assembly.recorder, int(assembly.measured_points.max())
-
-    def _fits(self, in_core_bytes: int) -> bool:
-        fits = in_core_bytes <= self._budget_bytes
-        return fits if self.ranks is None else bool(self.ranks.least("fits", fits))
-
-    def _refuse_if_final(self, error: Exception) -> None:
-        """Raises the error again, unless the step may go through if more leaves."""
-        if (
-            self.options.mode != "auto"
-            or self.ranks is not None
-            or self._evictor.budget_bytes == NOTHING_STAYS
-            or not is_out_of_memory(error)
-        ):
-            raise error
-        forgotten(error)
-
-    def _have_everything_leave(self) -> None:
-        """Gives back what a failed attempt took, and has all saved tensors leave in the next one."""
-        give_memory_back(self.device)
-        self._budget_bytes = NOTHING_STAYS
-        self._evictor.set_budget(NOTHING_STAYS)
+    def _profile_within(self, budget_bytes: int, live: int) -> ProfiledStep:
+        """Records the step for the first time, which sets up kernels and tells whether plain steps fit the budget."""
+        with evicting(self.device, budget_bytes, live) as self._evictor:
+            with earlier_objects_exempt():
+                assembly = self._record("first recorded step")
+                first, rise_bytes = assembly.recorder, int(assembly.measured_points.max())
+                del assembly
+            persistent = self._persistent_bytes()
+            fits = persistent.live_bytes + rise_bytes <= budget_bytes
+            if self.ranks is not None:
+                fits = bool(self.ranks.least("fits", fits))
+            with earlier_objects_exempt():
+                return self._profile_plainly(first, persistent) if fits else self._profile_offloaded(first, persistent)
 
     def _profile_plainly(self, first: ForwardRecorder, persistent: _Persistent) -> ProfiledStep:
         self._evictor.set_budget(EVERYTHING_STAYS)
