@@ -30,6 +30,7 @@ from ..torchtools.memory_trace import CollectorOff, MemoryTrace, MemoryTracer, m
 from ..torchtools.mode_stacks import LooseStack, Undoing
 from ..torchtools.operators import operator_facts
 from ..torchtools.other_profilers import told_of_profilers
+from ..torchtools.ranks import is_distributed
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.sharding import reshard
 from ..torchtools.split import judging_writes
@@ -157,7 +158,7 @@ class StepTrace:
         collector.enter()  # it would free tensors at varying times
         session.add(partial(setattr, self._step.evictor, "on_move", None))
         self._step.evictor.on_move = self._moved
-        self._tracer = started_tracer(self._device)
+        self._tracer = self._started_tracer()
         if isinstance(self._tracer, MemoryTracer):
             atexit.register(self.stop)  # an interpreter that ends with a session open crashes
             session.add(partial(atexit.unregister, self.stop))
@@ -165,6 +166,9 @@ class StepTrace:
             told.__enter__()
             session.add(partial(told.__exit__, None, None, None))
         self._forward.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent))
+
+    def _started_tracer(self) -> MemoryTracer | ThreadTracer:
+        return started_tracer(self._device)
 
     def _moved(self, kind: str, record: OnlineRecord, pointer: int) -> None:
         """Mark what the evictor does. Values of other steps that are alive get numbers that no value has.
@@ -276,6 +280,14 @@ class _WholeStep(StepTrace):
     """A step whose forward pass does nothing but compute the loss."""
 
     _is_in_forward = True
+
+    def _started_tracer(self) -> MemoryTracer | ThreadTracer:
+        if not is_distributed():
+            return super()._started_tracer()
+        # Threads of gloo's let go of what they gathered sooner or later. Torch's profiler never sees that they did.
+        tracer = MemoryTracer(self._device)
+        tracer.start()
+        return tracer
 
     def close_forward(self) -> None:
         """End the forward pass: take hooks away."""
