@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from pooch.autopilot.worker import PlanningWorker
-from pooch.executor.online.record import OnlineRecord
 from torch import Tensor, nn
 
 from pooch.autopilot import Auto
 from pooch.autopilot.known import Trial
 from pooch.executor.online import Evictor
+from pooch.machine import Value
 from pooch.torchtools.memory_trace import live_bytes
 from tests.executor.support import assert_same
 
@@ -92,9 +92,9 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     drop = Evictor._drop
 
-    def noted(self: Evictor, record: OnlineRecord) -> int:
-        sizes.append(record.size_bytes)
-        return drop(self, record)
+    def noted(self: Evictor, value: Value) -> int:
+        sizes.append(value.size_bytes)
+        return drop(self, value)
 
     monkeypatch.setattr(Evictor, "_drop", noted)
     return sizes
