@@ -107,7 +107,9 @@ class StepRecorder(ForwardRecorder):
         """Find values that the program has released since the last op."""
         memory = self.online.evictor.memory
         for value, saved in list(self._held.items()):
-            if saved.storage is None or not memory.is_held_elsewhere(saved.storage):
+            if not saved.handles:  # autograd has let go of it, the program need not have: the storage's end will tell
+                del self._held[value]
+            elif saved.storage is None or not memory.is_held_elsewhere(saved.storage):
                 del self._held[value]
                 self.note_release(value)
 
@@ -237,7 +239,7 @@ class StepTrace:
         value = recorder.note_saved(tensor)
         if value is None:
             return None, self._step.keep_silent(tensor)
-        if recorder.values[value].role != "made":
+        if recorder.values[value].role != "made" or not self._step.governs(tensor):
             return value, tensor
         with torch._C._DisableTorchDispatch(), recorder.unwatched():
             handle = self._step.hold(tensor, value, self)
