@@ -330,7 +330,7 @@ class PlannedStep(SavedTensors):
         value = self.values.get(storage_of(tensor)._cdata)
         planned = self.planned.get(value) if value is not None else None
         if planned is None:
-            if self.online is None or value is None or value < 0 or not self.online.governs(tensor):
+            if self.online is None or value is None or value < 0:
                 return pack_kept(tensor, value)
             if not self.on_path:
                 with torch._C._DisableTorchDispatch():

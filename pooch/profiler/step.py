@@ -239,7 +239,7 @@ class StepTrace:
         value = recorder.note_saved(tensor)
         if value is None:
             return None, self._step.keep_silent(tensor)
-        if recorder.values[value].role != "made" or not self._step.governs(tensor):
+        if recorder.values[value].role != "made":
             return value, tensor
         with torch._C._DisableTorchDispatch(), recorder.unwatched():
             handle = self._step.hold(tensor, value, self)

@@ -299,21 +299,13 @@ class OnlineStep(SavedTensors):
         value = self.values.get(storage_of(tensor)._cdata)
         if value is None and not self.replays and _may_leave(tensor):
             value = self._bind(tensor)
-        if value is None or value < 0 or not self.governs(tensor):
+        if value is None or value < 0:
             return pack_kept(tensor, value)
         with torch._C._DisableTorchDispatch():
             handle = self.hold(tensor, value, self)
             if not self.replays and self._copies_ahead:
                 self.evictor.write_ahead()
             return handle
-
-    def governs(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on the device whose budget is held.
-
-        What lies elsewhere would come back to this one: the seed of an attention kernel is read by the host.
-        """
-        device = self.evictor.device
-        return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
     def hold(self, tensor: torch.Tensor, value: int, owner: object) -> OnlineHandle:
         """Return the handle for a tensor on a value of the step.
@@ -331,10 +323,19 @@ class OnlineStep(SavedTensors):
                 saved.saved_at = evictor.next_save()
                 saved.is_shared = storage_of(tensor)._cdata in self._in_parts
                 self.saved[value] = saved
-                evictor.saved(saved)
+                if self._is_governed(tensor):
+                    evictor.saved(saved)
             elif saved.storage is None:  # it left, and something made the tensor again
                 saved.storage = storage_of(tensor)
             return OnlineHandle(owner, saved, tensor, evictor.lock.end)
+
+    def _is_governed(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on the device whose budget is held.
+
+        What lies elsewhere stays, as it would come back to this one. The host reads the seed of an attention kernel.
+        """
+        device = self.evictor.device
+        return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
     def unpack_plain(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads."""
