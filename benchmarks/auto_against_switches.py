@@ -40,7 +40,7 @@ def train(way: str, budget_bytes: int, steps: int) -> dict[str, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     import pooch
-    from pooch.profiler.offload import saved_tensors_offloaded
+    from benchmarks.offloading import saved_tensors_offloaded
     from pooch.torchtools.cpu_allocator import counting_allocator
     from pooch.torchtools.memory_trace import live_bytes
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
+from benchmarks.offloading import saved_tensors_offloaded
 from benchmarks.peers.workloads import PeerWorkload
-from pooch.profiler.offload import saved_tensors_offloaded
 
 Way = Callable[[], AbstractContextManager[Any]]
 _ATEN = torch.ops.aten

@@ -51,7 +51,7 @@ def with_hook_costs(profile: Profile, progress: Progress) -> Profile:
 
 def _launched(profile: Profile, launch_ms: float) -> Profile:
     """The profile, whose op times are those of kernels alone, with a host that takes `launch_ms` to issue each op."""
-    from ..profiler.host_times import paced_by_launches
+    from ..profiler.times import paced_by_launches
 
     times_ms = paced_by_launches([op.time_ms for op in profile.ops], launch_ms)
     host_ms = [*[launch_ms] * (len(times_ms) - 1), 0.0]

@@ -32,7 +32,7 @@ def measured_profile(
     from ..executor.engines import make_engine
     from ..executor.engines.measurement import measure_link, with_step_shares
     from ..profiler import profile_step
-    from ..profiler.timing import time_step
+    from ..profiler.times import time_step
     from ..torchtools.training_state import model_device, training_state_kept
 
     forward, model = workload.forward, workload.model

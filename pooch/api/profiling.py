@@ -56,8 +56,9 @@ def profile(
     step fits, twice in mode "fake", and never more than `warmup + 2 * repeats + 12` times; with a loss that can run in
     slices, six times more. The profile's notes give the number.
 
-    A step that may not fit into the memory that the device has left is not run plainly: its saved tensors leave the
-    device while it is recorded, and if that does not fit either, it is traced with fake tensors. The notes say so.
+    The step is recorded under a budget, which `mode` chooses. What does not fit into the memory that the device has
+    left leaves it meanwhile, and such a step is not run plainly; if it does not fit even so, it is traced with fake
+    tensors. The notes say so.
 
     Args:
         forward: () -> loss tensor (a scalar). It is called several times and should do the same each time: load the
@@ -69,9 +70,9 @@ def profile(
             it.
         warmup: number of plain steps before the measurement.
         repeats: number of timed plain steps, and of steps with copies beside them. From three on, the median counts.
-        mode: "run" (plainly), "offload" (saved tensors leave the device), "fake" (nothing is run: sizes and lifetimes
-            come from fake tensors, op times from running each distinct op alone or from `device_model`), or "auto" (the
-            first of these that fits).
+        mode: "run" (plainly), "offload" (all saved tensors leave the device, and there are no plain steps), "fake"
+            (nothing is run: sizes and lifetimes come from fake tensors, op times from running each distinct op alone or
+            from `device_model`), or "auto" (plainly if that fits, else what does not fit leaves, else "fake").
         memory_limit: limit on the device bytes of the process while it is profiled, such as "16GiB". None: what the
             device has left.
         device_model: model of a device that need not be present (`pooch.devices.find_device`); implies mode "fake". The

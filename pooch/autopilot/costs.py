@@ -15,7 +15,7 @@ from ..api.device_links import measure_device_link
 from ..api.hook_costs import measure_hook_costs
 from ..errors import PoochError
 from ..ir import HookCosts, Link, Profile
-from ..profiler.live import is_profiling
+from ..profiler.step import is_profiling
 from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import earlier_objects_exempt
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory

@@ -18,7 +18,8 @@ from ..executor.statistics import RunStats
 from ..executor.step import OWN_WORK, Step
 from ..ir import Profile
 from ..machine.account import LiveBytes
-from ..profiler.live import is_profiling, needs_profiler
+from ..profiler.live import needs_profiler
+from ..profiler.step import is_profiling
 from ..torchtools.calls import CallContext
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.ranks import will_arrange_buckets

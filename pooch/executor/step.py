@@ -504,10 +504,19 @@ class Step(SavedTensors):
                 saved = Value(number, self.owner, storage_of(tensor))
                 saved.is_shared = storage_of(tensor)._cdata in self._in_parts
                 self.owner.saved[number] = saved
-                self.evictor.save(saved)
+                if self._is_governed(tensor):
+                    self.evictor.save(saved)
             elif saved.storage is None:  # it left, and something made the tensor again
                 saved.storage = storage_of(tensor)
             return Handle(owner, saved, tensor, self.lock.end)
+
+    def _is_governed(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on the device whose budget is held.
+
+        What lies elsewhere stays, as it would come back to this one. The host reads the seed of an attention kernel.
+        """
+        device = self.evictor.device
+        return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
     def unpack_plain(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads, after the actions tied to its first read."""

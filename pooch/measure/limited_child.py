@@ -70,10 +70,10 @@ class _Training:
 
         If the plain step may not fit, its saved tensors leave the device.
         """
-        from ..profiler.offload import saved_tensors_offloaded
+        from ..profiler.pressure import saved_tensors_away
 
         is_safe = self.run is not None or self._plain_step_fits()
-        with nullcontext() if is_safe else saved_tensors_offloaded(self.workload.model):
+        with nullcontext() if is_safe else saved_tensors_away(self.device):
             self.step()
 
     def _plain_step_fits(self) -> bool:

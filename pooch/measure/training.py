@@ -168,9 +168,10 @@ def train_under(workload: Workload, run: Run | Guard | None, steps: int, progres
 
 def train_offloaded(workload: Workload, steps: int, progress: Progress) -> Trained:
     """Train plainly, but with saved tensors off the device until they are read: the same numbers in less memory."""
-    from ..profiler.offload import saved_tensors_offloaded
+    from ..profiler.pressure import saved_tensors_away
+    from ..torchtools.training_state import model_device
 
-    with saved_tensors_offloaded(workload.model):
+    with saved_tensors_away(model_device(workload.model)):
         return replace(train_under(workload, None, steps, progress), offloaded=True)
 
 

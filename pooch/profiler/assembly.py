@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy
 import torch
 
 from ..ir import GatheredUnit, Op, Profile, Value
 from ..torchtools.tensors import model_signature
 from .recorder import ValueRecord
 from .session import ProfileOptions
-from .slots import Life, StepAssembly
+from .slots import StepAssembly
 
 # Planning smaller values costs more (hooks, solver time) than their bytes are worth.
 SMALLEST_ACTIVATION_BYTES = 16 * 1024
@@ -26,13 +25,9 @@ def assembled_profile(
     persistent_bytes: int,
     **others: Any,
 ) -> Profile:
-    """Builds the profile, with memory as it would be if every saved value stayed on the device.
-
-    `others` are fields of the profile that the recorded step does not determine.
-    """
+    """Builds the profile. `others` are fields of the profile that the recorded step does not determine."""
     points = assembly.measured_points.copy()
-    first_unpacks = {value: numbers[0] for value, numbers in assembly.unpacks_of.items()}
-    values = tuple(_make_value(assembly, record, first_unpacks, points) for record in assembly.recorder.values)
+    values = tuple(_make_value(assembly, record) for record in assembly.recorder.values)
     hooked_bytes = {slot: raised for slot in assembly.bias_sums if (raised := assembly.raised_bytes(slot))}
     for slot, raised in hooked_bytes.items():
         points[2 * slot + 1] -= raised
@@ -42,7 +37,7 @@ def assembled_profile(
         workload=options.workload or type(model).__name__,
         ops=tuple(_ops(assembly, points.tolist(), times_ms, hooked_bytes)),
         values=values,
-        anchors=_anchors(assembly, values, first_unpacks),
+        anchors=_anchors(assembly, values),
         forward_ops=assembly.forward_ops,
         model_begin=begin,
         model_end=end,
@@ -85,30 +80,24 @@ def _windows(there: Mapping[int, frozenset[int]], unit: int) -> tuple[tuple[int,
     return tuple(windows)
 
 
-def _anchors(
-    assembly: StepAssembly, values: Sequence[Value], first_unpacks: dict[int, int]
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _anchors(assembly: StepAssembly, values: Sequence[Value]) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Returns (slot, values that the backward pass first reads there), by slot."""
     anchors: dict[int, list[int]] = {}
-    for value_id, number in sorted(first_unpacks.items(), key=lambda item: item[1]):
+    for value_id, number in sorted(assembly.first_unpacks.items(), key=lambda item: item[1]):
         if values[value_id].role == "made":  # the runtime recognizes only values that it saw being created
             anchors.setdefault(assembly.unpack_slots[number], []).append(value_id)
     return tuple((slot, tuple(anchors[slot])) for slot in sorted(anchors))
 
 
-def _make_value(
-    assembly: StepAssembly, record: ValueRecord, first_unpacks: dict[int, int], points: numpy.ndarray
-) -> Value:
-    released = assembly.released.values[record.id].released_after
+def _make_value(assembly: StepAssembly, record: ValueRecord) -> Value:
+    released = record.released_after
     release = assembly.end if released is None else max(released, record.producer)
     allocated, death = record.size_bytes, release
     if record.producer >= 0:
         born = assembly.life(record.pointer, assembly.spans[record.producer].end_ns)
         if born is not None:
             allocated, death = born.size_bytes, assembly.slot_after_last(born)
-            if record.role != "transient":  # what the program itself empties is away in-core as well
-                death = _fill_absence(assembly, record, born, points)
-    number = first_unpacks.get(record.id, -1)
+    number = assembly.first_unpacks.get(record.id, -1)
     first_unpack = assembly.unpack_slots[number] if number >= 0 else -1
     death = max(death, assembly.last_unpacks.get(record.id, -1))  # the allocator never sees an empty storage
     return Value(
@@ -130,33 +119,6 @@ def _make_value(
         fixed=_why_fixed(record, release, first_unpack) or _held_by_earlier_contents(assembly.recorder.values, record),
         touches=None if record.touches is None else tuple(sorted(record.touches)),
     )
-
-
-def _fill_absence(assembly: StepAssembly, record: ValueRecord, born: Life, points: numpy.ndarray) -> int:
-    """Adds the value to the curve where it was off the device during recording (mode "offload").
-
-    Lives are distinguished by their times, since the allocator tends to give a value its former address again. `born`
-    is the life that began when the value was created, and `points` the curve, changed in place.
-
-    Returns:
-        The slot in which the value dies in-core.
-    """
-    life, death, unpack = born, assembly.slot_after_last(born), -1
-    for number in assembly.unpacks_of.get(record.id, ()):
-        if life.end_ns is None:
-            break
-        slot = assembly.unpack_slots[number]
-        back = assembly.life(assembly.record.unpacks[number].pointer, assembly.starts[slot])
-        if back is None or back.start_ns < life.end_ns:
-            continue
-        if slot > death:
-            points[2 * death + 2 : 2 * slot + 1] += born.size_bytes  # the slot's body already includes it
-        life, death, unpack = back, assembly.slot_after_last(back), number
-    if unpack >= 0 and assembly.last_slot_of_node(unpack) > death:  # the copy was freed right after it was read
-        last = assembly.last_slot_of_node(unpack)
-        points[2 * death + 2 : 2 * last + 2] += born.size_bytes
-        death = last
-    return death
 
 
 def _why_fixed(record: ValueRecord, release: int, first_unpack: int) -> str | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from ..errors import ProfileError
+from ..executor.evictor import Evictor
 from ..ir import Link, Profile
 from ..process_limits import is_limited
 from ..progress import Progress, silent
@@ -25,21 +26,28 @@ from ..torchtools.training_state import model_device, training_state_kept
 from ..units import format_bytes
 from .assembly import assembled_profile
 from .device_times import device_slot_times_ms
-from .fitting import expected_peak_bytes
 from .hardware import describe_device
-from .host_times import host_times_ms
-from .offload import OffloadStore, saved_tensors_offloaded
-from .outliers import are_worth_a_run, outliers, sibling_kinds, spread_notes
 from .persistent import foreseen_state_bytes, gradient_bytes
+from .pressure import EVERYTHING_STAYS, NOTHING_STAYS, evicting, saved_tensors_away, steps_under
 from .recorder import ForwardRecorder
-from .release import record_releases
 from .session import ProfileOptions, check_same_forward, user_errors_named
 from .slots import StepAssembly
 from .step import Forward, record_step
-from .timing import StepTimes, slot_times_ms, time_step, typical
+from .times import (
+    StepTimes,
+    are_worth_a_run,
+    host_times_ms,
+    outliers,
+    sibling_kinds,
+    slot_times_ms,
+    spread_notes,
+    time_step,
+    typical,
+)
 
 IN_CORE_MODELLED = "the in-core time is modelled: the sum of op times"
 MOST_FIRST_STEPS = 3  # of a wrapped model: those of a static graph in DDP
+_SPARE_SHARE = 1 / 8  # of what the device has left: not all of it is memory of tensors, nor free in one piece
 _RecordingMode = Literal["run", "offload"]
 
 
@@ -62,9 +70,9 @@ def profile_step(
 ) -> ProfiledStep:
     """Profiles one training step; parameters, gradients, buffers, optimizer and random state are left unchanged.
 
-    In mode "auto", a forward pass in which autograd keeps nothing first estimates what a plain step would need. If that
-    may exceed what the device has left, no plain step is run, and saved tensors leave the device while the step is
-    recorded.
+    The first pass is recorded under an evictor with the budget that the mode names: in "auto", what the device has left
+    less a share, so that what does not fit leaves. It tells whether the step fits, and that the next one does the same.
+    Plain steps are run only if it fits.
 
     Args:
         forward: () -> loss tensor.
@@ -73,7 +81,7 @@ def profile_step(
         link: cost of transfers, measured beforehand.
         options: how to profile.
         progress: called with a description of each pass.
-        ranks: the ranks that profile in lockstep. In mode "auto", they run plain steps if all of them can.
+        ranks: the ranks that profile in lockstep. They run plain steps if all of them can.
 
     Raises:
         ProfileError: if the forward pass raises, the loss cannot be differentiated, or the step changes from run to
@@ -108,50 +116,61 @@ class _Profiling:
     link: Link
     progress: Progress
     ranks: Ranks | None = None
+    _evictor: Evictor = field(init=False)
 
     def __post_init__(self) -> None:
         self.has_streams = accelerators.has_streams(self.device)
 
     def profile(self) -> ProfiledStep:
-        """Profiles the step plainly, or with saved tensors off the device."""
+        """Profiles the step within the first budget in which it does not run out of memory."""
         if is_limited():
             return_large_blocks()
         if is_distributed():
             self._first_steps_of_wrappers()
-        released = self._pass(
-            "forward pass without autograd's memory", lambda: record_releases(self.forward, self.model)
-        )
-        persistent = self._persistent_bytes()
-        with earlier_objects_exempt():
-            if self._runs_plainly(released, persistent):
-                try:
-                    return self._profile_plainly(released, persistent)
-                except (RuntimeError, MemoryError) as error:
-                    if self.options.mode == "run" or self.ranks is not None or not is_out_of_memory(error):
-                        raise
-                    forgotten(error)
-                give_memory_back(self.device)
-            return self._profile_offloaded(released, persistent)
+        live = live_bytes(self.device) if self.options.mode == "auto" else 0
+        *larger, least = self._budgets(live)
+        for budget_bytes in larger:
+            try:
+                return self._profile_within(budget_bytes, live)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                forgotten(error)
+            give_memory_back(self.device)
+        return self._profile_within(least, live)
 
-    def _runs_plainly(self, released: ForwardRecorder, persistent: _Persistent) -> bool:
+    def _budgets(self, live: int) -> tuple[int, ...]:
+        """Returns what the recorded steps, and then plain ones, may take in device bytes; `live` are there now."""
         if self.options.mode != "auto":
-            return self.options.mode == "run"
-        accumulate = self.options.accumulate
-        expected_bytes = expected_peak_bytes(released, self.model, persistent.live_bytes, accumulate)
-        fits = expected_bytes <= self._room_bytes(persistent)
-        return fits if self.ranks is None else bool(self.ranks.least("fits", fits))
+            return (EVERYTHING_STAYS if self.options.mode == "run" else NOTHING_STAYS,)
+        budget_bytes = live + int((1 - _SPARE_SHARE) * (self._room_bytes(live) - live))
+        return (budget_bytes, NOTHING_STAYS) if self.ranks is None else (budget_bytes,)
 
-    def _room_bytes(self, persistent: _Persistent) -> int:
-        room = room_bytes(self.device, persistent.live_bytes)
+    def _room_bytes(self, live: int) -> int:
+        room = room_bytes(self.device, live)
         limit_bytes = self.options.memory_limit_bytes
         return room if limit_bytes is None else min(room, limit_bytes)
 
-    def _profile_plainly(self, released: ForwardRecorder, persistent: _Persistent) -> ProfiledStep:
-        warmup, repeats = max(self.options.warmup, int(self.has_streams)), max(1, self.options.repeats)
+    def _profile_within(self, budget_bytes: int, live: int) -> ProfiledStep:
+        """Records the step for the first time, which sets up kernels and tells whether plain steps fit the budget."""
+        with evicting(self.device, budget_bytes, live) as self._evictor:
+            with earlier_objects_exempt():
+                assembly = self._record("first recorded step")
+                first, rise_bytes = assembly.recorder, int(assembly.measured_points.max())
+                del assembly
+            persistent = self._persistent_bytes()
+            fits = persistent.live_bytes + rise_bytes <= budget_bytes
+            if self.ranks is not None:
+                fits = bool(self.ranks.least("fits", fits))
+            with earlier_objects_exempt():
+                return self._profile_plainly(first, persistent) if fits else self._profile_offloaded(first, persistent)
+
+    def _profile_plainly(self, first: ForwardRecorder, persistent: _Persistent) -> ProfiledStep:
+        self._evictor.set_budget(EVERYTHING_STAYS)
+        warmup, repeats = self.options.warmup, max(1, self.options.repeats)
         for number in range(warmup):
             self._time_step(f"warm-up step {number + 1} of {warmup}")
-        persistent = self._with_workspaces(persistent)
-        assembly, recorded_ms, notes = self._recorded("run", released)
+        assembly, recorded_ms, notes = self._recorded("run", first)
         plain = tuple(self._time_step(f"timed step {number + 1} of {repeats}") for number in range(repeats))
         notes = (*notes, *spread_notes([times.step_ms for times in plain]))
         profile = self._make("run", assembly, recorded_ms, persistent, notes, typical(plain).step_ms)
@@ -164,16 +183,13 @@ class _Profiling:
         host_ms = host_times_ms(slot_times_ms(assembly), assembly.forward_ops, plain, times_ms)
         return replace(profile, ops=tuple(replace(op, host_ms=ms) for op, ms in zip(profile.ops, host_ms, strict=True)))
 
-    def _profile_offloaded(self, released: ForwardRecorder, persistent: _Persistent) -> ProfiledStep:
-        if self.has_streams:
-            self._first_step_offloaded("first step with saved tensors off the device")
-        persistent = self._with_workspaces(persistent)
-        assembly, times_ms, notes = self._recorded("offload", released)
+    def _profile_offloaded(self, first: ForwardRecorder, persistent: _Persistent) -> ProfiledStep:
+        assembly, times_ms, notes = self._recorded("offload", first)
         # No plain step was run, so there is nothing that tells how much recording slowed the ops down.
         profile = self._make("offload", assembly, times_ms, persistent, notes, sum(times_ms))
         reason = "saved tensors were kept off the device"
         if self.options.mode == "auto":
-            left = format_bytes(max(0, self._room_bytes(persistent)))
+            left = format_bytes(max(0, self._room_bytes(persistent.live_bytes)))
             reason = f"the step may not fit in-core ({format_bytes(profile.peak_bytes)} in {left}), so {reason}"
         return ProfiledStep(replace(profile, notes=(*profile.notes, f"{reason}; {IN_CORE_MODELLED}")), ())
 
@@ -181,18 +197,15 @@ class _Profiling:
         """Wrappers such as DDP arrange their buckets in or after the first whole step, or the second one."""
         for number in range(MOST_FIRST_STEPS):
             if number == 0 or any(map(will_arrange_buckets, self.model.modules())):
-                self._first_step_offloaded(f"step {number + 1} of a wrapped model, which arranges its buckets")
-
-    def _first_step_offloaded(self, text: str) -> None:
-        with saved_tensors_offloaded(self.model):
-            self._time_step(text)
+                with saved_tensors_away(self.device):
+                    self._time_step(f"step {number + 1} of a wrapped model, which arranges its buckets")
 
     def _time_step(self, text: str) -> StepTimes:
         times: StepTimes = self._pass(text, lambda: time_step(self.forward, self.model, self.device))
         return times
 
     def _recorded(
-        self, mode: _RecordingMode, released: ForwardRecorder
+        self, mode: _RecordingMode, first: ForwardRecorder
     ) -> tuple[StepAssembly, list[float], tuple[str, ...]]:
         """Records the step, and once more if some ops were disturbed.
 
@@ -202,28 +215,28 @@ class _Profiling:
         if self.has_streams:  # the reserved peak must be that of the recorded steps alone
             accelerators.empty_cache(self.device)
             accelerators.reset_peaks(self.device)
-        assembly = self._record(mode, "recorded step", released)
+        assembly = self._record("recorded step", first)
         times_ms, notes = self._op_times(mode, assembly)
         # All ranks must run collectives equally often, whatever each of them measures.
         disturbed = {} if is_distributed() else outliers(sibling_kinds(assembly), times_ms)
         if are_worth_a_run(disturbed, times_ms):
-            again = self._record(mode, f"recorded step again, for {len(disturbed)} op times out of line", released)
+            again = self._record(f"recorded step again, for {len(disturbed)} op times out of line", first)
             again_ms, _ = self._op_times(mode, again)
             if len(again_ms) == len(times_ms):
                 times_ms = [min(pair) for pair in zip(times_ms, again_ms, strict=True)]
         return assembly, times_ms, notes
 
-    def _record(self, mode: _RecordingMode, text: str, released: ForwardRecorder) -> StepAssembly:
-        store = OffloadStore() if mode == "offload" else None
-        record = self._pass(text, lambda: record_step(self.forward, self.model, self.device, store))
-        check_same_forward(released, record.recorder)
-        return StepAssembly(record, released)
+    def _record(self, text: str, first: ForwardRecorder | None = None) -> StepAssembly:
+        record = self._pass(text, lambda: record_step(self.forward, self.model, self._evictor))
+        if first is not None:
+            check_same_forward(first, record.recorder)
+        return StepAssembly(record)
 
     def _op_times(self, mode: _RecordingMode, assembly: StepAssembly) -> tuple[list[float], tuple[str, ...]]:
         """Returns the duration of each slot's op in ms, and remarks for the reader of the profile."""
         if not self.has_streams:
             return slot_times_ms(assembly), ()
-        with saved_tensors_offloaded(self.model) if mode == "offload" else nullcontext():
+        with steps_under(self._evictor) if mode == "offload" else nullcontext():
             times = self._pass("timing kernels", lambda: device_slot_times_ms(self.forward, self.model, assembly))
         if times is not None:
             return times, ()
@@ -247,12 +260,6 @@ class _Profiling:
         live = self._pass("counting persistent bytes", lambda: count(self.device)) - gradients
         to_come, notes = foreseen_state_bytes(self.optimizer, self.model)
         return _Persistent(live, to_come, tuple(notes))
-
-    def _with_workspaces(self, persistent: _Persistent) -> _Persistent:
-        """Counts again what is live before every step but the first: each thread that calls cuBLAS, which includes
-        autograd's own thread, keeps a workspace from its first call on.
-        """
-        return self._persistent_bytes() if self.has_streams else persistent
 
     def _make(
         self,

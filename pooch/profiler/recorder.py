@@ -62,6 +62,8 @@ class ValueRecord:
 
     Attributes:
         elsewhere: the device that holds it, if that is not the model's.
+        released_after: index of the last op before the program released it, or None if it still held it when the
+            forward pass ended.
         beside: whether another stream uses it.
     """
 
@@ -114,6 +116,7 @@ class ForwardRecorder(SilentMode):
         self._exotic = StorageMap()  # storages of results without ordinary memory
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._depth = 0
+        self._is_over = False
         self._parameters = {storage_key(p) for p in model.parameters() if has_plain_storage(p)}
         self._buffers = {storage_key(b) for b in model.buffers() if has_plain_storage(b)}
         self._stream = self._stream_now()
@@ -368,6 +371,13 @@ class ForwardRecorder(SilentMode):
         """Called when both the program and autograd have released a storage."""
         value = self._value_of.pop(key, None)
         if value is not None:
+            self.note_release(value)
+
+    def note_release(self, value: int) -> None:
+        """Notes that the program has released a value, if it was not known. What it still holds when the forward pass
+        ends, it holds until the step does, as it does the loss.
+        """
+        if not self._is_over and self.values[value].released_after is None:
             self.values[value].released_after = len(self.ops) - 1
 
     def end_forward(self, models: Iterable[torch.nn.Module]) -> None:
@@ -378,6 +388,7 @@ class ForwardRecorder(SilentMode):
         Args:
             models: the models that were run.
         """
+        self._is_over = True
         for key, reference in self._storages.items():
             storage, value = reference(), self._value_of.get(key)
             if storage is not None and value is not None and storage.nbytes() < self.values[value].size_bytes:

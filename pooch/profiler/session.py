@@ -22,8 +22,8 @@ class ProfileOptions:
         accumulate: whether gradients live throughout the step. Otherwise they are created in the backward pass.
         warmup: number of plain steps before anything is measured.
         repeats: number of plain steps that are timed.
-        mode: "run" (plain steps), "offload" (saved tensors leave the device) or "auto" (plain steps if they are
-            certain to fit).
+        mode: "run" (plain steps), "offload" (all saved tensors leave the device) or "auto" (plain steps if they fit,
+            which a first one tells of which nothing stays that does not fit).
         workload: name of the workload, recorded in the profile.
         batch_size: recorded in the profile.
         memory_limit_bytes: maximum number of device bytes that the process may use, or None for what the device has
@@ -52,14 +52,14 @@ def user_errors_named() -> Iterator[None]:
         raise ProfileError(f"the step raised {type(error).__name__}: {first_line(error)}") from error
 
 
-def check_same_forward(released: ForwardRecorder, recorded: ForwardRecorder) -> None:
-    """Checks that the pass in which autograd kept nothing and the recorded one ran the same ops.
+def check_same_forward(first: ForwardRecorder, recorded: ForwardRecorder) -> None:
+    """Checks that the first forward pass and a later one ran the same ops.
 
     Raises:
         ProfileError: the forward pass changes from run to run.
     """
-    expected, actual = ([op.fingerprint for op in each.ops] for each in (released, recorded))
-    if actual != expected or len(recorded.values) != len(released.values):
+    expected, actual = ([op.fingerprint for op in each.ops] for each in (first, recorded))
+    if actual != expected or len(recorded.values) != len(first.values):
         pairs = enumerate(zip(expected, actual, strict=False))
         where = next((i for i, (before, now) in pairs if before != now), len(expected))
         raise ProfileError(

@@ -13,7 +13,6 @@ import numpy
 from ..torchtools.memory_trace import LINEAR, Span
 from ..torchtools.operators import is_view_name
 from ..torchtools.reported_memory import MemoryEvent
-from .recorder import ForwardRecorder
 from .step import StepRecord
 
 _SUM = "aten.add.Tensor"
@@ -29,12 +28,11 @@ class Life:
 
 
 class StepAssembly:
-    """A recorded step on the axis of slots; `released` recorded the pass in which autograd kept nothing."""
+    """A recorded step on the axis of slots."""
 
-    def __init__(self, record: StepRecord, released: ForwardRecorder) -> None:
+    def __init__(self, record: StepRecord) -> None:
         self.record = record
         self.recorder = record.recorder
-        self.released = released
         spans = {span.name: span for span in record.trace.markers}
         self.spans: list[Span] = [spans[f"op {op.call}"] for op in self.recorder.ops]
         self.forward_ops = len(self.spans)
@@ -50,17 +48,13 @@ class StepAssembly:
         return {unpack.value: slot for unpack, slot in zip(self.record.unpacks, self.unpack_slots, strict=True)}
 
     @cached_property
-    def unpacks_of(self) -> dict[int, list[int]]:
-        """{value id: indices of its unpacks, ascending}."""
-        numbers: dict[int, list[int]] = {}
+    def first_unpacks(self) -> dict[int, int]:
+        """{value id: number of its first unpack}."""
+        numbers: dict[int, int] = {}
         for number, unpack in enumerate(self.record.unpacks):
             if unpack.value >= 0:
-                numbers.setdefault(unpack.value, []).append(number)
+                numbers.setdefault(unpack.value, number)
         return numbers
-
-    def last_slot_of_node(self, unpack: int) -> int:
-        """Returns the last slot of the autograd node that issued this unpack: autograd keeps the value until then."""
-        return self.slot_at(self._unpack_spans[unpack].node_end_ns)
 
     @property
     def end(self) -> int:

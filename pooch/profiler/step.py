@@ -1,27 +1,49 @@
 """Records a whole step: the forward pass under the recorder, the backward pass as plain training runs it.
 
 No dispatch mode is active during the backward pass. Autograd checks for one, and if it finds one it no longer adds
-gradients in place, so a mode would change the very memory that is measured. The backward pass is read from torch's
-profiler instead.
+gradients in place, so a mode would change the very memory that is measured. The backward pass is read from a trace
+instead.
+
+A profile needs to know when the program itself releases each value. What autograd saves is held by the records of an
+evictor, so the storage's reference count tells: as soon as nothing but the record holds it, the program has released
+it. Whatever leaves the device meanwhile, the record is that of a step of which nothing leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+import atexit
+import gc
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from ..errors import ProfileError
-from ..torchtools.memory_trace import MemoryTrace, MemoryTracer, marker, quiet_collector
+from ..executor.evictor import Evictor
+from ..executor.statistics import RunStats
+from ..executor.step import Step
+from ..machine import Value
+from ..torchtools.effects import written_tensors
+from ..torchtools.memory_trace import CollectorOff, MemoryTrace, MemoryTracer, marker
+from ..torchtools.mode_stacks import LooseStack, Undoing
+from ..torchtools.operators import operator_facts
+from ..torchtools.other_profilers import told_of_profilers
+from ..torchtools.ranks import is_distributed
 from ..torchtools.raw_looks import RawLooks
+from ..torchtools.sharding import reshard
+from ..torchtools.split import judging_writes
 from ..torchtools.standing_aside import StepHooks
-from ..torchtools.tensors import has_plain_storage
-from .offload import OffloadStore
+from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
+from ..torchtools.thread_tracer import ThreadTracer, started_tracer
+from ..torchtools.threads import OwnThread
+from .absences import without_absences
 from .recorder import ForwardRecorder
 
 Forward = Callable[[], torch.Tensor]
+RUNS_BACKWARD = "the forward pass itself runs a backward pass: profile a forward that only computes the loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,40 +85,254 @@ def check_loss(loss: object) -> torch.Tensor:
     return loss
 
 
-def record_step(
-    forward: Forward, model: torch.nn.Module, device: torch.device, store: OffloadStore | None = None
-) -> StepRecord:
-    """Runs one step and records it. Saved tensors wait for the backward pass in the store, if there is one."""
-    recorder = ForwardRecorder(model)
-    unpacks: list[Unpack] = []
+class StepRecorder(ForwardRecorder):
+    """A recorder that also finds when the program releases what autograd has saved."""
 
-    def pack(tensor: torch.Tensor) -> tuple[int | None, object]:
+    def __init__(self, model: torch.nn.Module, step: Step) -> None:
+        super().__init__(model)
+        self._step_if_there = weakref.ref(step)  # the recorder waits for the collector, the step's tier must not
+        self._held: dict[int, Value] = {}  # saved values that the program still holds
+
+    @property
+    def online(self) -> Step:
+        """The step that holds what autograd saves."""
+        step = self._step_if_there()
+        assert step is not None, "it is running"
+        return step
+
+    def holds(self, value: int, saved: Value) -> None:
+        """Watch for the program's release of a saved value."""
+        self._held[value] = saved
+
+    def note_releases(self) -> None:
+        """Find values that the program has released since the last op."""
+        memory = self.online.evictor.memory
+        for value, saved in list(self._held.items()):
+            if not saved.handles:  # autograd has let go of it, the program need not have: the storage's end will tell
+                del self._held[value]
+            elif saved.storage is None or not memory.is_held_elsewhere(saved.storage):
+                del self._held[value]
+                self.note_release(value)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.note_releases()
+        facts = operator_facts(func)
+        if facts.written or facts.written_names:
+            for key, tensor in written_tensors(facts, args, kwargs).items():
+                value = self._value_of.get(key)
+                if value is not None:
+                    self.online.overwritten(value, storage_of(tensor))
+                    self._held.pop(value, None)  # the program releases what comes after it
+        self.online.evictor.look_before((args, kwargs))
+        return super()._dispatch(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
+        evictor = self.online.evictor
+        before_ms = evictor.stall_ms
+        result, elapsed_ms = super()._run(func, args, kwargs, call)
+        return result, max(0.0, elapsed_ms - (evictor.stall_ms - before_ms))
+
+
+class StepTrace:
+    """One step that is being recorded. Its forward pass lies between `open` and `close_forward`.
+
+    While it is open the collector is off. It does not keep the models alive. Several threads may record a step each.
+    Where torch's profiler has to record (see `needs_profiler`), one may, and a profiler of the user's ends it.
+
+    Args:
+        models: The models.
+        step: The step that holds what autograd saves. It must not replay anything, as replays are no ops of the step.
+        recorder: Records the forward pass.
+
+    Attributes:
+        recorder: The recorder.
+    """
+
+    def __init__(self, models: Iterable[torch.nn.Module], step: Step, recorder: StepRecorder) -> None:
+        self._models, self._step, self.recorder = [*map(weakref.ref, models)], step, recorder
+        self._device = step.evictor.device
+        self._tracer: MemoryTracer | ThreadTracer | None = None
+        self._unpacks: list[Unpack] = []
+        self._forward = LooseStack()
+        self._session = Undoing()
+        self._others: dict[Value, int] = {}
+        self._thread = OwnThread()
+        self._is_whole = True
+
+    def open(self) -> None:
+        """Begin to record, with the hooks for saved tensors in place until `close_forward`."""
+        session = self._session
+        collector = CollectorOff()
+        session.add(collector.leave)
+        collector.enter()  # it would free tensors at varying times
+        session.add(partial(setattr, self._step.evictor.store, "on_move", None))
+        self._step.evictor.store.on_move = self._moved
+        self._tracer = self._started_tracer()
+        if isinstance(self._tracer, MemoryTracer):
+            atexit.register(self.stop)  # an interpreter that ends with a session open crashes
+            session.add(partial(atexit.unregister, self.stop))
+            told = told_of_profilers(self._give_way)
+            told.__enter__()
+            session.add(partial(told.__exit__, None, None, None))
+        self._forward.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent))
+
+    def _started_tracer(self) -> MemoryTracer | ThreadTracer:
+        return started_tracer(self._device)
+
+    def _moved(self, kind: str, moved: Value, pointer: int) -> None:
+        """Mark what the evictor does. Values of other steps that are alive get numbers that no value has.
+
+        What another thread has it do is not on record, unless torch's profiler follows it there, as into the thread
+        in which autograd runs the backward pass of a device.
+        """
+        if not self._thread.is_here and not (isinstance(self._tracer, MemoryTracer) and is_profiling()):
+            self._is_whole = False
+            return
+        is_ours = moved.owner() is self._step.owner
+        value = moved.number if is_ours else -self._others.setdefault(moved, 1 + len(self._others))
+        with torch._C._DisableTorchDispatch(), marker(f"{kind} {value} {pointer} {moved.size_bytes}"):
+            pass  # no call of the step, though an allocation between two calls may have asked for room
+
+    def _give_way(self) -> None:
+        if self._thread.is_here:
+            self._end_session()
+
+    def _end_session(self) -> MemoryTrace | None:
+        """Stop tracing, and return the trace, or None if that is over."""
+        try:
+            return None if self._tracer is None else self._tracer.stop()
+        finally:
+            self._tracer = None
+            self._session.run()
+
+    def close_forward(self) -> None:
+        """End the forward pass: take what is in place for it away."""
+        self.recorder.note_releases()
+        self._forward.close()
+        self.recorder.end_forward(self.living_models())
+
+    def data_assigned(self, tensor: torch.Tensor) -> None:
+        """Note that the program is about to give a tensor other data."""
+        if has_plain_storage(tensor):
+            self._step.reassigned.note(tensor, self.recorder._value_of.get(storage_key(tensor)))
+
+    def writing_over(self, tensor: torch.Tensor) -> Callable[[], bool]:
+        """Return what tells in the backward pass whether autograd holds a tensor's value for a single read.
+
+        References do not show how often it has saved it.
+        """
+        value, held_by = self.recorder._value_of.get(storage_key(tensor)), weakref.ref(self._step)
+
+        def may_write() -> bool:
+            step = held_by()
+            saved = None if step is None or value is None else step.owner.saved.get(value)
+            return saved is None or saved.handles <= 1
+
+        return may_write
+
+    def living_models(self) -> list[torch.nn.Module]:
+        """Return the models that the program has not let go of."""
+        return [model for model in (reference() for reference in self._models) if model is not None]
+
+    def _pack(self, tensor: torch.Tensor) -> tuple[int | None, object]:
+        recorder = self.recorder
         value = recorder.note_saved(tensor)
-        if store is None or value is None or recorder.values[value].role != "made":
+        if value is None:
+            return None, self._step.keep_silent(tensor)
+        if recorder.values[value].role != "made":
             return value, tensor
-        with torch._C._DisableTorchDispatch(), recorder.unwatched():  # the recorder must not see what the store does
-            return value, store.put(tensor)
+        with torch._C._DisableTorchDispatch(), recorder.unwatched():
+            handle = self._step.hold(tensor, value, self)
+            recorder.holds(value, handle.value)
+            return value, handle
 
-    def unpack(handle: tuple[int | None, object]) -> torch.Tensor:
-        value, kept = handle
-        with marker(f"unpack {len(unpacks)}"), torch._C._DisableTorchDispatch():
-            tensor = kept if isinstance(kept, torch.Tensor) else cast(OffloadStore, store).get(kept)
-        pointer = tensor.untyped_storage().data_ptr() if has_plain_storage(tensor) else 0
-        unpacks.append(Unpack(-1 if value is None else value, pointer, recorder.units_there()))
+    def _unpack(self, packed: tuple[int | None, object]) -> torch.Tensor:
+        value, kept = packed
+        if self._tracer is None:  # a later backward pass through the same graph
+            return self._step.unpack(kept)
+        with marker(f"unpack {len(self._unpacks)}"):
+            tensor = self._step.unpack(kept)
+        pointer = storage_of(tensor).data_ptr() if has_plain_storage(tensor) else 0
+        self._unpacks.append(Unpack(-1 if value is None else value, pointer, self.recorder.units_there()))
         return tensor
 
-    tracer = MemoryTracer(device)
-    with quiet_collector():
-        tracer.start()
-        try:
-            hooks = StepHooks(pack, unpack)
-            with hooks, recorder.path.watched(), RawLooks(recorder.looked), recorder:
-                loss = check_loss(forward())
-            recorder.end_forward([model])
-            with marker("backward"):
-                loss.backward()
+    def stop(self) -> None:
+        """Give up. In another thread than the step's, hooks and modes stay, as does a session of torch's profiler."""
+        self._forward.close()
+        if self._thread.is_here or not isinstance(self._tracer, MemoryTracer):
+            self._end_session()
+
+    def end(self) -> StepRecord:
+        """Stop recording after the backward pass, and return the step as if nothing had left the device.
+
+        Raises:
+            ProfileError: If the record has gaps.
+        """
+        if self._tracer is not None:
             with marker("end"):
                 pass
-        finally:
-            trace = tracer.stop()
-    return StepRecord(recorder, tuple(unpacks), trace)
+        self._forward.close()
+        trace = self._end_session()
+        if trace is None or not self._is_whole or len(self.living_models()) < len(self._models):
+            raise ProfileError("the step was not recorded to its end")
+        values = self.recorder.values
+        trace = without_absences(trace, values)
+        unpacks = (
+            replace(each, pointer=values[each.value].pointer) if each.value >= 0 else each for each in self._unpacks
+        )
+        return StepRecord(self.recorder, tuple(unpacks), trace)
+
+
+class _WholeStep(StepTrace):
+    """A step whose forward pass does nothing but compute the loss."""
+
+    _is_in_forward = True
+
+    def _started_tracer(self) -> MemoryTracer | ThreadTracer:
+        if not is_distributed():
+            return super()._started_tracer()
+        # Threads of gloo's let go of what they gathered sooner or later. Torch's profiler never sees that they did.
+        tracer = MemoryTracer(self._device)
+        tracer.start()
+        return tracer
+
+    def close_forward(self) -> None:
+        """End the forward pass: take hooks away."""
+        super().close_forward()
+        self._is_in_forward = False
+
+    def _unpack(self, packed: tuple[int | None, object]) -> torch.Tensor:
+        if self._is_in_forward:
+            raise ProfileError(RUNS_BACKWARD)
+        return super()._unpack(packed)
+
+
+def record_step(forward: Forward, model: torch.nn.Module, evictor: Evictor) -> StepRecord:
+    """Runs one step and records it. What autograd saves leaves the device as the evictor has it.
+
+    Raises:
+        ProfileError: if no backward pass can start from what the forward pass returned, or it runs one itself.
+    """
+    step = Step(evictor)
+    recorder = StepRecorder(model, step)
+    trace = _WholeStep([model], step, recorder)
+    gc.collect()
+    evictor.begin_step(RunStats())
+    try:
+        trace.open()
+        reads = RawLooks(recorder.looked, trace.data_assigned)
+        with recorder.path.watched(), reads, judging_writes(trace.writing_over), recorder:
+            loss = check_loss(forward())
+        trace.close_forward()
+        loss.backward()
+        return trace.end()
+    except BaseException:
+        reshard(model)  # what FSDP gathered for a backward pass that did not run
+        raise
+    finally:
+        trace.stop()
+
+
+def is_profiling() -> bool:
+    """Whether a profiler of the user's is running."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]

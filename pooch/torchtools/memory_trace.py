@@ -32,7 +32,6 @@ from .threads import is_alone
 MARKER = "pooch:"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # torch's name for the event around each node
 LINEAR = "aten::linear"
-_GRADIENT_SUMS = ("aten::add", "aten::add_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,6 @@ class Span:
         start_ns: time of its start.
         end_ns: time of its end.
         node: the autograd node that runs it, "" in the forward pass.
-        node_end_ns: time at which autograd releases what the node saved.
         within: for a marker around the kernel of an operator, the operator that called this one.
     """
 
@@ -52,7 +50,6 @@ class Span:
     start_ns: int
     end_ns: int
     node: str = ""
-    node_end_ns: int = 0
     within: str = ""
 
 
@@ -210,10 +207,10 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
     events: list[MemoryEvent] = []
     markers: list[Span] = []
     operators: list[Span] = []
-    stack: list[tuple[Any, str, int, bool, tuple[str, str]]]
-    stack = [(root, "", 0, False, ("", "")) for root in reversed(roots)]
+    stack: list[tuple[Any, str, bool, tuple[str, str]]]
+    stack = [(root, "", False, ("", "")) for root in reversed(roots)]
     while stack:
-        event, node, node_end_ns, inside_operator, around = stack.pop()
+        event, node, inside_operator, around = stack.pop()
         name = event.name
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
@@ -221,31 +218,21 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
             if fields.device.type == device.type and here:
                 events.append(MemoryEvent(event.start_time_ns, fields.ptr or 0, fields.alloc_size))
         elif event.tag == _EventType.TorchOp:
-            span = Span(name, event.start_time_ns, event.end_time_ns, node, node_end_ns)
+            span = Span(name, event.start_time_ns, event.end_time_ns, node)
             if name.startswith(MARKER):
                 markers.append(replace(span, name=name[len(MARKER) :], within=around[0]))
                 inside_operator = inside_operator or bool(node)  # Pooch's own work in the backward pass is no op of it
             elif name.startswith(AUTOGRAD_NODE):
                 node = name[len(AUTOGRAD_NODE) :]
-                node_end_ns = _end_of_node(event, node)
             elif node and not inside_operator and "::" in name and not name.startswith("torch::autograd"):
                 operators.append(span)
                 inside_operator = True
             if "::" in name:  # else it is the name of a call of a dispatch mode
                 around = (around[1], name)
-        stack.extend((child, node, node_end_ns, inside_operator, around) for child in reversed(event.children))
+        stack.extend((child, node, inside_operator, around) for child in reversed(event.children))
     markers.sort(key=lambda span: span.start_ns)
     operators.sort(key=lambda span: span.start_ns)
     return MemoryTrace(tuple(events), tuple(markers), tuple(operators))
-
-
-def _end_of_node(event: Any, node: str) -> int:
-    """Returns the time at which autograd releases what a node saved: after the node's own work and after bringing
-    gradients into shape, but before the engine accumulates gradients.
-    """
-    own_end_ns = max((child.end_time_ns for child in event.children if child.name == node), default=event.end_time_ns)
-    sums = (child for child in event.children if child.name in _GRADIENT_SUMS and child.start_time_ns >= own_end_ns)
-    return next((child.start_time_ns - 1 for child in sums), int(event.end_time_ns))
 
 
 def live_bytes(device: torch.device) -> int:

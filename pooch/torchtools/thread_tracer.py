@@ -55,13 +55,12 @@ def started_tracer(device: torch.device) -> MemoryTracer | ThreadTracer:
 
 
 def _trace(raw: RawTrace) -> MemoryTrace:
-    nodes = [(raw.names[name], end_ns) for name, end_ns in raw.nodes.tolist()]
     markers: list[Span] = []
     operators: list[Span] = []
     for is_marker, name, start_ns, end_ns, node, within in raw.spans.tolist():
-        of_node, node_end_ns = nodes[node] if node >= 0 else ("", 0)
+        of_node = raw.names[node] if node >= 0 else ""
         around = raw.names[within] if within >= 0 else ""
-        span = Span(raw.names[name], start_ns, end_ns, of_node, node_end_ns, around)
+        span = Span(raw.names[name], start_ns, end_ns, of_node, around)
         (markers if is_marker else operators).append(span)
     markers.sort(key=lambda span: span.start_ns)
     operators.sort(key=lambda span: span.start_ns)

@@ -6,6 +6,7 @@ The device is this machine with the room of a small one, which the plain step's 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,6 +177,7 @@ def caching(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(limited_child, "limit_gpu", limit_gpu)
     monkeypatch.setattr("pooch.torchtools.memory_meter.MemoryMeter", FakeMeter)
+    monkeypatch.setattr("pooch.profiler.pressure.saved_tensors_away", nullcontext)
     monkeypatch.setattr(device_memory, "give_memory_back", lambda device: None)
     monkeypatch.setattr("pooch.torchtools.training_state.model_device", lambda model: SimpleNamespace(type="cuda"))
     monkeypatch.setattr("pooch.measure.training.forward_and_backward", lambda workload, run: torch.zeros(()))

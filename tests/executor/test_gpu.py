@@ -17,9 +17,15 @@ from pooch.errors import PlanMismatch, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.engines.pinned import PinnedBlock
 from pooch.executor.engines.streams import StreamEngine
+from pooch.executor.evictor import Evictor
+from pooch.executor.mode import following
 from pooch.executor.snapshot import StepSnapshot
+from pooch.executor.statistics import RunStats
+from pooch.executor.step import Step
 from pooch.executor.verification import PROOFS
 from pooch.measure.hard_limit import SLACK_BYTES, limit_gpu
+from pooch.profiler.pressure import NOTHING_STAYS, evicting, steps_under
+from pooch.profiler.step import record_step
 from pooch.torchtools.memory_meter import MemoryMeter
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train
@@ -273,7 +279,10 @@ def test_values_on_the_cpu_stay_there() -> None:
         torch.manual_seed(0)
         model, data = WithHelperOnTheCpu().cuda(), torch.ones(256, 64, device="cuda")
         profile = quick_profile(lambda: model(data).sum(), model)
-        assert any("another device (cpu)" in (value.fixed or "") for value in profile.values)
+        helper = next(
+            value for value in profile.values if "another device (cpu)" in (value.fixed or "") and value.saved
+        )
+        assert helper.release < helper.first_unpack  # the program lets go of it before autograd does
         plan = tight_plan(profile, mixed(profile) if planned else {})
         with apply_plan(plan, model) as run, run.step():
             loss = model(data).sum()
@@ -282,6 +291,30 @@ def test_values_on_the_cpu_stay_there() -> None:
         return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
     assert_same(gradients(False), gradients(True))
+
+
+@pytest.mark.parametrize("way", ["recorded", "copied", "replayed"])
+def test_values_on_the_cpu_stay_there_where_nothing_else_stays(way: str) -> None:
+    """As the seed of an attention kernel, which the host reads in the backward pass: as device memory that crashed."""
+
+    def gradients(evictor: Evictor | None) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model, data = WithHelperOnTheCpu().cuda(), torch.ones(256, 64, device="cuda")
+        if evictor is not None and way == "recorded":
+            record_step(lambda: model(data).sum(), model, evictor)
+        elif evictor is not None:
+            evictor.begin_step(RunStats())
+            with steps_under(evictor) if way == "copied" else following(Step(evictor)):
+                loss = model(data).sum()
+            loss.backward()
+        else:
+            model(data).sum().backward()
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    with evicting(torch.device("cuda", 0), NOTHING_STAYS) as evictor:
+        under_pressure = gradients(evictor)
+        assert evictor.stats.swapped_out_bytes + evictor.stats.recomputed_ops > 0
+    assert_same(gradients(None), under_pressure)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")

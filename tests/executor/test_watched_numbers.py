@@ -16,6 +16,7 @@ from pooch.executor import apply_plan
 from pooch.executor.mode import following
 from pooch.executor.statistics import RunStats
 from pooch.executor.step import Step
+from pooch.profiler.pressure import EVERYTHING_STAYS, NOTHING_STAYS, evicting
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.profiler.step import record_step
 from pooch.torchtools.raw_looks import RawLooks
@@ -161,11 +162,13 @@ def test_built_in_workloads(name: str, way: str) -> None:
     assert all(map(is_same, step(watched=False), step(watched=True)))
 
 
-def test_a_recorded_step_leaves_the_bits_of_its_gradients() -> None:
+@pytest.mark.parametrize("budget_bytes", [EVERYTHING_STAYS, NOTHING_STAYS], ids=["in-core", "under pressure"])
+def test_a_recorded_step_leaves_the_bits_of_its_gradients(budget_bytes: int) -> None:
     model, forward = taught()
     plain = bits(model, forward)
     model.zero_grad()
     torch.manual_seed(1)
-    record_step(forward, model, torch.device("cpu"))
+    with evicting(torch.device("cpu"), budget_bytes) as evictor:
+        record_step(forward, model, evictor)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     assert all(map(is_same, plain[1:], gradients))

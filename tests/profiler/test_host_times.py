@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pooch.profiler.host_times import host_times_ms, never_late, paced_by_launches
-from pooch.profiler.timing import StepTimes
+from pooch.profiler.times import StepTimes, host_times_ms, never_late, paced_by_launches
 
 TIMES = st.lists(st.floats(0, 100), min_size=1, max_size=30)
 

@@ -10,7 +10,7 @@ import torch
 
 from pooch.profiler.fake import measured
 from pooch.profiler.fake.measured import run_ms
-from pooch.profiler.outliers import spread_notes
+from pooch.profiler.times import spread_notes
 
 GPU = torch.device("cuda", 0)
 

@@ -50,7 +50,7 @@ def comparable(trace: MemoryTrace) -> tuple[list[object], list[object], list[obj
 
     def of(span: Span) -> object:
         bounds = [bisect_right(times, time_ns) for time_ns in (span.start_ns, span.end_ns)]
-        return span.name, span.node, span.within, *bounds, bisect_right(times, span.node_end_ns) if span.node else 0
+        return span.name, span.node, span.within, *bounds
 
     return events, [of(span) for span in trace.markers], [of(span) for span in trace.operators]
 

@@ -100,8 +100,10 @@ class _FakeProfiling:
                 step = record_fake_step(self.forward, self.model, world, costs, granule)
             state, notes = foreseen_state_bytes(self.optimizer, self.model)
             check_same_forward(released, step.record.recorder)
+            for value, other in zip(step.record.recorder.values, released.values, strict=True):
+                value.released_after = other.released_after
             # This must happen within the world: storages that end with it were not released by the step.
-            assembly = StepAssembly(step.record, released)
+            assembly = StepAssembly(step.record)
             count = blas_workspaces(assembly)
             backward = assembly.spans[assembly.forward_ops : -1]
             times_ms = [op.time_ms for op in assembly.recorder.ops]

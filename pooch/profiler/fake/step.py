@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from ...errors import ProfileError
 from ...torchtools.memory_trace import LINEAR, quiet_collector
 from ...torchtools.raw_looks import RawLooks
 from ...torchtools.stand_ins import Place, StandIns
+from ...torchtools.standing_aside import StepHooks
 from ...torchtools.tensors import has_plain_storage, map_tensors
 from ..recorder import ForwardRecorder
-from ..release import record_releases
-from ..step import Forward, StepRecord, Unpack, check_loss
+from ..step import RUNS_BACKWARD, Forward, StepRecord, Unpack, check_loss
 from .backward import BackwardRecorder
 from .contents import READ_BACK
 from .costs import OpCosts
@@ -106,10 +107,23 @@ def linear_calls(recorder: FakeForwardRecorder) -> Iterator[None]:
 
 
 def record_fake_releases(forward: Forward, model: torch.nn.Module, world: FakeWorld, costs: OpCosts) -> ForwardRecorder:
-    """As `record_releases`, in a fake world."""
+    """Records a forward pass in which autograd keeps nothing, so that what ends has been released by the program.
+
+    A pack hook drops its argument, and the finalizer of each storage tells. In a world without memory or time a pass
+    more costs nothing, and its tensors are not held by records whose references could be counted.
+    """
     recorder = FakeForwardRecorder(model, world, FakeTrace(), costs)
+    hooks = StepHooks(recorder.note_saved, _no_unpack)
     with quiet_collector(), world.entered():
-        return record_releases(forward, model, recorder)
+        with recorder.path.watched(), hooks, RawLooks(recorder.looked), recorder:
+            loss = forward()
+        recorder.end_forward([model])
+        del loss
+    return recorder
+
+
+def _no_unpack(handle: object) -> torch.Tensor:
+    raise ProfileError(RUNS_BACKWARD)
 
 
 def record_fake_step(

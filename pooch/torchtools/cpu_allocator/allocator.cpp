@@ -385,7 +385,7 @@ int pooch_trace_is_here() {
   return pooch::sessions_here != nullptr;
 }
 
-// Writes how many memory events, spans and nodes an ended session has, and the length of all names.
+// Writes how many memory events and spans an ended session has, and the length of all names.
 void pooch_trace_counts(int64_t number, int64_t* counts) {
   const auto session = pooch::sessions().find(number);
   if (session == nullptr) {  // of the parent of this process
@@ -395,20 +395,19 @@ void pooch_trace_counts(int64_t number, int64_t* counts) {
   for (const auto& text : session->names.texts) {
     length += static_cast<int64_t>(text->size()) + 1;
   }
-  const size_t all[] = {session->memory.size(), session->spans.size(), session->nodes.size()};
+  const size_t all[] = {session->memory.size(), session->spans.size()};
   std::copy(std::begin(all), std::end(all), counts);
-  counts[3] = length;
+  counts[2] = length;
 }
 
 // Writes them. Each name is followed by a zero.
-void pooch_trace_read(int64_t number, void* memory, void* spans, void* nodes, char* names) {
+void pooch_trace_read(int64_t number, void* memory, void* spans, char* names) {
   const auto session = pooch::sessions().find(number);
   if (session == nullptr) {
     return;
   }
   std::copy(session->memory.begin(), session->memory.end(), static_cast<pooch::MemoryRecord*>(memory));
   std::copy(session->spans.begin(), session->spans.end(), static_cast<pooch::SpanRecord*>(spans));
-  std::copy(session->nodes.begin(), session->nodes.end(), static_cast<pooch::NodeRecord*>(nodes));
   for (const auto& text : session->names.texts) {
     names = std::copy(text->c_str(), text->c_str() + text->size() + 1, names);
   }

@@ -42,7 +42,7 @@ struct MemoryRecord {
   int64_t size;
 };
 
-// A marker, or an operator of the backward pass. `node`: the number of the autograd node that runs it, or -1.
+// A marker, or an operator of the backward pass. `node`: the name of the autograd node that runs it, or -1.
 struct SpanRecord {
   int64_t is_marker;
   int64_t name;
@@ -50,12 +50,6 @@ struct SpanRecord {
   int64_t end_ns;
   int64_t node;
   int64_t within;
-};
-
-// An autograd node, and when autograd releases what it saved.
-struct NodeRecord {
-  int64_t name;
-  int64_t end_ns;
 };
 
 struct Names {
@@ -74,7 +68,7 @@ struct Names {
   std::unordered_map<std::string_view, int64_t> numbers;
 };
 
-enum class Kind { kOther, kMarker, kNode, kOperator };
+enum class Kind { kOther, kMarker, kOperator };
 
 // One of the functions that are running, the outermost first.
 struct Frame {
@@ -82,12 +76,10 @@ struct Frame {
   Kind kind;
   int64_t name;
   int64_t start_ns;
-  int64_t node;      // that runs it, or that it is
+  int64_t node;      // name of the one that runs it, or that it is
   bool is_inside;    // whether what it calls is part of an operator of the backward pass, or of a marker there
   int64_t within;    // for a marker: the operator around the one that runs it
   int64_t callers[2];  // the innermost two operators, itself included
-  int64_t own_end_ns;  // for a node: when its own work ended, 0 until then. For its own work: -1
-  int64_t sum_ns;      // for a node: when autograd begins to accumulate gradients after that, 0 if it does not
 };
 
 class Session {
@@ -106,7 +98,7 @@ class Session {
       return;
     }
     const Frame* around = frames.empty() ? nullptr : &frames.back();
-    Frame frame{key, Kind::kOther, kNone, 0, kNone, false, kNone, {kNone, kNone}, 0, 0};
+    Frame frame{key, Kind::kOther, kNone, 0, kNone, false, kNone, {kNone, kNone}};
     if (around != nullptr) {
       frame.node = around->node;
       frame.is_inside = around->is_inside;
@@ -124,12 +116,11 @@ class Session {
       frame.within = around == nullptr ? kNone : around->callers[0];
       frame.is_inside = frame.is_inside || frame.node != kNone;  // Pooch's own work is no operator of a backward pass
     } else if (name.substr(0, kNodePrefix.size()) == kNodePrefix) {
-      frame.kind = Kind::kNode;
+      frame.node = names.of(name.substr(kNodePrefix.size()));
+    } else if (frame.node != kNone && !frame.is_inside && is_operator && name.substr(0, kCustom.size()) != kCustom) {
+      frame.kind = Kind::kOperator;
       frame.start_ns = now();
-      frame.node = static_cast<int64_t>(nodes.size());
-      nodes.push_back({names.of(name.substr(kNodePrefix.size())), kNone});
-    } else if (frame.node != kNone) {
-      enter_in_node(frame, name, is_operator);
+      frame.is_inside = true;
     }
     frames.push_back(frame);
   }
@@ -140,7 +131,7 @@ class Session {
       if (frames[i].key == key) {
         const Frame frame = frames[i];
         frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(i));
-        close(frame, i > 0 ? &frames[i - 1] : nullptr);
+        close(frame);
         return;
       }
     }
@@ -159,7 +150,7 @@ class Session {
     while (!has_ended && !frames.empty()) {
       const Frame frame = frames.back();
       frames.pop_back();
-      close(frame, frames.empty() ? nullptr : &frames.back());
+      close(frame);
     }
     return !has_ended.exchange(true);
   }
@@ -168,7 +159,6 @@ class Session {
     const std::lock_guard<std::mutex> guard(mutex);
     memory = {};
     spans = {};
-    nodes = {};
     names = {};
   }
 
@@ -179,49 +169,15 @@ class Session {
   std::atomic<bool> has_ended{false};
   std::vector<MemoryRecord> memory;
   std::vector<SpanRecord> spans;
-  std::vector<NodeRecord> nodes;
   Names names;
 
  private:
   static constexpr std::string_view kNodePrefix = "autograd::engine::evaluate_function: ";  // PyTorch's name for it
   static constexpr std::string_view kCustom = "torch::autograd";
 
-  void enter_in_node(Frame& frame, std::string_view name, bool is_operator) {
-    Frame& around = frames.back();
-    const bool is_of_node = around.kind == Kind::kNode;
-    if (is_of_node && name == *names.texts[static_cast<size_t>(nodes[static_cast<size_t>(frame.node)].name)]) {
-      frame.name = nodes[static_cast<size_t>(frame.node)].name;
-      frame.own_end_ns = kNone;
-    }
-    const bool is_sum = name == "aten::add" || name == "aten::add_";
-    const bool is_outermost = !frame.is_inside && is_operator && name.substr(0, kCustom.size()) != kCustom;
-    if (is_outermost || (is_of_node && is_sum)) {
-      frame.start_ns = now();
-    }
-    if (is_of_node && is_sum && around.own_end_ns != 0 && around.sum_ns == 0) {
-      around.sum_ns = frame.start_ns;
-    }
-    if (is_outermost) {
-      frame.kind = Kind::kOperator;
-      frame.is_inside = true;
-    }
-  }
-
-  void close(const Frame& frame, Frame* around) {
-    if (frame.own_end_ns == kNone && around != nullptr && around->kind == Kind::kNode) {
-      around->own_end_ns = now();
-      around->sum_ns = 0;
-    }
-    switch (frame.kind) {
-      case Kind::kMarker:
-      case Kind::kOperator:
-        spans.push_back({frame.kind == Kind::kMarker, frame.name, frame.start_ns, now(), frame.node, frame.within});
-        break;
-      case Kind::kNode:
-        nodes[static_cast<size_t>(frame.node)].end_ns = frame.sum_ns != 0 ? frame.sum_ns - 1 : now();
-        break;
-      case Kind::kOther:
-        break;
+  void close(const Frame& frame) {
+    if (frame.kind != Kind::kOther) {
+      spans.push_back({frame.kind == Kind::kMarker, frame.name, frame.start_ns, now(), frame.node, frame.within});
     }
   }
 

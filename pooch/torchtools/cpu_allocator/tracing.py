@@ -33,7 +33,7 @@ _SIGNATURES: Signatures = {
     "leave": ([ctypes.c_void_p], None),
     "is_here": ([], ctypes.c_int),
     "counts": ([ctypes.c_int64, _ARRAY], None),
-    "read": ([ctypes.c_int64, _ARRAY, _ARRAY, _ARRAY, ctypes.c_char_p], None),
+    "read": ([ctypes.c_int64, _ARRAY, _ARRAY, ctypes.c_char_p], None),
 }
 _OBSERVER: Signatures = {
     "use": ([ctypes.c_void_p, ctypes.c_void_p], None),
@@ -44,20 +44,18 @@ _OBSERVER: Signatures = {
 
 @dataclass(frozen=True, slots=True)
 class RawTrace:
-    """What a session has recorded, as in `step_trace.h`. Times are in ns; names and nodes are numbers, -1 for none.
+    """What a session has recorded, as in `step_trace.h`. Times are in ns; names are numbers, -1 for none.
 
     Attributes:
         names: the names.
         memory: rows of time, address, and bytes (negative for a free).
-        spans: rows of whether it is a marker, name, start, end, node, and name of the operator around the operator that
-            runs it.
-        nodes: rows of name, and when autograd releases what the node saved.
+        spans: rows of whether it is a marker, name, start, end, name of the autograd node that runs it, and name of the
+            operator around the operator that runs it.
     """
 
     names: tuple[str, ...]
     memory: Integers
     spans: Integers
-    nodes: Integers
 
 
 class ThreadTraces:
@@ -127,10 +125,10 @@ class ThreadTraces:
             self._allocator.remove(("session", session))
 
     def _read(self, session: int) -> RawTrace:
-        counts = np.zeros(4, dtype=np.int64)
+        counts = np.zeros(3, dtype=np.int64)
         self._functions["counts"](session, counts)
-        events, spans, nodes, length = counts.tolist()
-        rows = np.zeros((events, 3), np.int64), np.zeros((spans, 6), np.int64), np.zeros((nodes, 2), np.int64)
+        events, spans, length = counts.tolist()
+        rows = np.zeros((events, 3), np.int64), np.zeros((spans, 6), np.int64)
         names = ctypes.create_string_buffer(length)
         self._functions["read"](session, *rows, names)
         return RawTrace(tuple(names.raw.decode(errors="replace").split("\0")[:-1]), *rows)

@@ -84,22 +84,24 @@ def _bound(
     return logits, target, weight, reduction, ignore_index, smoothing
 
 
+# Given the logits in the forward pass, returns what tells in the backward pass whether they may be written over.
+Judge = Callable[[Tensor], Callable[[], bool]]
+
+
 class SplitCalls:
     """Runs the calls with these fingerprints in slices; all others run as they are.
 
     Args:
         fingerprints: of the calls.
-        may_write: given the logits in the forward pass, returns what tells in the backward pass whether they may be
-            written over; what the program and autograd hold is counted in any case.
+        may_write: tells whether logits may be written over; what the program and autograd hold is counted in any case.
+            None: whoever stands between autograd and the step does (see `judging_writes`), or nobody.
 
     Attributes:
         made: fingerprints of the calls that ran in slices so far.
     """
 
-    def __init__(
-        self, fingerprints: frozenset[str], may_write: Callable[[Tensor], Callable[[], bool]] | None = None
-    ) -> None:
-        self._fingerprints, self._may_write = fingerprints, may_write or (lambda logits: lambda: True)
+    def __init__(self, fingerprints: frozenset[str], may_write: Judge | None = None) -> None:
+        self._fingerprints, self._may_write = fingerprints, may_write
         self.made: list[str] = []
 
     def __call__(self, plain: Callable[..., Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
@@ -108,6 +110,7 @@ class SplitCalls:
         if isinstance(call, str) or not call.logits.requires_grad or call.fingerprint not in self._fingerprints:
             return plain(*arguments, **named)
         self.made.append(call.fingerprint)
+        may_write = self._may_write or _WATCHING.judges[-1]
         return split_cross_entropy(
             call.logits,
             call.target,
@@ -115,7 +118,7 @@ class SplitCalls:
             call.reduction,
             call.ignore_index,
             call.rows,
-            self._may_write(call.logits),
+            may_write(call.logits),
         )
 
 
@@ -125,6 +128,7 @@ Watcher = Callable[[Callable[..., Tensor], tuple[Any, ...], Mapping[str, Any]], 
 class _Watching(threading.local):
     def __init__(self) -> None:
         self.watchers: list[Watcher] = []
+        self.judges: list[Judge] = [lambda logits: lambda: True]
 
 
 _WATCHING = _Watching()
@@ -159,3 +163,16 @@ def watching_losses(watcher: Watcher) -> Iterator[None]:
             _users -= 1
             if _users == 0:
                 setattr(torch._C._nn, _FUNCTION, _plain)
+
+
+@contextmanager
+def judging_writes(judge: Judge) -> Iterator[None]:
+    """Have calls of this thread that run in slices ask whether logits may be written over.
+
+    It is for who holds what autograd has saved in a way that references do not show.
+    """
+    _WATCHING.judges.append(judge)
+    try:
+        yield
+    finally:
+        _WATCHING.judges.pop()

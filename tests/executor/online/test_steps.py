@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from pooch.profiler.pressure import NOTHING_STAYS, evicting, steps_under
 from tests.executor.online.support import copies_cost, run_online, run_plainly
 from tests.executor.online.zoo import WIDTH, ZOO, Found, Region, Training
 from tests.executor.support import assert_same
@@ -82,3 +83,16 @@ def test_what_plain_training_reads_late_is_read_late(make: Callable[[], Training
     seen = run_online(make, 0, replays=False)
     assert_same(run_plainly(make).found, seen.found)
     assert seen.stats.swapped_out_bytes > 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_lies_on_another_device_than_the_budgets_stays(device: str) -> None:
+    data = torch.ones(256, 256, requires_grad=True)
+    with evicting(torch.device("cpu"), NOTHING_STAYS) as evictor:
+        evictor.device = torch.device(device)
+        with steps_under(evictor):
+            loss = data.exp().sin().sum()
+        loss.backward()
+        assert (evictor.stats.swapped_out_bytes > 0) == (device == "cpu")
+    assert data.grad is not None
+    assert torch.equal(data.grad, data.detach().exp().cos() * data.detach().exp())

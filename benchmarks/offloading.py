@@ -1,8 +1,7 @@
-"""A store that keeps no saved tensor on the device, for steps that do not fit.
+"""Offloading as a peer: every saved tensor is copied out at once and back when it is read.
 
 There is one copy per storage: a storage that is saved twice is moved once. On the CPU the bytes go to an unlinked file,
-on a GPU to host memory. Nothing is overlapped and nothing is recomputed, so a step with this store computes exactly
-what plain training computes, in the least memory that moving saved tensors can reach on its own.
+on a GPU to host memory. Nothing is overlapped and nothing is recomputed.
 """
 
 from __future__ import annotations
@@ -17,13 +16,10 @@ from typing import IO
 
 import torch
 
-from ..torchtools.accelerators import has_streams
-from ..torchtools.memory_trace import marker
-from ..torchtools.spill_directory import SpillDirectory
-from ..torchtools.standing_aside import StepHooks
-from ..torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, new_storage, storage_key
-
-COPY_BACK = "copy back"  # marks, in a profiler, a copy that brings a value back and is no op of the step
+from pooch.torchtools.accelerators import has_streams
+from pooch.torchtools.spill_directory import SpillDirectory
+from pooch.torchtools.standing_aside import StepHooks
+from pooch.torchtools.tensors import Geometry, bytes_in_place, has_plain_storage, new_storage, storage_key
 
 
 @dataclass
@@ -126,7 +122,7 @@ def saved_tensors_offloaded(model: torch.nn.Module) -> Iterator[None]:
     def unpack(handle: object) -> torch.Tensor:
         if isinstance(handle, torch.Tensor):
             return handle
-        with marker(COPY_BACK), torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch():
             return store.get(handle)
 
     with StepHooks(pack, unpack):

@@ -1,11 +1,11 @@
-"""The store that keeps no saved tensor on the device."""
+"""Offloading, the peer: what it keeps off the device is counted where it comes back."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pooch.profiler.offload import saved_tensors_offloaded
+from benchmarks.offloading import saved_tensors_offloaded
 from tests.counting import counting
 
 pytestmark = pytest.mark.cpu
