@@ -22,11 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.samples import FEWEST_TURNS, StepCost, of_kind, ratios, step_cost, step_rows, take_turns, told
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
+from pooch.api.measure.training import applied, train_steps
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile
-from pooch.measure.training import applied, train_steps
 from pooch.workloads import Workload, WorkloadFactory
 
 NAME, TITLE = "against-checkpoint-cpu", "Pooch beside torch.utils.checkpoint"

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 from tests.children import child_environment
 
 SLACK_BYTES = 32 * 2**20  # for what is no tensor: stacks, generated code, workspaces of libraries, two copy buffers

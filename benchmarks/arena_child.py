@@ -52,7 +52,7 @@ class Child:
 
     def step(self) -> dict[str, Any]:
         """One step with the optimizer's, and what it cost."""
-        from pooch.measure.training import digest, forward_and_backward
+        from pooch.api.measure.training import digest, forward_and_backward
 
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         self.workload.model.zero_grad(set_to_none=True)

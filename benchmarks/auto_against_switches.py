@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import Row, tell, write_results
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 
 NAME, TITLE = "auto-against-switches", "`pooch.auto` beside the switches of frameworks"
 _BATCH, _LENGTH, _WORDS = 4, 128, 2000

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.api.budgets import parse_budget
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 
 ROOT = Path(__file__).parent.parent
 BUDGETS = {"resnet50": "930MiB", "gpt2": "2900MiB", "unet3d": "432MiB", "lstm": "388MiB"}

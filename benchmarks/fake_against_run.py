@@ -24,8 +24,8 @@ from benchmarks.samples import told
 from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.api.profiling import profile_workload
 from pooch.devices import find_device
+from pooch.ground.units import format_bytes, format_ms
 from pooch.ir import Profile
-from pooch.units import format_bytes, format_ms
 from pooch.workloads import WorkloadFactory
 
 WORKLOADS = ("resnet50", "gpt2", "unet3d", "lstm")

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.real_memory import MODELS, child_process, highest_bytes, job_of, trained
 from benchmarks.samples import FEWEST_TURNS, WARM_UP_TURN, of_kind, ratios, told
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 
 NAME, TITLE = "kept-memory", "Freed memory kept by the C library, on a CPU"
 WARM_UP_STEPS = 3  # of which the first two are measured by the run itself

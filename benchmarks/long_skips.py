@@ -22,11 +22,11 @@ from pooch.api.evaluation import StageEvaluator
 from pooch.api.planning import manual_plan
 from pooch.executor import apply_plan
 from pooch.executor.engines import make_engine
+from pooch.ground.units import format_bytes
 from pooch.ir import Choice, Link, Plan, Profile
 from pooch.ir.files import replace_file
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.torchtools.memory_trace import MemoryTrace, MemoryTracer, live_bytes, marker, quiet_collector
-from pooch.units import format_bytes
 from pooch.workloads import load_workload
 
 RESULTS = Path(__file__).parent / "results"

@@ -31,13 +31,13 @@ from benchmarks.samples import (
     told,
 )
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
+from pooch.api.measure.training import Trained, applied, train_steps
+from pooch.api.measure.training_report import report_of
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.errors import InfeasibleBudget
+from pooch.ground.units import format_bytes
 from pooch.ir import Plan, Profile
-from pooch.measure.training import Trained, applied, train_steps
-from pooch.measure.training_report import report_of
-from pooch.units import format_bytes
 from pooch.workloads import Workload, WorkloadFactory
 
 NAME, TITLE = "main-job-cpu", "The main job on the CPU"

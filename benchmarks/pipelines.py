@@ -23,8 +23,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 import pooch
 from benchmarks.tables import Row, markdown_table, tell, write_results
+from pooch.ground.units import format_bytes
 from pooch.torchtools.memory_meter import MemoryMeter
-from pooch.units import format_bytes
 
 SCHEDULES = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 MICROBATCHES, ROWS, WIDTH, BLOCKS = 6, 512, 96, 3

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import tell
+from pooch.api.measure.comparison import ComparisonRow, compare
 from pooch.api.options import PlanOptions
 from pooch.api.planning import plan
 from pooch.errors import InfeasibleBudget
+from pooch.ground.units import format_bytes, format_ms
 from pooch.ir import Link, Profile
 from pooch.ir.files import replace_file
-from pooch.measure.comparison import ComparisonRow, compare
 from pooch.planner import policy_names
-from pooch.units import format_bytes, format_ms
 
 BUDGETS = ("80%", "60%", "45%", "35%")
 TOLERANCE_MS = 1e-6

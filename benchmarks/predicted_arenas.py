@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.arena import NAME as RECORDED
 from benchmarks.arena import WORKLOADS
 from benchmarks.tables import Row, tell, write_results
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 
 NAME, TITLE = "predicted-arenas", "Predicted arenas beside recorded ones"
 _TIME_LIMIT_S = 2

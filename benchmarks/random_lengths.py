@@ -31,10 +31,10 @@ from torch.nn import functional
 import pooch
 from benchmarks.samples import told
 from benchmarks.tables import Row, tell, write_results
+from pooch.ground.units import format_bytes
 from pooch.ir import Plan
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_trace import live_bytes
-from pooch.units import format_bytes
 
 NAME, TITLE = "random-lengths", "Random lengths under one budget"
 PARTS = 10

@@ -30,7 +30,7 @@ import pooch
 from benchmarks.tables import Row, tell, write_results
 from pooch.autopilot import autopilot
 from pooch.executor.live_bytes import live_bytes_of
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 
 NAME, TITLE = "ranks", "Several ranks, with and without Pooch"
 STEPS, WAIT_AFTER, LONGEST_WAIT_S = 10, 5, 200.0

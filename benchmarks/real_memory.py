@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 
 NAME, TITLE = "real-memory", "Resident memory of training processes at equal live peaks"
 MODELS = ("llama", "vit", "swin")

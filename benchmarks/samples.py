@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.tables import Row, tell
-from pooch.measure.timing import Timing
-from pooch.measure.training import forward_and_backward
+from pooch.api.measure.timing import Timing
+from pooch.api.measure.training import forward_and_backward
 from pooch.torchtools.accelerators import synchronize
 from pooch.torchtools.training_state import model_device
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.samples import of_kind, ratios, spread, told
 from benchmarks.tables import Row
-from pooch.units import format_bytes, format_ms
+from pooch.ground.units import format_bytes, format_ms
 
 Document = Mapping[str, Any]
 Stored = Callable[[str], Document]

@@ -30,11 +30,11 @@ import pooch
 from benchmarks.sharded_cases import CASES, Case, collectives, texts
 from benchmarks.tables import LAYOUT, Row, markdown_table, surroundings, tell, write_results
 from pooch.executor import apply_plan
+from pooch.ground.units import format_bytes
 from pooch.ir import Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.memory_trace import live_bytes
-from pooch.units import format_bytes
 
 RANKS, ON_MORE_RANKS = 2, ("blocks", "no reshard after forward")
 WIDTH, BLOCKS, LENGTH, STEPS = 64, 4, 128, 2

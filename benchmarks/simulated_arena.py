@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 from tests.simulated_cuda.environment import ROOT, TORCH, VENV, set_up_or_tell, variables
 from tests.simulated_cuda.peaks import BATCH_SIZES
 from tests.simulated_cuda.suite import AT_ONCE

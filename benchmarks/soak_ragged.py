@@ -33,9 +33,9 @@ from torch import nn
 import pooch
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.autopilot.autopilot import Auto
+from pooch.ground.units import format_bytes
 from pooch.ir.files import replace_file
 from pooch.torchtools.memory_trace import live_bytes
-from pooch.units import format_bytes
 
 NAME = "soak-ragged-cpu"
 SAMPLES = 100

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pooch
 from benchmarks.samples import spread
 from benchmarks.tables import Row, markdown_table, tell, write_results
+from pooch.api.measure.timing import timed_step
 from pooch.executor.verification import PROOFS, Verification
-from pooch.measure.timing import timed_step
 from pooch.workloads.loading import load_workload
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from torch._subclasses import FakeTensorMode
 
 from benchmarks.pages import fill
 from benchmarks.tables import Row, tell, write_results
+from pooch.api.measure.training import first_difference, train_steps
 from pooch.api.planning import plan
+from pooch.ground.units import format_bytes
 from pooch.ir import Link, Plan, Profile
-from pooch.measure.training import first_difference, train_steps
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.report.figures import save_figure
-from pooch.units import format_bytes
 from pooch.workloads import BuiltIn, built_in_workloads, load_workload
 
 SMALL = "small"  # the presets for tests

@@ -24,12 +24,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .ground.version import VERSION
+
 if TYPE_CHECKING:
     from . import errors as errors
     from .analysis.costs import activation_costs as activation_costs
     from .api.applying import apply as apply
     from .api.arenas import arena as arena
     from .api.arenas import install_cuda_arena as install_cuda_arena
+    from .api.batch_search.max_batch import max_batch as max_batch
+    from .api.batch_search.results import MaxBatch as MaxBatch
     from .api.guarding import guard as guard
     from .api.planning import plan as plan
     from .api.planning import plan_from_decisions as plan_from_decisions
@@ -39,19 +43,17 @@ if TYPE_CHECKING:
     from .autopilot import Auto as Auto
     from .autopilot import AutoSummary as AutoSummary
     from .autopilot import auto as auto
-    from .batch_search.max_batch import max_batch as max_batch
-    from .batch_search.results import MaxBatch as MaxBatch
-    from .errors import FileFormatError as FileFormatError
-    from .errors import InfeasibleBudget as InfeasibleBudget
-    from .errors import InvalidSchedule as InvalidSchedule
-    from .errors import PlanMismatch as PlanMismatch
-    from .errors import PoochError as PoochError
-    from .errors import ProfileError as ProfileError
-    from .errors import ReplayDiffers as ReplayDiffers
-    from .errors import TierError as TierError
-    from .errors import UsageError as UsageError
-    from .errors import WorkloadError as WorkloadError
     from .executor.verification import Verified as Verified
+    from .ground.errors import FileFormatError as FileFormatError
+    from .ground.errors import InfeasibleBudget as InfeasibleBudget
+    from .ground.errors import InvalidSchedule as InvalidSchedule
+    from .ground.errors import PlanMismatch as PlanMismatch
+    from .ground.errors import PoochError as PoochError
+    from .ground.errors import ProfileError as ProfileError
+    from .ground.errors import ReplayDiffers as ReplayDiffers
+    from .ground.errors import TierError as TierError
+    from .ground.errors import UsageError as UsageError
+    from .ground.errors import WorkloadError as WorkloadError
     from .ir import Plan as Plan
     from .ir import Profile as Profile
     from .ir import Timeline as Timeline
@@ -63,19 +65,19 @@ if TYPE_CHECKING:
     from .torchtools.pipeline_stages import stage_step as stage_step
     from .workloads import Workload as Workload
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _NAMES = {
     "analysis.costs": ("activation_costs",),
     "api.applying": ("apply",),
     "api.arenas": ("arena", "install_cuda_arena"),
+    "api.batch_search.max_batch": ("max_batch",),
+    "api.batch_search.results": ("MaxBatch",),
     "api.guarding": ("guard",),
     "api.planning": ("plan", "plan_from_decisions", "smallest_budget"),
     "api.profiling": ("profile",),
     "api.simulation": ("simulate",),
     "autopilot": ("Auto", "AutoSummary", "auto"),
-    "batch_search.max_batch": ("max_batch",),
-    "batch_search.results": ("MaxBatch",),
     "errors": (
         "FileFormatError",
         "InfeasibleBudget",

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy
 
 from pooch.api.hooked import dataflow_of
+from pooch.ground.units import format_bytes
 from pooch.ir import HookCosts, Link, Profile, Value
-from pooch.units import format_bytes
 
 
 def rescale(

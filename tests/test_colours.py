@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pooch import colours, report
+from pooch import report
+from pooch.ground import colours
 
 BARS = {**colours.CHOICES, **{f"kind {name}": colour for name, colour in colours.KINDS.items()}}
 LINES = ("planned", "in-core", "budget", "bound")

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pooch import folders
-from pooch.folders import TemporaryFolder
+from pooch.ground import folders
+from pooch.ground.folders import TemporaryFolder
 from tests.children import ROOT, child_environment
 
 HOLDING = """
 import os, sys
 from pathlib import Path
-from pooch.folders import TemporaryFolder
+from pooch.ground.folders import TemporaryFolder
 folder = TemporaryFolder()
 (folder.path / "part").write_text("x")
 print(folder.path, flush=True)

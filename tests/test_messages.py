@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pooch import messages
+from pooch.ground import messages
 
 TEXT = "the budget is 60.00 MiB"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pooch.native import BuildError, built_library
+from pooch.ground.native import BuildError, built_library
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no compiler")
 

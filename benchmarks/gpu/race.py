@@ -10,9 +10,9 @@ from typing import Any
 from benchmarks.gpu.job import Job, Verdict
 from benchmarks.gpu.repeatable import on_device, use_deterministic_kernels
 from benchmarks.soak import tight_mixed_plan
+from pooch.api.measure.training import Trained, first_difference, forward_and_backward, train_steps
 from pooch.api.profiling import profile_workload
 from pooch.ir import Plan
-from pooch.measure.training import Trained, first_difference, forward_and_backward, train_steps
 from pooch.torchtools import accelerators
 from pooch.workloads import Setting, Workload, WorkloadFactory
 

@@ -17,16 +17,16 @@ from benchmarks.gpu.job import Job, Verdict
 from benchmarks.gpu.planning_process import plan_or_smallest
 from benchmarks.gpu.race import explained
 from benchmarks.gpu.repeatable import on_device, use_deterministic_kernels
+from pooch.api.measure.hard_limit import limit_gpu
+from pooch.api.measure.timing import Timing, time_under, timed_step
+from pooch.api.measure.training import Trained, applied, forward_and_backward, train_steps, train_under
+from pooch.api.measure.training_report import TrainingReport, report_of
 from pooch.api.profiling import profile_workload
 from pooch.executor import Run
+from pooch.ground.units import format_bytes, format_ms
 from pooch.ir import Plan, Profile
-from pooch.measure.hard_limit import limit_gpu
-from pooch.measure.timing import Timing, time_under, timed_step
-from pooch.measure.training import Trained, applied, forward_and_backward, train_steps, train_under
-from pooch.measure.training_report import TrainingReport, report_of
 from pooch.torchtools import accelerators, cuda_only
 from pooch.torchtools.training_state import model_device
-from pooch.units import format_bytes, format_ms
 from pooch.workloads import Setting, Workload, WorkloadFactory
 
 BUDGETS = ("80%", "60%", "40%")

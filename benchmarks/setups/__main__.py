@@ -24,8 +24,8 @@ from benchmarks.setups.counting import preloading
 from benchmarks.setups.outcome import Outcome, budget_of, outcome_of, row_of
 from benchmarks.setups.setup import Setup
 from benchmarks.tables import LAYOUT, markdown_table, surroundings, tell, write_results
+from pooch.ground.units import format_bytes
 from pooch.ir.files import replace_file
-from pooch.units import format_bytes
 
 NAME, PAGE = "setups", Path("docs/setups.md")
 TITLE = "Training scripts with and without Pooch"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from pooch.native import BuildError, built_library
+from pooch.ground.native import BuildError, built_library
 
 SOURCE = Path(__file__).with_name("counting.cpp")
 

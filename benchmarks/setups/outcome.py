@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.setups.setup import USUAL_SHARE, Setup
 from benchmarks.tables import Row
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 
 Trained = Mapping[str, Any]
 

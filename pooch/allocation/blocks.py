@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..ground.units import round_up
 from ..packing import Block
 from ..torchtools.cpu_allocator import ALIVE, ArenaFunctions, RecordedStep
-from ..units import round_up
 
 
 def common_step(first: RecordedStep, second: RecordedStep) -> RecordedStep | None:

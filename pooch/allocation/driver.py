@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
+from ..ground.units import format_bytes
 from ..packing import Block, Layout, pack, verify
 from ..torchtools import cuda_only
 from ..torchtools.cpu_allocator import NO_PLACE, ArenaCounters, RecordedStep, counting_allocator
@@ -22,7 +23,6 @@ from ..torchtools.cpu_allocator.arena import ALL, Integers
 from ..torchtools.cpu_allocator.arena_stats import ArenaState, ArenaStats
 from ..torchtools.cuda_allocator import CudaSteps, installed_arena
 from ..torchtools.malloc import trim_freed_memory
-from ..units import format_bytes
 from .blocks import blocks_of, calls_that_repeat, common_step, part_of
 
 _in_use = threading.Lock()  # there is one arena in a process

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from ..ir.profile import Profile
 from .sharding import Unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from ..ir import Plan
 from ..ir.arguments import plan_of
 from .arenas import arena_for

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy
 
-from ..errors import InfeasibleBudget
+from ..ground.errors import InfeasibleBudget
 from ..ir.layout import Layout, StepLayout
 from ..packing import pack
 from ..planner import Evaluation, PolicyOutcome

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 
 if TYPE_CHECKING:
     import torch

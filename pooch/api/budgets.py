@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from numbers import Integral, Real
 
-from ..errors import UsageError
-from ..units import MOST_BYTES, parse_bytes
-from ..visible import one_line
+from ..ground.errors import UsageError
+from ..ground.units import MOST_BYTES, parse_bytes
+from ..ground.visible import one_line
 
 SMALLEST = "min"
 FEWEST_BYTES = 1024  # no model trains in less: whoever writes 16 means 16 GiB, or 16%

@@ -16,17 +16,17 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
-from ..errors import PoochError, ProcessEnded, first_line
+from ..ground.errors import PoochError, ProcessEnded, first_line
 
 # All that a child process does: a module, and its function, which takes what it is asked and a function to report its
 # progress to. A line from the parent only ever names data, so nothing else can be made to run.
 WORK = {
-    "make a plan": "..api.planning:plan_here",
+    "make a plan": ".planning:plan_here",
     "plan beside training": "..autopilot.jobs:done",
     "measure beside training": "..autopilot.costs:measured_costs",
-    "compare deterministically": "..measure.checking:compared",
-    "train on an arena": "..measure.arena_training:served",
-    "train under a limit": "..measure.limited_child:trained",
+    "compare deterministically": ".measure.checking:compared",
+    "train on an arena": ".measure.arena_training:served",
+    "train under a limit": ".measure.limited_child:trained",
 }
 ASIDE = ("plan beside training", "measure beside training")
 NICENESS = 10  # of work beside training, so that the training step goes first

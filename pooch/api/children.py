@@ -19,10 +19,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Self
 
-from .. import errors
-from ..errors import ProcessEnded
-from ..progress import silent
-from ..visible import visible
+from ..ground import errors
+from ..ground.errors import ProcessEnded
+from ..ground.progress import silent
+from ..ground.visible import visible
 from .wire import WIRE
 
 _LISTEN_S = 5.0  # for the last words of a child that has ended; processes that it started may hold its pipe open
@@ -48,7 +48,7 @@ child.main(work)
 def child_command(work: str, *, imports_as_here: bool = False) -> list[str]:
     """The command that runs a child process; arguments as of `Child`."""
     path = json.dumps(sys.path) if imports_as_here else ""
-    folder = Path(errors.__file__).resolve().parent
+    folder = Path(__file__).resolve().parent.parent
     return [sys.executable, "-P", "-c", _BEGIN, folder.as_posix(), path, work]
 
 

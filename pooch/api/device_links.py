@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..ground.progress import Progress, silent
 from ..ir import Device, Link
-from ..progress import Progress, silent
 
 if TYPE_CHECKING:
     import torch

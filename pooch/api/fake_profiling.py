@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..ground.progress import Progress
 from ..ir import Link, Profile
-from ..progress import Progress
 from .device_links import measure_device_link
 from .modelled_ranks import RanksOptions
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import InfeasibleBudget, UsageError
+from ..ground.errors import InfeasibleBudget, UsageError
+from ..ground.units import format_bytes, plural
+from ..ground.visible import one_line
 from ..ir import Plan, Profile, Region
 from ..ir.arguments import plan_of, profile_of
-from ..units import format_bytes, plural
-from ..visible import one_line
 from .budgets import is_smallest
 from .options import plan_options
 from .planning import budget_in_bytes, plan_with

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ..errors import PoochError
+from ..ground.errors import PoochError
+from ..ground.progress import Progress
 from ..ir import Decisions, HookCosts, Link, Plan, Profile
-from ..progress import Progress
 from .planning import plan_from_decisions
 
 if TYPE_CHECKING:

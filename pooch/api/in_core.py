@@ -22,7 +22,7 @@ def fits_in_core(plan: Plan, workload: Workload) -> bool:
 
 def has_room(peak_bytes: int, workload: Workload) -> bool:
     """Whether a step with that peak has room on the device, beside what lives there now."""
-    from ..process_limits import is_limited
+    from ..ground.process_limits import is_limited
     from ..torchtools.device_memory import room_bytes
     from ..torchtools.malloc import return_large_blocks
     from ..torchtools.memory_trace import live_bytes

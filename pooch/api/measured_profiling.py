@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..ground.progress import Progress
 from ..ir import Profile
-from ..progress import Progress
 from .split_profiling import with_split
 
 if TYPE_CHECKING:

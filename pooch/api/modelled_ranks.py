@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from ..ir import Profile
 from ..ir.modelled_ranks import ShardingKind
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from ..ir import Profile, Region
 from ..ir.plan import Bound
 from ..planner import Effort

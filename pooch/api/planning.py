@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.dataflow import Dataflow
-from ..errors import InfeasibleBudget, UsageError
+from ..ground.errors import InfeasibleBudget, UsageError
+from ..ground.process_limits import is_limited
+from ..ground.progress import PlanningProgress
 from ..ir import Choice, Decision, Decisions, Plan, Profile, Region
 from ..ir.arguments import profile_of
 from ..ir.layout import StepLayout
 from ..ir.plan import Bound
 from ..planner import Effort, Evaluation, PlanningRequest, PolicyOutcome, described
-from ..process_limits import is_limited
-from ..progress import PlanningProgress
 from ..simulator import simulate as simulate_schedule
 from .arena_fitting import ArenaFitting
 from .budgets import is_smallest, parse_budget

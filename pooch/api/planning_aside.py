@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..errors import ProcessEnded, WireError
+from ..ground.errors import ProcessEnded, WireError
+from ..ground.progress import PlanningProgress, silent
 from ..ir import Decisions, Plan, Profile
-from ..progress import PlanningProgress, silent
 from .children import Child
 from .options import PlanOptions
 

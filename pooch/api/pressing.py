@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..analysis.dataflow import Dataflow
+from ..ground.units import format_bytes, round_up
 from ..ir import Plan, Profile, Timeline
 from ..ir.schedule import TIER_ALIGNMENT_BYTES
 from ..planner import Evaluation, PolicyOutcome
 from ..simulator import run_online
 from ..simulator.pressed import least_bytes, pressed
-from ..units import format_bytes, round_up
 from .evaluation import StageEvaluator, verified_timeline
 from .hooked import dataflow_of
 from .options import PlanOptions

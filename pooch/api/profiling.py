@@ -7,10 +7,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ProfileError, UsageError, first_line
+from ..ground.errors import ProfileError, UsageError, first_line
+from ..ground.progress import Progress, silent
+from ..ground.units import plural
 from ..ir import Link, Profile
-from ..progress import Progress, silent
-from ..units import plural
 from ..workloads import Workload
 from .budgets import parse_budget
 from .fake_profiling import fake_profile, fake_profile_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..analysis.dataflow import Dataflow
-from ..errors import PlanMismatch
+from ..ground.errors import PlanMismatch
 from ..ir import Plan, Profile, Schedule, Timeline
 from ..ir.arguments import plan_of, profile_of
 from ..simulator import simulate as simulate_schedule

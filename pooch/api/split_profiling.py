@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import PoochError, first_line
+from ..ground.errors import PoochError, first_line
+from ..ground.progress import Progress
 from ..ir import Op, Profile, Split
-from ..progress import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..errors import InfeasibleBudget
+from ..ground.errors import InfeasibleBudget
+from ..ground.units import format_bytes, format_ms
 from ..ir import Plan, Profile, Region
 from ..planner.contract import OPTIMAL_GAP, gap_between
-from ..units import format_bytes, format_ms
 
 Make = Callable[[Profile, float], Plan]
 

@@ -10,7 +10,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from ..errors import WireError
+from ..ground.errors import WireError
 from ..ir import (
     Action,
     Decision,

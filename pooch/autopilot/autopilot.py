@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from .. import messages
 from ..api.budgets import parse_budget
 from ..api.options import PlanOptions
-from ..errors import UsageError
 from ..executor.engines import make_engine
 from ..executor.evictor import Evictor
 from ..executor.live_bytes import live_bytes_of
 from ..executor.silence import Silence
 from ..executor.status import Status
 from ..executor.verification import Verification, Verify
+from ..ground import messages
+from ..ground.errors import UsageError
+from ..ground.units import format_bytes
+from ..ground.visible import one_line
 from ..ir import Plan, Profile
 from ..torchtools.ranks import local_count
-from ..units import format_bytes
-from ..visible import one_line
 from .budget import HeldBudget, budget_of
 from .cache import PlanCache, Purpose
-from .costs import costs_of
+from .costs import costs_of, link_seen
 from .driver import StepDriver, end_held, refuse_a_second
 from .governed import GovernedModels, models_of
 from .library import Library
@@ -71,7 +72,7 @@ class Auto:
         library = Library(
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
             tell,
-            costs_of(device, evictor.speed.link, self._team.gather),
+            costs_of(device, partial(link_seen, evictor.speed), self._team.gather),
             cache=None if cache is None else self._opened(cache, tell),
             holds_beneath=live.asks,
         )

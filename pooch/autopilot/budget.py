@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..api.budgets import is_smallest, parse_budget
-from ..errors import UsageError
 from ..executor.evictor import Evictor
-from ..units import parse_bytes
+from ..ground.errors import UsageError
+from ..ground.units import parse_bytes
 from .optimizers import OptimizerWatch
 from .remarks import Remarks
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from ..errors import FileFormatError, UsageError
+from ..ground.errors import FileFormatError, UsageError
+from ..ground.reading import file_bytes, is_ours
 from ..ir import Plan, Profile
 from ..ir.files import document_of, replace_file
 from ..profiler.hardware import describe_device
-from ..reading import file_bytes, is_ours
 from ..torchtools.tensors import model_signature
 from .signature import StepKey
 

@@ -13,8 +13,9 @@ import torch
 from ..api.children import Child
 from ..api.device_links import measure_device_link
 from ..api.hook_costs import measure_hook_costs
-from ..errors import PoochError
+from ..ground.errors import PoochError
 from ..ir import HookCosts, Link, Profile
+from ..machine import CopySpeed
 from ..profiler.step import is_profiling
 from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import earlier_objects_exempt
@@ -31,7 +32,14 @@ class Costs:
 
 
 Gather = Callable[[], object]
+_COMPUTE_SHARE = 0.2  # of a copy's time that compute loses, a guess for one core of several
 _LET_GO_S = 0.2  # more than letting go of a process takes that has ended
+
+
+def link_seen(speed: CopySpeed) -> Link:
+    """Return the speed of copies as seen in training, as a link whose copies go one after the other."""
+    rate, share = speed.bytes_per_ms, _COMPUTE_SHARE
+    return Link(f"{speed.tier}; rates as seen in training", 0.05, 0.05, rate, rate, False, share, share)
 
 
 class CostSource(Protocol):

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from ..errors import TierError, UsageError
 from ..executor.evictor import Evictor
 from ..executor.statistics import RunStats
 from ..executor.step import OWN_WORK, Step
+from ..ground.errors import TierError, UsageError
+from ..ground.units import format_bytes
 from ..ir import Profile
 from ..machine.account import LiveBytes
 from ..profiler.live import needs_profiler
@@ -25,7 +26,6 @@ from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.threads import OwnThread, is_alone
 from ..torchtools.training_state import model_device
-from ..units import format_bytes
 from .backward import BackwardWatch
 from .budget import HeldBudget
 from .counting import margin_bytes

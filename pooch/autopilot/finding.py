@@ -17,9 +17,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ..api.budgets import parse_budget
-from ..errors import UsageError
 from ..executor.live_bytes import live_bytes_of
 from ..executor.verification import Verify
+from ..ground.errors import UsageError
 from ..torchtools.calls import PLACE, compiled_part
 from .autopilot import Auto, auto
 from .backward import BackwardWatch

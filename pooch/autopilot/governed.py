@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
 from ..executor.attachment import callable_parts
+from ..ground.errors import UsageError
 from ..torchtools.calls import PLACE, CallRegion, refuse_compiled, refuse_taken
 from ..torchtools.training_state import model_device
 

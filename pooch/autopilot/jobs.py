@@ -9,9 +9,9 @@ from ..api.options import PlanOptions
 from ..api.planning import plan_here
 from ..api.pressing import plan_under_pressure
 from ..api.wire import WIRE
-from ..errors import InfeasibleBudget, PoochError
+from ..ground.errors import InfeasibleBudget, PoochError
+from ..ground.progress import PlanningProgress
 from ..ir import Plan, Profile
-from ..progress import PlanningProgress
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from ..executor.table import ActionTable
+from ..ground.units import format_bytes
+from ..ground.wording import slower_than
 from ..ir import Plan, Profile
-from ..units import format_bytes
-from ..wording import slower_than
 from .signature import StepKey
 from .summary import Decision, PlannedShape
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from ..analysis.interpolation import KnownStep
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
+from ..ground.units import format_bytes
 from ..ir import Link, Plan, Profile
-from ..units import format_bytes
 from .cache import Cached, PlanCache
 from .costs import CostSource
 from .known import Family, Known, Trial, described, without_replays

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..ground.units import format_bytes
 from ..torchtools.accelerators import has_streams
 from ..torchtools.device_memory import free_bytes
-from ..units import format_bytes
 
 _PAGE_BYTES = 4096  # rooms in a tier begin at multiples of this
 

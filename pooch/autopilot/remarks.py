@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..bounded import Topics
-from ..units import format_bytes
+from ..ground.bounded import Topics
+from ..ground.units import format_bytes
 
 BY_OTHER_HOOKS = "the program has saved-tensor hooks of its own, so nothing is done: take them away"
 MORE_THAN_RECORDED = "it was known to fit, and did more than when it was recorded; its next step is recorded again"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from ..analysis.interpolation import KnownStep
 from ..api.children import Child
 from ..api.options import PlanOptions
-from ..errors import PoochError
 from ..executor.table import ActionTable
+from ..ground.errors import PoochError
 from .cache import Cached, PlanCache
 from .costs import CostSource
 from .jobs import Answer, Job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..bounded import RecentlyUsed
+from ..ground.bounded import RecentlyUsed
 from ..ir import Profile
 from .known import Family, Known
 from .signature import StepKey

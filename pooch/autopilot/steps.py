@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
-from ..errors import ProfileError
 from ..executor.evictor import Evictor
 from ..executor.mode import following, looking
 from ..executor.step import Advice, Step
+from ..ground.errors import ProfileError
 from ..ir import Plan, Profile
 from ..profiler.live import LiveTrace
 from ..torchtools.endings import end_with

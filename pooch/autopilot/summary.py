@@ -7,8 +7,8 @@ from typing import Literal
 
 from ..executor.statistics import RunStats
 from ..executor.verification import NOTHING_VERIFIED, Verified
-from ..units import format_bytes, plural
-from ..wording import budget_verdict, in_all, slower, slower_than_predicted
+from ..ground.units import format_bytes, plural
+from ..ground.wording import budget_verdict, in_all, slower, slower_than_predicted
 
 Decision = Literal["in-core", "plan", "online", "record"]
 

@@ -10,8 +10,8 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
+from ..ground.units import format_bytes
 from ..torchtools.ranks import Ranks, is_distributed
-from ..units import format_bytes
 from .cache import Seat
 from .node import TierShare
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import click
 
-from ..errors import PoochError, first_line
+from ..ground.errors import PoochError, first_line
 from .output import forget_printed, has_printed_json, print_json, say
 
 SUCCESS, FAILED, WRONG_USAGE = 0, 1, 2

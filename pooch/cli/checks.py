@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..errors import TierError, UsageError
+from ..ground.errors import TierError, UsageError
 
 _DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 _OWN_DEVICE = re.compile(r"([a-z]\w*)(:\d+)?")

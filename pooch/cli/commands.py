@@ -6,8 +6,8 @@ import importlib
 
 import click
 
-from ..plugins import provided
-from ..wording import did_you_mean
+from ..ground.plugins import provided
+from ..ground.wording import did_you_mean
 
 # One line each for `pooch --help`, so that help imports no command.
 _COMMANDS = {
@@ -65,9 +65,9 @@ class LazyGroup(click.Group):
 
 def _print_version(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
     if is_asked and not context.resilient_parsing:
-        from .. import __version__
+        from ..ground.version import VERSION
 
-        click.echo(f"pooch-planner {__version__}")
+        click.echo(f"pooch-planner {VERSION}")
         context.exit()
 
 

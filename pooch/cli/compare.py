@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from .checks import refuse_missing_device
 from .options import (
     PATH,
@@ -24,8 +24,8 @@ from .options import (
 from .output import print_json, print_tables, progress_shown
 
 if TYPE_CHECKING:
+    from ..api.measure.comparison import ComparisonRow
     from ..ir import Profile
-    from ..measure.comparison import ComparisonRow
     from ..workloads.loading import WorkloadFactory
 
 
@@ -70,9 +70,9 @@ def command(
     **planning: Any,
 ) -> None:
     """Plan profile P.json by every policy under each budget."""
+    from ..api.measure.comparison import compare, measure_rows
     from ..api.options import PlanOptions
     from ..ir import Profile
-    from ..measure.comparison import compare, measure_rows
 
     profile = Profile.load(profile_path).shared_by(ranks)
     factory = _factory(measure, profile, batch_size, device, settings)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from .options import PATH, device_option, json_option, spill_directory_option
 from .output import print_json, print_tables, progress_shown, say
 
@@ -61,8 +61,8 @@ def _list_catalogue(as_json: bool) -> None:
 def _measure(device: str | None, name: str, output: Path | None, as_json: bool) -> None:
     import torch
 
+    from ..api.measure.device_measuring import measure_device_model
     from ..devices import user_catalogue, write_device
-    from ..measure.device_measuring import measure_device_model
     from ..report.devices import catalogue_tables
     from ..report.summaries import device_model_record
     from ..torchtools.accelerators import all_accelerators

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import messages
-from ..errors import PoochError, UsageError, first_line
+from ..ground import messages
+from ..ground.errors import PoochError, UsageError, first_line
 from .checks import use_spill_directory
 from .options import force_option, output_option, spill_option, verbose_option, verify_option
 from .output import command_line

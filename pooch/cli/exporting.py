@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import UsageError
-from ..plugins import provided
+from ..ground.errors import UsageError
+from ..ground.plugins import provided
 
 if TYPE_CHECKING:
     from ..workloads import Workload

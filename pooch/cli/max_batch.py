@@ -50,7 +50,7 @@ def command(
     **searching: Any,
 ) -> None:
     """Find the largest batch of WORKLOAD that fits into --budget under a plan, and the throughput up to it."""
-    from ..batch_search.max_batch import max_batch
+    from ..api.batch_search.max_batch import max_batch
     from ..devices import find_device
     from ..report.growing import (
         doubt_of_max_batch,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import FileFormatError, UsageError
+from ..ground.errors import FileFormatError, UsageError
 from .exporting import Export
 from .options import (
     PATH,
@@ -26,8 +26,8 @@ from .options import (
 from .output import print_json, print_tables, progress_shown
 
 if TYPE_CHECKING:
+    from ..api.measure.measuring import Optimized
     from ..api.options import PlanOptions
-    from ..measure.measuring import Optimized
     from ..workloads import WorkloadFactory
 
 _PROFILE, _PLAN = "profile.json", "plan.json"
@@ -73,7 +73,7 @@ def command(
     **measuring: Any,
 ) -> None:
     """Profile WORKLOAD, plan it under --budget, train it under the plan, and measure the training."""
-    from ..measure.measuring import optimize
+    from ..api.measure.measuring import optimize
     from ..report.summaries import plan_record, profile_record
     from ..report.tables import choices_table, plan_table, profile_table
     from ..report.training import training_record

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from .checks import device_name, refuse_missing_device, spill_directory
 
 Function = Callable[..., Any]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..visible import visible
+from ..ground.visible import visible
 from .phases import FIRST_SIGN_S, SHORTEST_S, Phases
 
 if TYPE_CHECKING:

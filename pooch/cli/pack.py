@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
+from ..ground.plugins import provided
+from ..ground.units import format_bytes
 from ..packing import POLICIES, Block, Layout, pack, verify
 from ..packing.files import load_blocks, save_offsets
-from ..plugins import provided
-from ..units import format_bytes
 from .options import PATH, output_option, plot_option, profile_option, results_options
 from .output import print_json, print_written, progress_shown, say
 

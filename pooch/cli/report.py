@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..units import format_bytes
+from ..ground.units import format_bytes
 from .options import (
     PATH,
     host_budget_option,

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import PoochError
+from ..ground.errors import PoochError
 from .exporting import Export
 from .options import PATH, export_option, results_options, training_options, verbose_option, workload_options
 from .output import print_json, print_tables, progress_shown, say
 
 if TYPE_CHECKING:
+    from ..api.measure.training_report import TrainingReport
     from ..ir import Plan
-    from ..measure.training_report import TrainingReport
     from ..workloads import WorkloadFactory
 
 
@@ -34,8 +34,8 @@ def command(
     **training: Any,
 ) -> None:
     """Train WORKLOAD for a few steps under a plan, and report memory, time and whether the numbers are the same."""
+    from ..api.measure.measuring import measure_training
     from ..ir import Plan
-    from ..measure.measuring import measure_training
     from ..report.training import training_record
 
     export = Export(export_path, factory.name)
@@ -52,7 +52,7 @@ def command(
 
 def print_verdict(report: TrainingReport, plan: Plan | None) -> None:
     """Print what a person wants to know, and whether the times can be trusted."""
-    from ..measure.doubt import doubt_of_training
+    from ..api.measure.doubt import doubt_of_training
     from ..report.verdict import EVERYTHING_FITS, needs_no_plan, training_verdict
 
     if plan is not None and needs_no_plan(plan):

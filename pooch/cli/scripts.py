@@ -13,7 +13,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 
 
 def script_runner(script: str, arguments: Sequence[str]) -> Callable[[], None]:

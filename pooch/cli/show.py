@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from ..ir import Plan, Profile
 from ..ir.files import load_document
 from .options import PATH, count_option, plot_option, profile_option, results_options, verbose_option

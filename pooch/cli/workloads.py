@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UsageError
-from ..wording import did_you_mean
+from ..ground.errors import UsageError
+from ..ground.wording import did_you_mean
 from .options import json_option
 from .output import print_json, print_tables, say
 

@@ -14,10 +14,10 @@ from typing import Any
 import pydantic
 import tomli_w
 
-from ..errors import FileFormatError, MissingFile, UsageError
+from ..ground.errors import FileFormatError, MissingFile, UsageError
+from ..ground.reading import file_bytes
 from ..ir.files import replace_file
 from ..ir.validation import first_fault, validator_of
-from ..reading import file_bytes
 from .model import DeviceModel
 
 _GIB = 2**30

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from ..ir import Device, Link
 
 OpKind = Literal["matmul", "convolution"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import PlanMismatch, UsageError
+from ..ground.errors import PlanMismatch, UsageError
 from ..ir import Plan
 from ..ir.executable import check_executable
 from ..ir.modelled_ranks import is_of_modelled_ranks

@@ -9,10 +9,10 @@ from itertools import chain
 
 import torch
 
-from ..errors import TierError
+from ..ground.errors import TierError
+from ..ground.units import format_bytes
 from ..ir import Plan
 from ..torchtools.tensors import storage_bytes
-from ..units import format_bytes
 
 AGAIN = "profile and plan again"
 

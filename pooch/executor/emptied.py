@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import TierError
+from ..ground.errors import TierError
 from ..machine import Value
 from ..torchtools.effects import StorageMap
 from ..torchtools.tensors import bytes_of, storage_key, tensors_with_memory

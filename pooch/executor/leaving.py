@@ -14,12 +14,12 @@ from functools import partial
 
 import torch
 
-from ..errors import TierError
+from ..ground.errors import TierError
+from ..ground.units import round_up
 from ..ir import Plan
 from ..machine import Call, Level, Value
 from ..machine.values import Ticket
 from ..torchtools.operators import has_undefined_bytes, is_foreign_name, operator_facts
-from ..units import round_up
 from .engines.health import TierHealth
 from .engines.protocol import Arena, CopyEngine
 from .memory import is_held_elsewhere

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from ..machine.account import MakeRoom, NobodyAsks
 from ..torchtools import accelerators
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator

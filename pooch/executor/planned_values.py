@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import PlanMismatch, ReplayDiffers
+from ..ground.errors import PlanMismatch, ReplayDiffers
 from ..ir import Action
 from ..machine import Call, Recipes, Value
 from ..machine.recipes import Resolve

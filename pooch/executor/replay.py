@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import PlanMismatch, ReplayDiffers
+from ..ground.errors import PlanMismatch, ReplayDiffers
 from ..torchtools.accelerators import called_drawing_from, random_snapshot
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import OperatorFacts, is_foreign, operator_facts, reads_statistics

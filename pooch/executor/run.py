@@ -11,7 +11,9 @@ from typing import Literal, Protocol
 
 import torch
 
-from ..errors import TierError, UsageError
+from ..ground.errors import TierError, UsageError
+from ..ground.units import format_bytes, plural
+from ..ground.visible import one_line
 from ..ir import Plan
 from ..torchtools import accelerators, cuda_only
 from ..torchtools.cpu_allocator.arena_stats import ArenaStats
@@ -21,8 +23,6 @@ from ..torchtools.memory_meter import MemoryMeter
 from ..torchtools.split import SplitCalls, watching_losses
 from ..torchtools.standing_aside import StepHooks
 from ..torchtools.training_state import model_device
-from ..units import format_bytes, plural
-from ..visible import one_line
 from .attachment import Attachment
 from .causes import Overrun
 from .engines.protocol import Arena, CopyEngine

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..bounded import Topics
+from ..ground.bounded import Topics
 from ..torchtools import function_modes
 from ..torchtools.tensors import may_move
 from .records import pack_whole

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import TierError
+from ..ground.errors import TierError
+from ..ground.units import round_up
 from ..machine.values import Ticket
 from ..torchtools.accelerators import has_streams
 from ..torchtools.tensors import bytes_of, has_plain_storage, storage_key
 from ..torchtools.training_state import RandomStates, references_of
-from ..units import round_up
 from .engines.protocol import Arena, CopyEngine
 
 _ROOM_BYTES = 4096  # offsets in a tier are multiples of this

@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ..bounded import Topics
+from ..ground.bounded import Topics
+from ..ground.units import format_bytes, format_ms, plural
+from ..ground.visible import visible
 from ..torchtools.cpu_allocator.arena_stats import ArenaStats
-from ..units import format_bytes, format_ms, plural
-from ..visible import visible
 from .engines.step_clock import StepClock
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import PlanMismatch
+from ..ground.errors import PlanMismatch
 from ..machine import Call, Value
 from ..torchtools.effects import StorageMap, changed_statistics, written_tensors
 from ..torchtools.endings import end_with

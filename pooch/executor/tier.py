@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..errors import TierError
+from ..ground.errors import TierError
+from ..ground.units import format_bytes, round_up
 from ..machine.values import Ticket
-from ..units import format_bytes, round_up
 from .engines.health import BY_LIMIT
 from .engines.protocol import Arena, CopyEngine
 

@@ -21,14 +21,14 @@ from typing import Any, Literal
 
 import torch
 
-from ..bounded import RecentlyUsed
-from ..errors import ReplayDiffers, UsageError
+from ..ground.bounded import RecentlyUsed
+from ..ground.errors import ReplayDiffers, UsageError
+from ..ground.visible import one_line
 from ..machine import Level, Witness
 from ..torchtools.checksums import checksum_of
 from ..torchtools.operators import is_foreign
 from ..torchtools.settings import settings_now
 from ..torchtools.tensors import storage_of
-from ..visible import one_line
 
 Verify = Literal["always", "first", "off"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..autopilot import auto as hold_budget
-from ..errors import UsageError
-from ..visible import one_line
+from ..ground.errors import UsageError
+from ..ground.visible import one_line
 
 if TYPE_CHECKING:
     from torch import nn

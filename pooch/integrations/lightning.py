@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from .budgeted import BudgetedTraining
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # are never called themselves

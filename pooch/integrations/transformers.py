@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from .budgeted import BudgetedTraining
 
 if TYPE_CHECKING:

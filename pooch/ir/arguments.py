@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from .plan import Plan
 from .profile import Profile
 

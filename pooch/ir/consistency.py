@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from ..units import MOST_BYTES
+from ..ground.units import MOST_BYTES
 from .files import fault_of
 from .profile import Op, Profile, Value
 from .split import Split

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..errors import InvalidLayout, InvalidSchedule
+from ..ground.errors import InvalidLayout, InvalidSchedule
 from .consistency import anchor_faults, are_bytes, is_time, split_faults
 from .files import fault_of
 from .layout_check import verify as verify_layout

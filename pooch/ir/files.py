@@ -22,8 +22,8 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from ..errors import FileFormatError, MissingFile
-from ..reading import file_bytes
+from ..ground.errors import FileFormatError, MissingFile
+from ..ground.reading import file_bytes
 from .validation import first_fault, validator_of
 
 _PART_OF_WORD = re.compile(r"[\\\w.+-]{0,9}")  # of a number, an escape or a literal, with nothing else after the error

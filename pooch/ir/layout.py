@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from ..units import format_bytes, plural
+from ..ground.units import format_bytes, plural
 
 
 @dataclass(frozen=True, slots=True)

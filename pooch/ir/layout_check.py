@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from ..errors import InvalidLayout
+from ..ground.errors import InvalidLayout
 from .layout import Block, Layout, bound_of
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ..plugins import view
-from ..units import format_bytes
-from ..visible import one_line
+from ..ground.plugins import view
+from ..ground.units import format_bytes
+from ..ground.visible import one_line
 from .files import Document
 from .layout import StepLayout
 from .profile import Profile, shown_name

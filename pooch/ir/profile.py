@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ..plugins import view
-from ..units import MOST_BYTES, format_bytes, format_ms, plural
-from ..visible import one_line
+from ..ground.plugins import view
+from ..ground.units import MOST_BYTES, format_bytes, format_ms, plural
+from ..ground.visible import one_line
 from .files import Document
 from .modelled_ranks import ModelledRanks
 from .split import Split

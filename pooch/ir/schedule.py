@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..units import format_bytes, plural
+from ..ground.units import format_bytes, plural
 
 ActionKind = Literal["copy_out", "free", "empty", "refill", "copy_in", "wait", "replay", "drop"]
 TIER_ALIGNMENT_BYTES = 4096  # of a value's room, as direct I/O requires

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..errors import InvalidSchedule
-from ..units import round_up
+from ..ground.errors import InvalidSchedule
+from ..ground.units import round_up
 from .schedule import TIER_ALIGNMENT_BYTES, Action, Schedule
 
 _FORWARD_KINDS = frozenset(("copy_out", "free", "empty", "refill", "wait"))

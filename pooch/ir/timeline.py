@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy
 
-from ..plugins import view
-from ..units import format_bytes, format_ms
+from ..ground.plugins import view
+from ..ground.units import format_bytes, format_ms
 from .plan import Choice
 
 if TYPE_CHECKING:

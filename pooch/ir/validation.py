@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import FileFormatError
+from ..ground.errors import FileFormatError
 
 if TYPE_CHECKING:
     import pydantic

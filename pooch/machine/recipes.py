@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..errors import PlanMismatch
+from ..ground.errors import PlanMismatch
 from .speed import CopySpeed
 from .values import Storage, Value
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from ..ir import Link
-
 _FIRST_GUESS_BYTES_PER_MS = 1e6  # 1 GB/s
 _WEIGHT = 0.2  # of the latest copy
-_COMPUTE_SHARE = 0.2  # of a copy's time that compute loses, a guess for one core of several
 
 
 class CopySpeed:
     """A running estimate of the tier's bandwidth.
 
     Args:
-        tier: What the tier is.
+        tier: What the tier is. Also an attribute.
         bytes_per_ms: What is known of its bandwidth so far.
     """
 
     def __init__(self, tier: str, bytes_per_ms: float = _FIRST_GUESS_BYTES_PER_MS) -> None:
-        self._tier = tier
+        self.tier = tier
         self._bytes_per_ms = bytes_per_ms
 
-    def link(self) -> Link:
-        """Return the estimate as a link whose copies go one after the other."""
-        rate = self._bytes_per_ms
-        tier = f"{self._tier}; rates as seen in training"
-        return Link(tier, 0.05, 0.05, rate, rate, False, _COMPUTE_SHARE, _COMPUTE_SHARE)
+    @property
+    def bytes_per_ms(self) -> float:
+        """The bandwidth as seen so far."""
+        return self._bytes_per_ms
 
     def copy_ms(self, size_bytes: int) -> float:
         """Expected time of a copy in ms."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ..errors import TierError
+from ..ground.errors import TierError
 from .speed import CopySpeed
 from .values import Place, Storage, Value
 

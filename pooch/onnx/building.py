@@ -19,8 +19,8 @@ import onnx
 import torch
 import torch.utils._python_dispatch
 
-from ..errors import WorkloadError
-from ..wording import error_text
+from ..ground.errors import WorkloadError
+from ..ground.wording import error_text
 from .dimensions import InputShape
 from .model import OnnxModel, Step, path_of
 from .operation import ABSENT, HostNumbers, Node, Operation

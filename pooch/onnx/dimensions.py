@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx
 import torch
 
-from ..errors import UsageError, WorkloadError
+from ..ground.errors import UsageError, WorkloadError
 from .registry import UnsupportedVariant
 from .types import torch_type
 

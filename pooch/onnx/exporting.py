@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FileFormatError, PoochError, UsageError, WorkloadError
-from ..folders import TemporaryFolder
-from ..wording import error_text
+from ..ground.errors import FileFormatError, PoochError, UsageError, WorkloadError
+from ..ground.folders import TemporaryFolder
+from ..ground.wording import error_text
 from .file import require
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import UnknownWorkload, WorkloadError
+from ..ground.errors import UnknownWorkload, WorkloadError
 from ..workloads.base import Workload
 
 REMEDY = "pip install onnx onnxruntime onnxscript"  # an extra has no name that pip finds in every environment

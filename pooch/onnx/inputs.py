@@ -9,8 +9,8 @@ import onnx
 import psutil
 import torch
 
-from ..errors import WorkloadError
-from ..units import format_bytes
+from ..ground.errors import WorkloadError
+from ..ground.units import format_bytes
 from .dimensions import InputShape
 from .trainable import MOVES
 

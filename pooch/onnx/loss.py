@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 
 LOSSES = ("auto", "cross_entropy", "mse", "sum")
 Loss = Callable[[torch.Tensor], torch.Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plugins import Plugin, Provided
+from ..ground.plugins import Plugin, Provided
 
 PLUGIN = Plugin(
     workload_files={".onnx": Provided(f"{__package__}.file", "onnx_function")},

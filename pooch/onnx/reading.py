@@ -13,8 +13,8 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
-from ..errors import WorkloadError
-from ..wording import error_text
+from ..ground.errors import WorkloadError
+from ..ground.wording import error_text
 from . import operators as _operators  # noqa: F401 - fills the registry
 from .registry import OPERATORS
 

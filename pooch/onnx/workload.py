@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ..errors import PoochError, UsageError, WorkloadError
-from ..wording import error_text
+from ..ground.errors import PoochError, UsageError, WorkloadError
+from ..ground.wording import error_text
 from ..workloads.base import Workload
 from ..workloads.settings import Setting
 from .building import build_model

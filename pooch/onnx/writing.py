@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import torch
 
-from ..errors import WorkloadError
+from ..ground.errors import WorkloadError
 from .model import OnnxModel
 from .reading import digest_of, read_model
 

@@ -7,10 +7,10 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import FileFormatError, MissingFile
+from ..ground.errors import FileFormatError, MissingFile
+from ..ground.reading import file_bytes
 from ..ir.files import replace_file
 from ..ir.layout import Block, Layout
-from ..reading import file_bytes
 
 COLUMNS = ("id", "lower", "upper", "size")
 _ALIGNMENT = "alignment"

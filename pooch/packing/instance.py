@@ -9,9 +9,9 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
+from ..ground.units import MOST_BYTES
 from ..ir.layout import Block
-from ..units import MOST_BYTES
 
 Integers = NDArray[np.int64]
 Order = NDArray[np.int32]

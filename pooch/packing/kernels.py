@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..native import BuildError, Signatures, bound_functions, built_library
+from ..ground.native import BuildError, Signatures, bound_functions, built_library
 from .instance import Instance, Integers, Order
 
 SOURCE = Path(__file__).with_name("search.cpp")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from ..ir.layout import Block, Layout, bound_of
 from .fallback import best_of_rules, skyline
 from .first_fit import TooLate, by_size, filled, first_fit

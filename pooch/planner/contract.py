@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from ..analysis.dataflow import Dataflow
+from ..ground.progress import PlanningProgress
 from ..ir.plan import Choice, Decision, Decisions
 from ..ir.schedule import Schedule
 from ..ir.timeline import OnlineStep, Timeline
 from ..machine.eviction import Rule
-from ..progress import PlanningProgress
 
 Effort = Literal["full", "fast"]
 Status = Literal["optimal", "feasible", "heuristic"]

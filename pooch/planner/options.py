@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, replace
 from typing import Any
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from .contract import Policy
 
 FIXED = ("order",)  # fields that make it another policy

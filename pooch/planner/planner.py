@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import InfeasibleBudget
+from ..ground.errors import InfeasibleBudget
 from .candidates import Candidates
 from .contract import PlanningRequest, PolicyOutcome
 from .options import with_options

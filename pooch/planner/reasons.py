@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ..ground.units import format_bytes, format_ms
 from ..ir.plan import Choice, Decision, Decisions
-from ..units import format_bytes, format_ms
 from .candidates import NEVER, Candidate, Candidates
 from .contract import PlanningRequest, PolicyOutcome
 

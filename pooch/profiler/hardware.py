@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from ..ground.progress import Progress, silent
 from ..ir import Device
-from ..progress import Progress, silent
 from ..torchtools import accelerators, cuda_only
 from ..torchtools.accelerators import has_streams, synchronize
 from ..torchtools.tensors import dtype_name

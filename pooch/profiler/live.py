@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ProfileError
+from ..ground.errors import ProfileError
 from ..ir import Link, Profile
 from ..torchtools.accelerators import has_streams
 from ..torchtools.raw_looks import RawLooks

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ProfileError, UsageError
+from ..ground.errors import ProfileError, UsageError
 from ..torchtools.module_attributes import put_back
 from ..torchtools.tensors import find_tensors, tensors_with_memory, version_of
 from .fake.world import FakeWorld

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import PoochError
+from ..ground.errors import PoochError
 from ..torchtools.accelerators import granule_bytes
 from ..torchtools.tensors import find_tensors, storage_bytes
 from ..torchtools.training_state import RandomStates, model_device

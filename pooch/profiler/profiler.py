@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import ProfileError
 from ..executor.evictor import Evictor
+from ..ground.errors import ProfileError
+from ..ground.process_limits import is_limited
+from ..ground.progress import Progress, silent
+from ..ground.units import format_bytes
 from ..ir import Link, Profile
-from ..process_limits import is_limited
-from ..progress import Progress, silent
 from ..torchtools import accelerators
 from ..torchtools.device_memory import give_memory_back, room_bytes
 from ..torchtools.malloc import return_large_blocks
@@ -23,7 +24,6 @@ from ..torchtools.out_of_memory import forgotten, is_out_of_memory
 from ..torchtools.ranks import Ranks, is_distributed, will_arrange_buckets
 from ..torchtools.requested_sizes import allocated_as_requested
 from ..torchtools.training_state import model_device, training_state_kept
-from ..units import format_bytes
 from .assembly import assembled_profile
 from .device_times import device_slot_times_ms
 from .hardware import describe_device

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ProfileError
+from ..ground.errors import ProfileError
 from ..torchtools import accelerators
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.memory_trace import marker

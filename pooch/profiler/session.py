@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import PoochError, ProfileError, first_line
+from ..ground.errors import PoochError, ProfileError, first_line
 from ..torchtools.out_of_memory import is_out_of_memory
 from .recorder import ForwardRecorder
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from ..errors import ProfileError
 from ..executor.evictor import Evictor
 from ..executor.statistics import RunStats
 from ..executor.step import Step
+from ..ground.errors import ProfileError
 from ..machine import Value
 from ..torchtools.effects import written_tensors
 from ..torchtools.memory_trace import CollectorOff, MemoryTrace, MemoryTracer, marker

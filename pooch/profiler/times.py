@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..ground.units import format_ms
 from ..torchtools.accelerators import synchronize
-from ..units import format_ms
 from .slots import StepAssembly
 from .step import Forward, check_loss
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from ..api.batch_search.max_batch import with_measurements
+from ..api.batch_search.results import MaxBatch
+from ..api.batch_search.search import largest_size
 from ..api.budgets import parse_budget
+from ..api.measure.comparison import ComparisonRow, measure_rows
 from ..api.options import PlanOptions
 from ..api.planning import plan
-from ..batch_search.max_batch import with_measurements
-from ..batch_search.results import MaxBatch
-from ..batch_search.search import largest_size
-from ..errors import InfeasibleBudget
+from ..ground.errors import InfeasibleBudget
+from ..ground.progress import Progress
 from ..ir import Choice, Plan, Profile
-from ..measure.comparison import ComparisonRow, measure_rows
-from ..progress import Progress
 from .methods import Method, find_method
 from .profiles import Profiles
 from .rows import Answer, Row

@@ -35,7 +35,7 @@ def command(name: str, folder: Path | None, only_recorded: bool, as_json: bool, 
     """Run the published experiment NAME: compare the paper's figure with each method and with ours, modelled on the
     paper's hardware, and measured on this machine at a reduced size.
     """
-    from ..errors import UsageError
+    from ..ground.errors import UsageError
     from .experiments import find_experiment
     from .running import reproduce
     from .tables import reproduction_record, reproduction_tables

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
+from ..ground.wording import did_you_mean
 from ..ir import Profile
 from ..planner import policy_names
-from ..wording import did_you_mean
 
 WITHIN_BACKWARD = "ilp_backward_only"
 

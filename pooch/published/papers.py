@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from ..reading import packaged_tables
+from ..ground.reading import packaged_tables
 
 Unit = Literal["slowdown", "multiple", "size", "overhead_cut", "time_cut", "peak_mb"]
 Known = Literal["read", "abstract", "recalled"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plugins import Plugin, Provided
+from ..ground.plugins import Plugin, Provided
 
 _POLICIES = {  # by module; in the order of tables
     "pooch_baselines": ("recompute_all", "swap_all", "swap_all_no_scheduling"),

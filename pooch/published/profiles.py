@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ..api.batch_search.max_batch import SizedWorkload
 from ..api.profiling import profile_workload
-from ..batch_search.max_batch import SizedWorkload
 from ..devices import find_device
+from ..ground.progress import Progress
 from ..ir import Link, Profile
-from ..progress import Progress
 from ..workloads import WorkloadFactory
 from .rows import Row
 

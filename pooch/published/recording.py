@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pydantic
 
-from ..errors import FileFormatError
+from ..ground.errors import FileFormatError
+from ..ground.reading import file_bytes
 from ..ir.files import replace_file
-from ..reading import file_bytes
 from .rows import Answer, Row
 
 FORMAT = "pooch-reproduction"

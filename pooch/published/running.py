@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from ..errors import UsageError
-from ..progress import PlanningProgress, silent
+from ..ground.errors import UsageError
+from ..ground.progress import PlanningProgress, silent
 from .answering import answer
 from .claims import Verdict, verdicts
 from .profiles import Profiles

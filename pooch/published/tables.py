@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from ..ground.units import format_bytes, format_ms
 from ..report.fitting import Column, FittedTable, Kind
 from ..report.summaries import Record
-from ..units import format_bytes, format_ms
 from .claims import claim_text
 from .papers import published_figure
 from .rows import Answer, Experiment, Row

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from ..api.simulation import simulate, simulate_in_core
 from ..api.step_layouts import tick_times_ms
-from ..colours import BLOCK_EDGE, BLOCKS, BOUND, BUDGET, HATCHES, KINDS, PLANNED
+from ..ground.colours import BLOCK_EDGE, BLOCKS, BOUND, BUDGET, HATCHES, KINDS, PLANNED
+from ..ground.units import format_bytes, format_ms
 from ..ir import Plan, Profile
 from ..ir.layout import StepLayout
 from ..packing import Block, Layout
-from ..units import format_bytes, format_ms
 from .curves import mark_passes, profile_title, time_unit
 
 _SHADES = (KINDS["op"], KINDS["copy"], KINDS["replay"], BOUND, BLOCKS["gradient"], BLOCKS["temporary"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..devices import DeviceModel
-from ..units import format_bytes
+from ..ground.units import format_bytes
 from .fitting import Column, FittedTable
 
 _RATES = ("float32", "tf32", "float16", "bfloat16")

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..api.simulation import simulate, simulate_in_core
-from ..colours import BOUND, BUDGET, IN_CORE, KIND_HATCHES, KINDS, PLANNED
-from ..errors import UsageError
+from ..ground.colours import BOUND, BUDGET, IN_CORE, KIND_HATCHES, KINDS, PLANNED
+from ..ground.errors import UsageError
+from ..ground.units import format_bytes, format_ms
 from ..ir import Plan, Profile, Timeline
 from ..ir.files import replace_file
-from ..units import format_bytes, format_ms
 from .curves import byte_unit, mark_passes, memory_curve, profile_title, stream_bars, time_unit
 from .layers import layer_frame
 

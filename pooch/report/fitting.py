@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
-from ..visible import visible
+from ..ground.visible import visible
 
 Kind = Literal["figure", "figures", "word", "label", "text"]
 _LEAST = {"figures": 16, "label": 12, "text": 20}  # cells, where there is more to show

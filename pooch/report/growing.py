@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from ..batch_search.results import MaxBatch
-from ..colours import BOUND, BUDGET, IN_CORE, PLANNED
-from ..measure.doubt import BUSY, SPREAD, doubt_of_sizes, spread_of
-from ..units import format_bytes, format_ms
+from ..api.batch_search.results import MaxBatch
+from ..api.measure.doubt import BUSY, SPREAD, doubt_of_sizes, spread_of
+from ..ground.colours import BOUND, BUDGET, IN_CORE, PLANNED
+from ..ground.units import format_bytes, format_ms
 from .curves import byte_unit, device_title
 from .fitting import Column, FittedTable
 from .summaries import Record

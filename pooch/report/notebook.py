@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 import numpy
 from rich.table import Table
 
-from ..colours import BUDGET, IN_CORE, PLANNED
+from ..ground.colours import BUDGET, IN_CORE, PLANNED
+from ..ground.units import format_bytes, format_ms
+from ..ground.visible import one_line
 from ..ir import Plan, Profile, Timeline
-from ..units import format_bytes, format_ms
-from ..visible import one_line
 from . import tables
 from .fitting import FittedTable
 

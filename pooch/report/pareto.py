@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..colours import BUDGET, CHOICES, IN_CORE, LIGHT, PLANNED
+from ..api.measure.comparison import ComparisonRow
+from ..ground.colours import BUDGET, CHOICES, IN_CORE, LIGHT, PLANNED
+from ..ground.units import format_bytes
 from ..ir import Plan
-from ..measure.comparison import ComparisonRow
 from ..planner.policies import OWN
-from ..units import format_bytes
 from .curves import byte_unit
 
 _BEST, _PLAIN = "ilp", "keep_all"

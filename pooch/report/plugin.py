@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plugins import Plugin, Provided
+from ..ground.plugins import Plugin, Provided
 
 
 def _notebook(kind: str) -> Provided:

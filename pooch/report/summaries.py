@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from ..api.measure.comparison import ComparisonRow
 from ..devices import DeviceModel
 from ..ir import Device, Link, Plan, Profile, Timeline
 from ..ir.layout import StepLayout
-from ..measure.comparison import ComparisonRow
 from .verdict import needs_no_plan
 
 Record = dict[str, object]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ..colours import CHOICES
+from ..api.measure.comparison import ComparisonRow, Measured
+from ..ground.colours import CHOICES
+from ..ground.units import format_bytes, format_ms
 from ..ir import Device, HookCosts, Link, Plan, Profile, Timeline
 from ..ir.layout import StepLayout
-from ..measure.comparison import ComparisonRow, Measured
-from ..units import format_bytes, format_ms
 from .fitting import Column, FittedTable, Kind
 from .layers import choice_frame, layer_frame
 from .summaries import byte_shares, is_modelled

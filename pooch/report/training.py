@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from ..measure.doubt import doubt_of_training
-from ..measure.training_report import TrainingReport
-from ..units import format_bytes, format_ms, plural
+from ..api.measure.doubt import doubt_of_training
+from ..api.measure.training_report import TrainingReport
+from ..ground.units import format_bytes, format_ms, plural
 from .fitting import Column, FittedTable
 from .summaries import Record, for_json
 from .tables import facts_table

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..api.measure.training_report import TrainingReport
+from ..ground.units import format_bytes, plural
+from ..ground.wording import budget_verdict, in_all, of_budget, slower_than, slower_than_predicted
 from ..ir import Plan
-from ..measure.training_report import TrainingReport
-from ..units import format_bytes, plural
-from ..wording import budget_verdict, in_all, of_budget, slower_than, slower_than_predicted
 
 EVERYTHING_FITS = "everything fits: you do not need a plan"
 

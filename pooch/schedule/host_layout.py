@@ -6,10 +6,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..ground.units import round_up
 from ..ir import Action
 from ..ir.schedule import TIER_ALIGNMENT_BYTES
 from ..packing import Block, bound_of, pack
-from ..units import round_up
 
 NEVER = 1 << 60
 _NO_LIMIT_S = 1e6  # the packer only decodes its orders, so that the same schedule has the same tier every time

@@ -9,7 +9,7 @@ import numpy
 
 from ..analysis.dataflow import Dataflow
 from ..analysis.occupancy import Occupancy, occupancy, others_change
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from ..ir import Action, Choice, Decisions, Schedule
 from ..ir.schedule import ActionKind
 from .host_layout import lay_out

@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import NoReturn
 
 from ..analysis.dataflow import Dataflow
-from ..errors import InvalidSchedule
+from ..ground.errors import InvalidSchedule
 from ..ir import Action, Decisions, Schedule, Value
 from ..ir.schedule_check import Frame, Walk, check_form
 from .ledger import SCHEDULE, STEP, Ledger

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import TierError
+from ..ground.errors import TierError
 from ..ir import Link
 from ..machine.account import MakeRoom, NobodyAsks
 from .streams import Streams

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 
 PLACE = "_compiled_call_impl"
 Purpose = Literal["plan", "auto", "profile", "watch", "arena"]

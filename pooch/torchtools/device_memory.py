@@ -7,7 +7,7 @@ import gc
 import psutil
 import torch
 
-from ..process_limits import left_by_control_groups, left_by_limits
+from ..ground.process_limits import left_by_control_groups, left_by_limits
 from . import accelerators
 from .malloc import trim_freed_memory
 

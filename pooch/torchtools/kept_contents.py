@@ -12,8 +12,8 @@ import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import ProfileError, TierError
-from ..units import format_bytes
+from ..ground.errors import ProfileError, TierError
+from ..ground.units import format_bytes
 from .spill_directory import SpillDirectory
 from .tensors import storage_key, tensors_with_memory
 

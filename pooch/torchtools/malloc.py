@@ -13,7 +13,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from ..process_limits import is_limited
+from ..ground.process_limits import is_limited
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8  # of glibc's mallopt
 _LARGE_BLOCK_BYTES = 256 * 1024

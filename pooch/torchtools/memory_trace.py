@@ -20,7 +20,7 @@ from torch.autograd.profiler import record_function
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.profiler import ProfilerActivity
 
-from ..errors import ProfileError
+from ..ground.errors import ProfileError
 from . import accelerators
 from .cpu_allocator.tracing import ThreadTraces, traces_here
 from .profiler_log import quiet_allocator, quiet_start

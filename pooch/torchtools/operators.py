@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 from . import accelerators
 from .cuda_only import chooses_algorithms_by_timing
 from .determinism import may_vary, varies_now

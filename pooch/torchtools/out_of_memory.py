@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from ..units import parse_bytes
+from ..ground.units import parse_bytes
 
 _CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+ [KMG]i?B)")

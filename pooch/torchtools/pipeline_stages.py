@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

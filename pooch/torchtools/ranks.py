@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ..errors import RankError, UsageError, first_line
-from ..messages import write_line
+from ..ground.errors import RankError, UsageError, first_line
+from ..ground.messages import write_line
 
 LOOK_EVERY_S = 0.05
 GRACE_S = 10.0  # for a rank to leave a collective by itself, which fails when the connection to another rank does

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
-from ..errors import ProfileError, first_line
-from ..folders import TemporaryFolder
+from ..ground.errors import ProfileError, first_line
+from ..ground.folders import TemporaryFolder
 
 MEMORY_EVENT = "[memory]"  # torch's name for a report of its allocators
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from ..units import round_up
+from ..ground.units import round_up
 from . import accelerators, cuda_only
 from .reported_memory import MemoryEvent
 

@@ -10,9 +10,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import TierError
-from ..units import format_bytes
-from ..visible import visible
+from ..ground.errors import TierError
+from ..ground.units import format_bytes
+from ..ground.visible import visible
 
 VARIABLE = "POOCH_SPILL_DIRECTORY"
 CHANGED = errno.EBADMSG  # marks an error that this package raises itself: what was read is not what was written

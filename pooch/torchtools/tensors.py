@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..units import round_up
+from ..ground.units import round_up
 
 # The storage of a tensor. Pooch's own reads of it are no looks of the program's, which `RawLooks` reports.
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage

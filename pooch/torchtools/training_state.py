@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..errors import ProfileError
+from ..ground.errors import ProfileError
 from .accelerators import accelerators_in_use, has_streams, random_state, set_random_state
 from .kept_contents import KeptContents
 from .tensors import version_of

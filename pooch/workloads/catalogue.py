@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ..errors import FileFormatError
-from ..plugins import provided
-from ..reading import packaged_tables
+from ..ground.errors import FileFormatError
+from ..ground.plugins import provided
+from ..ground.reading import packaged_tables
 from .registry import BuiltIn, Growth, Preset
 
 FILE = "workloads.toml"

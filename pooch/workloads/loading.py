@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import PoochError, UnknownWorkload, UsageError, WorkloadError, first_line
-from ..plugins import provided
+from ..ground.errors import PoochError, UnknownWorkload, UsageError, WorkloadError, first_line
+from ..ground.plugins import provided
 from .base import Workload
 from .catalogue import built_in_workloads
 from .registry import BATCH_SIZE, BuiltIn, Growth

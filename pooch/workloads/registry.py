@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..errors import UsageError, WorkloadError
-from ..wording import did_you_mean
+from ..ground.errors import UsageError, WorkloadError
+from ..ground.wording import did_you_mean
 from .base import Workload
 from .settings import Setting
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..errors import UsageError
+from ..ground.errors import UsageError
 
 Setting = int | float | bool | str
 

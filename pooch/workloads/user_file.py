@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import UnknownWorkload, WorkloadError, first_line
+from ..ground.errors import UnknownWorkload, WorkloadError, first_line
 
 EXAMPLE = (
     'def make(batch_size=8, device="cpu"): model, data = ..., ...; optimizer = ...; '

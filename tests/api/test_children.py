@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from pooch import errors
 from pooch.api import child_main
 from pooch.api.children import Child, child_command
 from pooch.errors import InfeasibleBudget, ProcessEnded, UsageError
+from pooch.ground import errors
 from tests.api import child_work
 from tests.children import ROOT, child_environment, is_gone
 
@@ -30,8 +30,8 @@ from pooch.api.children import Child
 from pooch.api.options import PlanOptions
 from pooch.autopilot.jobs import Job
 from pooch.ir import Profile
-from pooch.measure import arena_training, checking
-from pooch.measure.hard_limit import LimitedJob
+from pooch.api.measure import arena_training, checking
+from pooch.api.measure.hard_limit import LimitedJob
 from pooch.workloads.loading import WorkloadFactory
 
 work, folder, forks = sys.argv[1:]

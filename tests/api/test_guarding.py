@@ -18,11 +18,11 @@ from torch import Tensor
 import pooch
 from pooch.api import guarding
 from pooch.api.guarding import Guard
+from pooch.api.measure.measuring import optimize
 from pooch.errors import InfeasibleBudget, PoochError, UsageError
 from pooch.executor.engines import make_engine
 from pooch.executor.snapshot import StepSnapshot
 from pooch.ir import Profile
-from pooch.measure.measuring import optimize
 from pooch.torchtools.out_of_memory import is_out_of_memory, missing_bytes
 from pooch.workloads import WorkloadFactory
 from tests.children import child_environment

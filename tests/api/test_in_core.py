@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import torch
 
+from pooch.api.batch_search.max_batch import max_batch
+from pooch.api.measure import checking, limited_child, measuring
+from pooch.api.measure.arena_training import ArenaOutcome
+from pooch.api.measure.comparison import compare, measure_rows
+from pooch.api.measure.hard_limit import SLACK_BYTES, LimitedJob, LimitedOutcome
+from pooch.api.measure.limited_child import _Training
+from pooch.api.measure.measuring import measure_training, optimize
 from pooch.api.options import PlanOptions
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
-from pooch.batch_search.max_batch import max_batch
-from pooch.measure import checking, limited_child, measuring
-from pooch.measure.arena_training import ArenaOutcome
-from pooch.measure.comparison import compare, measure_rows
-from pooch.measure.hard_limit import SLACK_BYTES, LimitedJob, LimitedOutcome
-from pooch.measure.limited_child import _Training
-from pooch.measure.measuring import measure_training, optimize
 from pooch.report.growing import max_batch_tables
 from pooch.torchtools import device_memory
 from pooch.workloads import Workload, WorkloadFactory
@@ -180,7 +180,7 @@ def caching(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr("pooch.profiler.pressure.saved_tensors_away", nullcontext)
     monkeypatch.setattr(device_memory, "give_memory_back", lambda device: None)
     monkeypatch.setattr("pooch.torchtools.training_state.model_device", lambda model: SimpleNamespace(type="cuda"))
-    monkeypatch.setattr("pooch.measure.training.forward_and_backward", lambda workload, run: torch.zeros(()))
+    monkeypatch.setattr("pooch.api.measure.training.forward_and_backward", lambda workload, run: torch.zeros(()))
     monkeypatch.setattr(limited_child, "return_large_blocks", lambda: None)
     return limits
 

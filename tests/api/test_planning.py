@@ -11,11 +11,11 @@ import pytest
 import pooch
 from pooch import planner
 from pooch.api.evaluation import StageEvaluator
+from pooch.api.measure.comparison import compare, policy_names
 from pooch.api.planning import plan_from_decisions
 from pooch.api.simulation import simulate_in_core
 from pooch.errors import InfeasibleBudget, InvalidSchedule, PlanMismatch, UsageError
 from pooch.ir import Link
-from pooch.measure.comparison import compare, policy_names
 from tests.planner.support import leave_no_time
 from tests.toys import FAST_LINK, blocks, chain, ladder
 

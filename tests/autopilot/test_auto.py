@@ -28,9 +28,9 @@ from pooch.errors import UsageError
 from pooch.executor.evictor import Evictor
 from pooch.executor.status import Status
 from pooch.executor.step import Step
+from pooch.ground.units import format_bytes
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_trace import live_bytes
-from pooch.units import format_bytes
 from tests.children import child_environment
 from tests.executor.online.support import copies_cost
 from tests.executor.online.zoo import Cube, Layers, rows

@@ -21,7 +21,7 @@ from pooch.autopilot.library import NOT_MEASURED, PLANNED_SHARE, Library
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.autopilot.waiting import JobQueue, Request
-from pooch.bounded import RecentlyUsed, Topics
+from pooch.ground.bounded import RecentlyUsed, Topics
 from pooch.ir import Profile
 from tests.toys import blocks
 

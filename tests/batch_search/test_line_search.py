@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pooch.batch_search.line_search import largest_within
+from pooch.api.batch_search.line_search import largest_within
 
 
 class Asked:

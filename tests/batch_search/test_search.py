@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pooch.api.batch_search.results import MaxBatch, Sizes
+from pooch.api.batch_search.search import largest_size
 from pooch.api.options import PlanOptions
 from pooch.api.planning import plan
-from pooch.batch_search.results import MaxBatch, Sizes
-from pooch.batch_search.search import largest_size
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.ir import Profile
 from tests.rescaling import rescale
@@ -128,7 +128,7 @@ def test_where_a_method_does_better_than_its_own_refusal_the_search_goes_on_in_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # GIVEN a need that is told too large, as methods do that bisect over budgets
-    search_module = sys.modules["pooch.batch_search.search"]
+    search_module = sys.modules["pooch.api.batch_search.search"]
     honest = search_module.smallest_with
     monkeypatch.setattr(search_module, "smallest_with", lambda *args, **how: int(1.5 * honest(*args, **how)))
     growing = Growing(blocks(4, link=SLOW_LINK))

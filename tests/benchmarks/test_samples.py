@@ -17,9 +17,9 @@ from benchmarks import samples as timed
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.samples import StepCost, of_kind, ratios, spread, step_cost, step_rows, take_turns, timing_of, told
 from pooch.analysis.dataflow import Dataflow
+from pooch.api.measure.training import applied
 from pooch.executor import Run
 from pooch.ir import Plan
-from pooch.measure.training import applied
 from pooch.workloads import Workload
 
 

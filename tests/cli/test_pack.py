@@ -13,7 +13,7 @@ import pytest
 from benchmarks.packing_instances import training_step
 from pooch import plan
 from pooch.analysis.inference import inference_of
-from pooch.colours import BLOCKS
+from pooch.ground.colours import BLOCKS
 from pooch.ir import Plan, Profile
 from pooch.packing import POLICIES, Layout, verify
 from pooch.packing.files import load_blocks

@@ -13,7 +13,7 @@ from pooch.api.planning import plan_from_decisions
 from pooch.cli import main
 from pooch.cli.output import ProgressLine, progress_shown
 from pooch.cli.phases import Phases
-from pooch.visible import visible
+from pooch.ground.visible import visible
 from tests.toys import blocks
 
 EVIL = "name\x1b]0;owned\x07\x1b[2J\u202etext\x9b31m[red]x[/]"

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pooch.api.measure.hard_limit import exact_allocator
 from pooch.errors import PlanMismatch
 from pooch.executor import apply_plan
 from pooch.executor.apply import refuse_unrepeatable
 from pooch.ir import Plan
-from pooch.measure.hard_limit import exact_allocator
 from pooch.profiler.device_times import _kernels_ms
 from pooch.profiler.recorder import ForwardRecorder
 from pooch.torchtools import determinism, operators

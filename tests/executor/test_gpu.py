@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import pooch
 from pooch.api.guarding import Guard
+from pooch.api.measure.hard_limit import SLACK_BYTES, limit_gpu
 from pooch.errors import PlanMismatch, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.engines.pinned import PinnedBlock
@@ -23,7 +24,6 @@ from pooch.executor.snapshot import StepSnapshot
 from pooch.executor.statistics import RunStats
 from pooch.executor.step import Step
 from pooch.executor.verification import PROOFS
-from pooch.measure.hard_limit import SLACK_BYTES, limit_gpu
 from pooch.profiler.pressure import NOTHING_STAYS, evicting, steps_under
 from pooch.profiler.step import record_step
 from pooch.torchtools.memory_meter import MemoryMeter

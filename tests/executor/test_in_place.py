@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pooch.api.measure.training import first_difference, train_steps
 from pooch.executor import apply_plan
 from pooch.ir import Choice, Region
-from pooch.measure.training import first_difference, train_steps
 from pooch.workloads import Workload
 from tests.executor.support import all_of, is_same, quick_profile, region_of, tight_plan
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pooch.api import split_profiling
+from pooch.api.measure.training import first_difference, train_steps
 from pooch.api.planning import plan, smallest_budget
 from pooch.api.simulation import simulate
 from pooch.api.split_profiling import with_split
 from pooch.errors import InfeasibleBudget, PlanMismatch
 from pooch.executor import apply_plan
 from pooch.ir import Choice, Plan, Profile
-from pooch.measure.training import first_difference, train_steps
 from pooch.profiler import ProfileOptions
 from pooch.workloads import Workload
 from tests.executor.support import all_of, quick_profile, tight_plan

@@ -26,11 +26,11 @@ import pooch
 from pooch.errors import UsageError
 from pooch.executor import Run, apply_plan
 from pooch.executor.causes import ParameterWatch
+from pooch.ground.units import format_bytes
 from pooch.ir import Plan
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.torchtools import accelerators
 from pooch.torchtools.peak_window import PeakWindow
-from pooch.units import format_bytes
 from tests.children import child_environment
 from tests.executor.support import LINK, assert_same, budget_at, quick_profile
 

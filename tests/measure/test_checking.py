@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from pooch.api.measure import checking
+from pooch.api.measure.checking import BitsVerdict, DeterministicCheck, judge
+from pooch.api.measure.measuring import measure_training
+from pooch.api.measure.training import StepResult, Trained
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.ir import Plan
-from pooch.measure import checking
-from pooch.measure.checking import BitsVerdict, DeterministicCheck, judge
-from pooch.measure.measuring import measure_training
-from pooch.measure.training import StepResult, Trained
 from pooch.report.training import broken_promise, training_tables
 from pooch.workloads import WorkloadFactory
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pooch.api.measure.hard_limit import SLACK_BYTES
+from pooch.api.measure.measuring import measure_training
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.executor.engines import measurement
-from pooch.measure.hard_limit import SLACK_BYTES
-from pooch.measure.measuring import measure_training
 from pooch.workloads import WorkloadFactory
 from tests.executor.support import LINK
 

@@ -13,18 +13,18 @@ import torch
 from rich.table import Table
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from pooch.api.measure import measuring
+from pooch.api.measure.arena_training import FIRST_STEPS, served, train
+from pooch.api.measure.hard_limit import LimitedJob, train_limited
+from pooch.api.measure.measuring import measure_training, optimize
+from pooch.api.measure.timing import Timing, time_in_turns
+from pooch.api.measure.training import StepResult, Trained, first_difference, train_steps
+from pooch.api.measure.training_report import TrainingReport, report_of
 from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
 from pooch.api.wire import WIRE
 from pooch.errors import PoochError
 from pooch.ir import Region
-from pooch.measure import measuring
-from pooch.measure.arena_training import FIRST_STEPS, served, train
-from pooch.measure.hard_limit import LimitedJob, train_limited
-from pooch.measure.measuring import measure_training, optimize
-from pooch.measure.timing import Timing, time_in_turns
-from pooch.measure.training import StepResult, Trained, first_difference, train_steps
-from pooch.measure.training_report import TrainingReport, report_of
 from pooch.report.fitting import FittedTable
 from pooch.report.training import broken_promise, training_record, training_tables
 from pooch.torchtools.memory_meter import MemoryMeter
@@ -132,7 +132,7 @@ def test_plain_and_planned_steps_take_turns_and_the_plan_is_off_in_between(
         return real(model)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(type(workload.model), "forward", forward)
-    monkeypatch.setattr("pooch.measure.timing.time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    monkeypatch.setattr("pooch.api.measure.timing.time", SimpleNamespace(perf_counter=lambda: now_s[0]))
     timing = time_in_turns(workload, chosen, 2, quiet)
     # THEN who goes first changes with every turn, and the plan is at work in the planned steps alone
     assert watched == [False, True, True, False, False, True, True, False]

@@ -9,8 +9,8 @@ import onnx
 import pytest
 import torch
 
+from pooch.api.measure.training import first_difference, train_steps
 from pooch.errors import WorkloadError
-from pooch.measure.training import first_difference, train_steps
 from pooch.onnx.exporting import export_trained
 from pooch.workloads import Workload, load_workload
 from tests.executor.support import mixed, planned_replays, quick_profile, tight_plan

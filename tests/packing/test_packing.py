@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.packing_instances import random_blocks, training_step
 from pooch.errors import InvalidLayout, UsageError
-from pooch.native import BuildError, built_library
+from pooch.ground.native import BuildError, built_library
 from pooch.packing import POLICIES, Block, Layout, bound_of, pack, policies, verify
 from pooch.packing.fallback import best_of_rules, skyline
 from pooch.packing.first_fit import TooLate, first_fit

@@ -12,12 +12,12 @@ from rich.console import Console
 from torch import nn
 
 import pooch
+from pooch.api.measure.comparison import compare
 from pooch.api.profiling import profile_workload
 from pooch.devices import DeviceModel, LinkModel, find_device
 from pooch.errors import UsageError
 from pooch.ir import Profile
 from pooch.ir.consistency import check_profile
-from pooch.measure.comparison import compare
 from pooch.profiler.fake.flops import moved_bytes, operations
 from pooch.profiler.fake.kernels import sized_workspaces
 from pooch.report.curves import profile_title

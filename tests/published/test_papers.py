@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from pooch.errors import FileFormatError
+from pooch.ground.reading import packaged_tables
 from pooch.planner import policy_names
 from pooch.published import experiments
 from pooch.published.experiments import EXPERIMENTS, read_experiment
 from pooch.published.methods import find_method
 from pooch.published.papers import PublishedFigure, published_figures
 from pooch.published.rows import Experiment
-from pooch.reading import packaged_tables
 from pooch.workloads import built_in_workloads, workload_growth
 
 ALL = tuple(EXPERIMENTS.values())

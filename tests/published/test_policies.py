@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from pooch.analysis.dataflow import Dataflow
 from pooch.errors import InfeasibleBudget, UsageError
+from pooch.ground.plugins import provided
 from pooch.ir import Link, Profile
 from pooch.planner import PolicyOutcome, policy_names
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest
 from pooch.planner.search.trials import Trials
-from pooch.plugins import provided
 from pooch.published.policies.capuchin import leaving_order
 from pooch.published.policies.chen_sqrt import between_checkpoints
 from pooch.published.policies.levels import forward_levels

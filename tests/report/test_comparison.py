@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from rich.console import Console
 
+from pooch.api.measure.comparison import ComparisonRow, Measured, compare
 from pooch.api.options import PlanOptions
-from pooch.colours import IN_CORE, PLANNED
-from pooch.measure.comparison import ComparisonRow, Measured, compare
+from pooch.ground.colours import IN_CORE, PLANNED
 from pooch.report.pareto import draw_pareto, spread
 from pooch.report.summaries import byte_shares, comparison_csv
 from pooch.report.tables import comparison_table, measured_table

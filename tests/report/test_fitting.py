@@ -12,12 +12,12 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 import pooch
-from pooch.batch_search.results import MaxBatch, MeasuredSize, SizePoint, Sizes
-from pooch.colours import CHOICES
+from pooch.api.batch_search.results import MaxBatch, MeasuredSize, SizePoint, Sizes
+from pooch.api.measure.comparison import ComparisonRow, Measured
 from pooch.devices import known_devices
+from pooch.ground.colours import CHOICES
 from pooch.ir import Plan, Profile
 from pooch.ir.layout import StepLayout
-from pooch.measure.comparison import ComparisonRow, Measured
 from pooch.published.experiments import EXPERIMENTS
 from pooch.published.running import reproduce
 from pooch.published.tables import reproduction_tables

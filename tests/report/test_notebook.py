@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pooch
-from pooch.batch_search.results import MaxBatch, SizePoint, Sizes
+from pooch.api.batch_search.results import MaxBatch, SizePoint, Sizes
 from pooch.errors import UsageError
 from pooch.executor.statistics import RunStats, RunTotals
 from pooch.executor.verification import Difference, Verified

@@ -14,11 +14,11 @@ import pytest
 
 import pooch
 from pooch.autopilot import AutoSummary
+from pooch.ground.units import format_bytes
 from pooch.ir import Profile
 from pooch.report.curves import profile_title
 from pooch.report.page.run import write_live_report, write_run_report
 from pooch.report.page.writing import write_report
-from pooch.units import format_bytes
 from tests.toys import SLOW_LINK, blocks
 
 pytest.importorskip("plotly", reason="the extra 'report' is not installed")

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from pooch.analysis.dataflow import Dataflow
+from pooch.api.batch_search.results import MaxBatch, SizePoint, Sizes
 from pooch.api.planning import plan_from_decisions
 from pooch.api.simulation import simulate
-from pooch.batch_search.results import MaxBatch, SizePoint, Sizes
 from pooch.errors import UsageError
+from pooch.ground.units import format_bytes
 from pooch.ir import Plan, Profile
 from pooch.report.curves import stream_bars
 from pooch.report.figures import draw_plan, draw_profile, save_figure
 from pooch.report.growing import draw_max_batch
 from pooch.report.trace import trace_text
-from pooch.units import format_bytes
 from tests.toys import SLOW_LINK, blocks, some_decisions
 
 

@@ -80,8 +80,8 @@ def rows_of(name: str, turns: int) -> list[Row]:
         turns: steps of each kind.
     """
     import pooch
-    from pooch.measure.timing import time_in_turns
-    from pooch.progress import silent
+    from pooch.api.measure.timing import time_in_turns
+    from pooch.ground.progress import silent
 
     with workload_of(name) as workload:
         profiles = [pooch.profile(workload.forward, workload.model, mode="run", repeats=1) for _ in range(PROFILES)]

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pooch.units import format_bytes
+from pooch.ground.units import format_bytes
 from tests.simulated_cuda.peaks import STEPS, Peak, Row, Trained
 
 TABLE = Path(__file__).parents[2] / "docs" / "simulated_peaks.md"

@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 
-from pooch.process_limits import is_limited
+from pooch.ground.process_limits import is_limited
 from pooch.torchtools.device_memory import free_bytes
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
 from tests.children import child_environment
@@ -77,7 +77,7 @@ def test_a_forgotten_error_holds_nothing_of_the_failed_attempt(chained: bool) ->
 CHILD = """
 import resource
 import torch
-from pooch.process_limits import is_limited
+from pooch.ground.process_limits import is_limited
 from pooch.torchtools.device_memory import free_bytes
 from pooch.torchtools.malloc import return_large_blocks
 device = torch.device("cpu")

@@ -7,8 +7,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from pooch.errors import FileFormatError, UsageError
+from pooch.ground.reading import packaged_tables
 from pooch.ir.validation import checked_entry
-from pooch.reading import packaged_tables
 from pooch.workloads import Workload, built_in_workloads, catalogue, load_workload, workload_growth
 from pooch.workloads.catalogue import FILE
 from pooch.workloads.models.resnet import blocks_of

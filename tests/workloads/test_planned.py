@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pooch.analysis.dataflow import Dataflow
+from pooch.api.measure.training import Trained, first_difference, train_steps
 from pooch.api.planning import plan
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Plan, Profile, Value
-from pooch.measure.training import Trained, first_difference, train_steps
 from pooch.workloads import built_in_workloads, load_workload
 from tests.executor.support import planned_replays, quick_profile
 from tests.workloads.test_builtin import SMALL_NAMES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import PlanMismatch
+from ...ground.errors import PlanMismatch
 from ...ir.plan import Choice, Decisions, Region
 from ...ir.profile import Profile
 from ..dataflow import Dataflow

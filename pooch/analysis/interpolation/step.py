@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...ground.units import format_bytes
 from ...ir.consistency import check_profile
 from ...ir.profile import Profile
-from ...units import format_bytes
 from .dimensions import CannotTell, Row, SizeRule, varying_dimensions
 from .fits import chosen_terms
 from .points import Points, predicted_persistent, predicted_points, predicted_sums, times_of

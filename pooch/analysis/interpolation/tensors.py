@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from ...ground.units import round_up
 from ...ir.profile import Op, Profile, Value
-from ...units import round_up
 from .dimensions import CannotTell, Row, SizeRule
 from .structure import is_too_small, result_shapes, smallest_activation_bytes, with_shapes
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...errors import UsageError
+from ...ground.errors import UsageError
 from ...torchtools.accelerators import has_streams
 from .protocol import CopyEngine
 

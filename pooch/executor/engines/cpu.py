@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from ...errors import TierError, first_line
+from ...ground.errors import TierError, first_line
+from ...ground.units import round_up
 from ...torchtools.endings import end_with
 from ...torchtools.spill_directory import SpillDirectory
-from ...units import round_up
 from .free_room import FreeRoom
 from .health import CopyRates, TierHealth
 from .protocol import Purpose

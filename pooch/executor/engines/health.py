@@ -7,9 +7,9 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 
-from ...errors import TierError
-from ...units import format_bytes
-from ...visible import visible
+from ...ground.errors import TierError
+from ...ground.units import format_bytes
+from ...ground.visible import visible
 
 BY_LIMIT = "limit"  # the kind of fault that is none: the tier may not take more
 _FATE = "until then activations stay or are computed again, which may pass the budget"

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import torch
 
-from ...errors import TierError
+from ...ground.errors import TierError
+from ...ground.process_limits import is_limited
 from ...ir import Link
 from ...machine.values import Ticket
-from ...process_limits import is_limited
 from ...torchtools.accelerators import has_streams, synchronize
 from ...torchtools.device_memory import free_bytes, give_memory_back
 from ...torchtools.out_of_memory import forgotten, is_out_of_memory

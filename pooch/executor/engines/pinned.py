@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ...errors import TierError
+from ...ground.errors import TierError
 from ...torchtools import accelerators, cuda_only
 from ...torchtools.device_memory import free_bytes
 from ...torchtools.endings import end_with

@@ -17,11 +17,11 @@ import numpy
 import torch
 import xxhash
 
-from ...errors import TierError
+from ...ground.errors import TierError
+from ...ground.units import round_up
 from ...torchtools.endings import end_with
 from ...torchtools.spill_directory import CHANGED, SpillDirectory
 from ...torchtools.tensors import bytes_in_place
-from ...units import round_up
 
 ALIGNMENT_BYTES = 4096
 CHUNK_BYTES = 4 * 2**20

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...errors import TierError, first_line
+from ...ground.errors import TierError, first_line
 from ...torchtools import accelerators
 from ...torchtools.tensors import bytes_of
 from .free_room import FreeRoom

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from ...errors import TierError
+from ...ground.errors import TierError
+from ...ground.units import format_bytes
 from ...torchtools.endings import end_with
-from ...units import format_bytes
 from .health import BY_LIMIT
 
 

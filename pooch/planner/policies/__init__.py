@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...errors import UsageError
+from ...ground.errors import UsageError
+from ...ground.plugins import provided
+from ...ground.wording import did_you_mean
 from ...ir.plan import Decisions
-from ...plugins import provided
-from ...wording import did_you_mean
 from ..contract import Effort, PlanningRequest, Policy, PolicyOutcome
 from ..search.outcomes import fixed_outcome
 from ..search.search import restricted, search

@@ -10,8 +10,8 @@ plan of its choices. The policy succeeds where both keep it.
 
 from __future__ import annotations
 
+from ...ground.units import format_ms
 from ...ir.timeline import OnlineStep
-from ...units import format_ms
 from ..contract import MakeRule, PlanningRequest, PolicyOutcome
 from ..search.outcomes import outcome_of, with_smallest_budget
 from ..search.trials import Trials

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...errors import InfeasibleBudget
+from ...ground.errors import InfeasibleBudget
 from ...ir.plan import Decisions
 from ..contract import PlanningRequest, PolicyOutcome
 from .trials import Trial, Trials

@@ -6,8 +6,8 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 
-from ...errors import InfeasibleBudget
-from ...units import format_ms
+from ...ground.errors import InfeasibleBudget
+from ...ground.units import format_ms
 from ..candidates import LEAVING, Candidates, Leaving
 from ..contract import OPTIMAL_GAP, PlanningRequest, PolicyOutcome
 from ..program.solver import SolverUnavailable

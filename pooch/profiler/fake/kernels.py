@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from ...ground.units import round_up
 from ...torchtools.tensors import map_tensors
-from ...units import round_up
 
 
 def distinct_results(result: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...errors import first_line
+from ...ground.errors import first_line
 from ...torchtools.accelerators import current_stream, has_streams, new_event, synchronize
 from ...torchtools.cuda_only import occupy
 from ...torchtools.memory_trace import MemoryTracer

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ...errors import ProfileError
+from ...ground.errors import ProfileError
+from ...ground.progress import Progress, silent
 from ...ir import Device, Link, Profile
-from ...progress import Progress, silent
 from ...torchtools import cuda_only
 from ...torchtools.accelerators import granule_bytes
 from ...torchtools.memory_trace import live_bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ProfileError
+from ...ground.errors import ProfileError
 from ...torchtools.memory_trace import LINEAR, quiet_collector
 from ...torchtools.raw_looks import RawLooks
 from ...torchtools.stand_ins import Place, StandIns

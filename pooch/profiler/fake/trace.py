@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from ...ground.units import round_up
 from ...torchtools.effects import argument_keys
 from ...torchtools.memory_trace import MemoryTrace, Span
 from ...torchtools.reported_memory import MemoryEvent
 from ...torchtools.tensors import call_when_freed, find_tensors, has_plain_storage
-from ...units import round_up
 
 
 @dataclass

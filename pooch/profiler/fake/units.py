@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...analysis.sharding import Unit
-from ...errors import UsageError
+from ...ground.errors import UsageError
 
 
 def units_of(model: nn.Module, ranks: int, unit_class: str | None = None, *, divided: bool = True) -> tuple[Unit, ...]:

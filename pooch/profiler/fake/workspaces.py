@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ...units import format_bytes
+from ...ground.units import format_bytes
 from ..slots import StepAssembly
 
 _PRODUCTS = frozenset(

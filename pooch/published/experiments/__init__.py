@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...errors import FileFormatError, UsageError
+from ...ground.errors import FileFormatError, UsageError
+from ...ground.reading import packaged_tables
+from ...ground.wording import did_you_mean
 from ...ir.validation import checked_entry
 from ...planner import policy_names
-from ...reading import packaged_tables
-from ...wording import did_you_mean
 from ...workloads import built_in
 from ..methods import WITHIN_BACKWARD
 from ..papers import published_figure

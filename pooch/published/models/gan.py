@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from ...errors import UsageError
+from ...ground.errors import UsageError
 from ...workloads.base import Workload
 
 _SMALLEST_IMAGE = 8

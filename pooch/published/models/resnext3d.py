@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...errors import UsageError
+from ...ground.errors import UsageError
 from ...workloads.base import Workload
 from ...workloads.models.classification import classification, initialize_convolutions
 from ...workloads.models.resnet import Bottleneck

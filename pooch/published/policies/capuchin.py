@@ -19,7 +19,7 @@ from contextlib import suppress
 
 import numpy
 
-from ...errors import InfeasibleBudget
+from ...ground.errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import NEVER, Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome

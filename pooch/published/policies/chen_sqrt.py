@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from ...errors import InfeasibleBudget
+from ...ground.errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from ...analysis.dataflow import Dataflow
-from ...errors import UsageError
+from ...ground.errors import UsageError
 from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.policies.online import online_outcome
 from .dtr_rule import Dtr, Neighbourhood, makings_of

@@ -26,7 +26,7 @@ In networks without convolutions, matrix products and recurrent layers take thei
 from __future__ import annotations
 
 from ...analysis.dataflow import Dataflow
-from ...errors import InfeasibleBudget
+from ...ground.errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidate, Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome

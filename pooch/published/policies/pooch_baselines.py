@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...errors import InfeasibleBudget
+from ...ground.errors import InfeasibleBudget
 from ...ir.plan import Choice
 from ...planner.candidates import Candidates
 from ...planner.contract import PlanningRequest, PolicyOutcome

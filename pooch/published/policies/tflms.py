@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...analysis.dataflow import Dataflow
-from ...errors import UsageError
+from ...ground.errors import UsageError
 from ...planner.candidates import Candidate
 from ...planner.contract import PlanningRequest, PolicyOutcome
 from ...planner.search.trials import Trial, Trials

@@ -10,11 +10,11 @@ import numpy
 
 from ...api.options import PlanOptions
 from ...api.planning import budget_in_bytes, plan_with, smallest_with
-from ...errors import InfeasibleBudget, UsageError
+from ...ground.errors import InfeasibleBudget, UsageError
+from ...ground.progress import PlanningProgress
+from ...ground.units import format_bytes
 from ...ir import Plan, Profile
 from ...planner import policy_names
-from ...progress import PlanningProgress
-from ...units import format_bytes
 
 MOST_BUDGETS = 50
 _PARAMETER = re.compile(r"(\w+)=([^,]+)")

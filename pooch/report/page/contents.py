@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy
 
-from ... import colours
 from ...api.simulation import simulate, simulate_in_core
+from ...ground import colours
+from ...ground.units import format_bytes, format_ms
 from ...ir import Interval, Plan, Profile, Timeline
-from ...units import format_bytes, format_ms
 from ..curves import memory_curve, profile_title
 from ..layers import CHOICES, OUTSIDE
 from ..summaries import Record, is_modelled

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...autopilot.summary import AutoSummary
-from ...errors import PoochError
+from ...ground.errors import PoochError
 from .run import write_live_report
 
 _EVERY_S = 2.0

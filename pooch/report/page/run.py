@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...autopilot.summary import AutoSummary, PlannedShape
+from ...ground.units import format_bytes
+from ...ground.wording import slower_than
 from ...ir import Plan, Profile
 from ...ir.files import replace_file
-from ...units import format_bytes
-from ...wording import slower_than
 from ..summaries import Record
 from .budgets import BudgetPlans
 from .contents import page_contents

@@ -15,14 +15,14 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from ... import __version__
 from ...api.simulation import simulate
-from ...colours import CHOICES, DARK, LIGHT
-from ...errors import UsageError
+from ...ground.colours import CHOICES, DARK, LIGHT
+from ...ground.errors import UsageError
+from ...ground.progress import PlanningProgress
+from ...ground.version import VERSION
+from ...ground.visible import visible
 from ...ir import Plan, Profile
 from ...ir.files import replace_file
-from ...progress import PlanningProgress
-from ...visible import visible
 from ..summaries import Record
 from .budgets import BudgetPlans, plan_budgets
 from .contents import page_contents
@@ -180,7 +180,7 @@ def _footer(command: str) -> str:
     """Which version wrote the page, when, and by what."""
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     by = f": <code>{html.escape(visible(command))}</code>" if command else ""
-    return f"Written by pooch-planner {__version__} on {written}{by}"
+    return f"Written by pooch-planner {VERSION} on {written}{by}"
 
 
 @cache

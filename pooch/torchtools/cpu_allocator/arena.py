@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...native import Signatures, bound_functions
+from ...ground.native import Signatures, bound_functions
 
 Integers = NDArray[np.int64]
 ALIVE = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...units import format_bytes
+from ...ground.units import format_bytes
 from .arena import ArenaCounters
 
 ArenaState = Literal["waiting", "recording", "packing", "serving", "off"]

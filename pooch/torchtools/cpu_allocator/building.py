@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ... import native
+from ...ground import native
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "allocator.cpp"

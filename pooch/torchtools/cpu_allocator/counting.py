@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
 
-from ...native import BuildError, Signatures, bound_functions
+from ...ground.native import BuildError, Signatures, bound_functions
 from .arena import ArenaFunctions
 from .building import built_library
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...native import BuildError, Signatures, bound_functions
+from ...ground.native import BuildError, Signatures, bound_functions
 from .building import built_observer
 from .counting import CountingAllocator, counting_allocator
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ... import native
-from ...errors import UsageError
+from ...ground import native
+from ...ground.errors import UsageError
 from .. import accelerators
 from ..cpu_allocator.arena import ALL, ArenaCalls, Integers
 from ..cuda_only import AllocatorFunctions, install_allocator

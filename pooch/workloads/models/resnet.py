@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...errors import UsageError
+from ...ground.errors import UsageError
 from ..base import Workload
 from .classification import classification, initialize_convolutions
 

@@ -15,7 +15,7 @@ from monai.losses import DiceCELoss, DiceLoss
 from monai.networks.nets import UNet
 from torch import nn
 
-from ...errors import UsageError
+from ...ground.errors import UsageError
 from ..base import Workload
 
 _STRIDES = (2, 2, 2, 2)

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..api.children import Child
-from ..api.wire import WIRE
-from ..errors import PoochError
-from ..ir import Plan
-from ..progress import Progress
-from ..workloads.loading import WorkloadFactory
+from ...ground.errors import PoochError
+from ...ground.progress import Progress
+from ...ir import Plan
+from ...workloads.loading import WorkloadFactory
+from ..children import Child
+from ..wire import WIRE
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,7 @@ def exact_allocator(environment: Mapping[str, str]) -> dict[str, str]:
 
 def limit_gpu(device: torch.device, budget_bytes: int, slack_bytes: int = SLACK_BYTES) -> int:
     """Limit this process's GPU memory to the budget and the slack; returns the limit in bytes."""
-    from ..torchtools import accelerators, cuda_only
+    from ...torchtools import accelerators, cuda_only
 
     accelerators.empty_cache(device)
     total_bytes = accelerators.total_bytes(device)

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..api.children import Child
-from ..api.wire import WIRE
-from ..errors import PoochError, ProcessEnded
-from ..ir import Plan
-from ..progress import Progress
-from ..workloads.loading import WorkloadFactory
+from ...ground.errors import PoochError, ProcessEnded
+from ...ground.progress import Progress
+from ...ir import Plan
+from ...workloads.loading import WorkloadFactory
+from ..children import Child
+from ..wire import WIRE
 from .training import (
     StepResult,
     Trained,
@@ -29,9 +29,9 @@ from .training import (
 if TYPE_CHECKING:
     import torch
 
-    from ..allocation import StepArena
-    from ..executor.verification import Verify
-    from ..torchtools.cpu_allocator.arena_stats import ArenaStats
+    from ...allocation import StepArena
+    from ...executor.verification import Verify
+    from ...torchtools.cpu_allocator.arena_stats import ArenaStats
 
 NO_ARENA = "none"
 FIRST_STEPS = 6  # two in which replays are compared, a warm one, two that are recorded, and one beside the packing
@@ -71,8 +71,8 @@ def train_on_arena(
         device: that the workload is on.
         options: the steps are those that are served; with `check`, train once more without an arena, and compare.
     """
-    from ..torchtools.accelerators import has_streams
-    from ..torchtools.device_memory import give_memory_back
+    from ...torchtools.accelerators import has_streams
+    from ...torchtools.device_memory import give_memory_back
 
     steps, progress, verify = options.steps, options.progress, options.verify
     progress("training on an arena")
@@ -99,7 +99,7 @@ def served(
     factory: WorkloadFactory, plan: Plan | None, steps: int, verify: Verify, progress: Progress
 ) -> tuple[TrainedParts, ArenaOutcome]:
     """In the child process: train on an arena of a device whose allocator has to be chosen first."""
-    from ..api.arenas import install_cuda_arena
+    from ..arenas import install_cuda_arena
 
     install_cuda_arena()
     with errors_in_one_line():
@@ -112,7 +112,7 @@ def train(
     factory: WorkloadFactory, plan: Plan | None, steps: int, progress: Progress, *, on_arena: bool, verify: Verify
 ) -> tuple[TrainedParts, ArenaOutcome]:
     """Train the first steps, which are recorded, and some more; arguments as of `train_on_arena`."""
-    from ..api.arenas import PlainArena, arena_for
+    from ..arenas import PlainArena, arena_for
 
     workload = factory()
     own = arena_for(workload.model) if on_arena and plan is not None else None

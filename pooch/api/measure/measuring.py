@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..api.budgets import check_budget
-from ..api.options import PlanOptions
-from ..api.planning import budget_in_bytes, plan_with
-from ..api.planning_aside import is_worthwhile
-from ..api.profiling import Mode, profile_workload
-from ..errors import InfeasibleBudget
-from ..ir import Plan, Profile
-from ..workloads.loading import WorkloadFactory
+from ...ground.errors import InfeasibleBudget
+from ...ir import Plan, Profile
+from ...workloads.loading import WorkloadFactory
+from ..budgets import check_budget
+from ..options import PlanOptions
+from ..planning import budget_in_bytes, plan_with
+from ..planning_aside import is_worthwhile
+from ..profiling import Mode, profile_workload
 from .arena_training import train_on_arena
 from .checking import judge, train_reference
 from .hard_limit import LimitedJob, LimitedOutcome, train_limited
@@ -44,7 +44,7 @@ def measure_training(factory: WorkloadFactory, plan: Plan | None, **training: An
     Raises:
         PlanMismatch: the plan was made for another model or device.
     """
-    from ..torchtools.training_state import model_device
+    from ...torchtools.training_state import model_device
 
     options = TrainingOptions(**training)
     if plan is not None:
@@ -62,8 +62,8 @@ def _measure_plan(
     factory: WorkloadFactory, plan: Plan, options: TrainingOptions, replan: Callable[[int], Plan] | None
 ) -> tuple[Plan, TrainingReport]:
     """The report and its plan, which is not the given one if memory ran out and `replan` made another."""
-    from ..executor.engines.pinned import blocks_kept
-    from ..torchtools.training_state import model_device
+    from ...executor.engines.pinned import blocks_kept
+    from ...torchtools.training_state import model_device
 
     steps, progress = options.steps, options.progress
     reference = train_reference(factory, plan, steps, progress) if options.check else None
@@ -101,7 +101,7 @@ def _train_under_limit(
     factory: WorkloadFactory, plan: Plan, options: TrainingOptions, device: torch.device
 ) -> dict[str, LimitedOutcome]:
     """Planned and plain training, and with an arena training on that, in processes with the same limit."""
-    from ..torchtools.device_memory import give_memory_back
+    from ...torchtools.device_memory import give_memory_back
 
     give_memory_back(device)  # or those processes could not use what this one's allocator caches
     job = LimitedJob(factory, plan, plan.budget_bytes or plan.predicted_peak_bytes, options.steps)

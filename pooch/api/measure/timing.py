@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..api.in_core import fits_in_core, unless_out_of_memory
-from ..ir import Plan
-from ..progress import Progress
+from ...ground.progress import Progress
+from ...ir import Plan
+from ..in_core import fits_in_core, unless_out_of_memory
 from .training import applied, forward_and_backward
 
 if TYPE_CHECKING:
-    from ..executor import Run
-    from ..executor.verification import Verify
-    from ..workloads import Workload
+    from ...executor import Run
+    from ...executor.verification import Verify
+    from ...workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def time_in_turns(workload: Workload, plan: Plan, steps: int, progress: Progress
     Which of the two runs first alternates, so that a machine that becomes faster or slower, and what a step leaves
     behind in the allocator, affect both alike. Plain steps that do not fit in-core are left out.
     """
-    from ..torchtools.training_state import model_device
+    from ...torchtools.training_state import model_device
 
     with applied(plan, workload, verify) as run:
         assert run is not None
@@ -80,15 +80,15 @@ def time_under(workload: Workload, run: Run, steps: int, progress: Progress, *, 
 
 def warmup_steps(run: Run) -> int:
     """Number of steps under a plan before it runs as it will: in the first ones, replays are compared in full."""
-    from ..executor.verification import PROOFS
+    from ...executor.verification import PROOFS
 
     return PROOFS if run.does_replay else 1
 
 
 def timed_step(workload: Workload, run: Run | None) -> float:
     """Time the forward and backward pass of one step in ms, with gradients set to None before it."""
-    from ..torchtools.accelerators import synchronize
-    from ..torchtools.training_state import model_device
+    from ...torchtools.accelerators import synchronize
+    from ...torchtools.training_state import model_device
 
     device = model_device(workload.model)
     workload.model.zero_grad(set_to_none=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..api.children import Child
-from ..api.in_core import fits_in_core, unless_out_of_memory
-from ..api.wire import WIRE
-from ..errors import PoochError
-from ..ir import Plan
-from ..progress import Progress
-from ..workloads.loading import WorkloadFactory
+from ...ground.errors import PoochError
+from ...ground.progress import Progress
+from ...ir import Plan
+from ...workloads.loading import WorkloadFactory
+from ..children import Child
+from ..in_core import fits_in_core, unless_out_of_memory
+from ..wire import WIRE
 from .training import Trained, errors_in_one_line, first_difference, train_offloaded, train_steps
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..workloads import Workload
+    from ...workloads import Workload
 
 NOT_ALGORITHMS = (
     "they also differ under torch.use_deterministic_algorithms, so look for code that draws random numbers without a "
@@ -89,7 +89,7 @@ def judge(
     progress: Progress,
 ) -> BitsVerdict:
     """Compare two trainings, and if they differ, find out why."""
-    from ..torchtools.accelerators import has_streams
+    from ...torchtools.accelerators import has_streams
 
     difference, steps = first_difference(reference, planned), len(reference.steps)
     if difference is None:  # so plain training is repeatable
@@ -124,8 +124,8 @@ def train_reference(factory: Callable[[], Workload], plan: Plan, steps: int, pro
 
     It is plain training, or, if that does not fit, training with its saved tensors moved off the device.
     """
-    from ..torchtools.device_memory import give_memory_back
-    from ..torchtools.training_state import model_device
+    from ...torchtools.device_memory import give_memory_back
+    from ...torchtools.training_state import model_device
 
     workload = factory()
     device = model_device(workload.model)
@@ -143,7 +143,7 @@ def check_deterministically(
     factory: WorkloadFactory, plan: Plan, steps: int, device: torch.device, progress: Progress
 ) -> DeterministicCheck | None:
     """Compare planned with plain training under deterministic algorithms in a child process; None if that fails."""
-    from ..torchtools.device_memory import give_memory_back
+    from ...torchtools.device_memory import give_memory_back
 
     progress("comparing under deterministic algorithms")
     give_memory_back(device)  # or that process could not use what this one's allocator caches
@@ -158,7 +158,7 @@ def check_deterministically(
 
 def compared(factory: WorkloadFactory, plan: Plan, steps: int, progress: Progress) -> DeterministicCheck:
     """In the child process: compare plain with planned training, and if they differ, with plain training again."""
-    from ..torchtools.determinism import deterministic_algorithms, use_deterministic_algorithms
+    from ...torchtools.determinism import deterministic_algorithms, use_deterministic_algorithms
 
     def build() -> Workload:
         workload = factory()

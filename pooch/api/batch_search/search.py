@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..api.budgets import parse_budget
-from ..api.options import PlanOptions
-from ..api.planning import plan_with, smallest_with
-from ..errors import InfeasibleBudget
-from ..ir import Profile
-from ..progress import Progress, silent
+from ...ground.errors import InfeasibleBudget
+from ...ground.progress import Progress, silent
+from ...ir import Profile
+from ..budgets import parse_budget
+from ..options import PlanOptions
+from ..planning import plan_with, smallest_with
 from .line_search import largest_within
 from .results import MaxBatch, SizePoint, Sizes
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..ir import Plan
+from ...ir import Plan
 from .hard_limit import LimitedOutcome
 from .timing import Timing
 from .training import Trained, first_difference

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..devices import DeviceModel, Efficiency, LinkModel
-from ..progress import Progress, silent
+from ...devices import DeviceModel, Efficiency, LinkModel
+from ...ground.progress import Progress, silent
 
 if TYPE_CHECKING:
     import torch
 
-    from ..ir import Link
-    from ..profiler.hardware import DeviceRates
+    from ...ir import Link
+    from ...profiler.hardware import DeviceRates
 
 
 def measure_device_model(device: torch.device, name: str, progress: Progress = silent) -> DeviceModel:
     """Measure rates, memory bandwidth and the link of a device; `name` is what a catalogue will call it."""
-    from ..api.device_links import measure_device_link
-    from ..profiler.hardware import describe_device, measure_rates
-    from ..torchtools.accelerators import has_streams
-    from ..torchtools.cuda_only import blas_workspace_bytes
+    from ...profiler.hardware import describe_device, measure_rates
+    from ...torchtools.accelerators import has_streams
+    from ...torchtools.cuda_only import blas_workspace_bytes
+    from ..device_links import measure_device_link
 
     rates = measure_rates(device, progress)
     progress("measuring the link to the swap tier")

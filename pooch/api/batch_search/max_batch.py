@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..api.budgets import parse_budget
-from ..api.in_core import fits_in_core, unless_out_of_memory
-from ..api.options import plan_options
-from ..api.profiling import Mode, profile_workload
-from ..errors import UsageError
-from ..ir import Link, Plan, Profile
+from ...ground.errors import UsageError
+from ...ground.progress import Progress, silent
+from ...ground.units import format_bytes
+from ...ir import Link, Plan, Profile
+from ...workloads import Setting, WorkloadFactory, workload_growth
+from ..budgets import parse_budget
+from ..in_core import fits_in_core, unless_out_of_memory
 from ..measure.timing import timed_step
 from ..measure.training import applied, train_steps
-from ..progress import Progress, silent
-from ..units import format_bytes
-from ..workloads import Setting, WorkloadFactory, workload_growth
+from ..options import plan_options
+from ..profiling import Mode, profile_workload
 from .results import MaxBatch, MeasuredSize, SizePoint, Sizes
 from .search import CURVE_POINTS, largest_size
 
 if TYPE_CHECKING:
-    from ..devices import DeviceModel
-    from ..workloads import Workload
+    from ...devices import DeviceModel
+    from ...workloads import Workload
 
 FIRST_BATCH = 8  # small enough for most workloads, large enough that fixed costs do not hide the cost of an item
 
@@ -162,7 +162,7 @@ def _measured_plainly(
     factory: Callable[[], Workload], point: SizePoint, steps: int, progress: Progress
 ) -> MeasuredSize | None:
     """Plain training; None, and a line of progress, if the device has too little memory left."""
-    from ..torchtools.training_state import model_device
+    from ...torchtools.training_state import model_device
 
     workload = factory()
     measured = None
@@ -176,7 +176,7 @@ def _measured_plainly(
 
 
 def _measured(workload: Workload, point: SizePoint, plan: Plan | None, steps: int, progress: Progress) -> MeasuredSize:
-    from ..executor.engines.pinned import blocks_kept
+    from ...executor.engines.pinned import blocks_kept
 
     progress(f"training {'under the plan' if plan else 'without a plan'} at {point.size}")
     with blocks_kept():

@@ -8,18 +8,18 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PoochError, first_line
-from ..ir import Plan
-from ..progress import Progress, silent
+from ...ground.errors import PoochError, first_line
+from ...ground.progress import Progress, silent
+from ...ir import Plan
 
 if TYPE_CHECKING:
     import torch
 
-    from ..allocation import StepArena
-    from ..api.guarding import Guard
-    from ..executor import Run, RunStats
-    from ..executor.verification import Verified, Verify
-    from ..workloads import Workload
+    from ...allocation import StepArena
+    from ...executor import Run, RunStats
+    from ...executor.verification import Verified, Verify
+    from ...workloads import Workload
+    from ..guarding import Guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def train_steps(
     if plan is None or replan is None:
         with applied(plan, workload, verify) as run:
             return train_under(workload, run, steps, progress)
-    from ..api.guarding import Guard
+    from ..guarding import Guard
 
     how: dict[str, Any] = {"measured_steps": steps, "watch_peak": False, "tell": progress, "verify": verify}
     with Guard(plan, workload.model, replan, **how) as guard:
@@ -152,7 +152,7 @@ def train_steps(
 
 def train_under(workload: Workload, run: Run | Guard | None, steps: int, progress: Progress) -> Trained:
     """`train_steps` under a plan that is already applied, or plainly (`run` is None)."""
-    from ..api.guarding import Guard
+    from ..guarding import Guard
 
     _begin()
     results: list[StepResult] = []
@@ -168,17 +168,17 @@ def train_under(workload: Workload, run: Run | Guard | None, steps: int, progres
 
 def train_offloaded(workload: Workload, steps: int, progress: Progress) -> Trained:
     """Train plainly, but with saved tensors off the device until they are read: the same numbers in less memory."""
-    from ..profiler.pressure import saved_tensors_away
-    from ..torchtools.training_state import model_device
+    from ...profiler.pressure import saved_tensors_away
+    from ...torchtools.training_state import model_device
 
     with saved_tensors_away(model_device(workload.model)):
         return replace(train_under(workload, None, steps, progress), offloaded=True)
 
 
 def _begin() -> None:
-    from ..torchtools.accelerators import accelerators_in_use, empty_cache
-    from ..torchtools.training_state import seed_all
-    from ..workloads.loading import SEED
+    from ...torchtools.accelerators import accelerators_in_use, empty_cache
+    from ...torchtools.training_state import seed_all
+    from ...workloads.loading import SEED
 
     for device in accelerators_in_use():
         empty_cache(device)  # so that memory cached by an earlier training does not count as reserved by this one
@@ -190,7 +190,7 @@ def applied(
     plan: Plan | None, workload: Workload, verify: Verify = "first", memory: StepArena | None = None
 ) -> Iterator[Run | None]:
     """Apply the plan to the workload's model, if there is one, on an arena, if there is one."""
-    from ..executor import apply_plan
+    from ...executor import apply_plan
 
     if plan is None:
         yield None
@@ -211,10 +211,10 @@ def forward_and_backward(workload: Workload, run: Run | None) -> torch.Tensor:
 
 def _measured_step(workload: Workload, run: Run | Guard | None) -> StepResult:
     """Measure one step, digest what it computed, then step the optimizer."""
-    from ..api.guarding import Guard
-    from ..executor import RunStats
-    from ..torchtools.memory_meter import MemoryMeter
-    from ..torchtools.training_state import model_device
+    from ...executor import RunStats
+    from ...torchtools.memory_meter import MemoryMeter
+    from ...torchtools.training_state import model_device
+    from ..guarding import Guard
 
     workload.model.zero_grad(set_to_none=True)
     if isinstance(run, Guard):  # which measures
@@ -238,7 +238,7 @@ def _measured_step(workload: Workload, run: Run | Guard | None) -> StepResult:
 
 
 def _final_digests(workload: Workload) -> dict[str, str]:
-    from ..torchtools.training_state import RandomStates, model_device
+    from ...torchtools.training_state import RandomStates, model_device
 
     found = {f"parameter {name}": digest(p) for name, p in workload.model.named_parameters()}
     found |= {f"buffer {name}": digest(b) for name, b in workload.model.named_buffers()}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api.options import PlanOptions
-from ..api.planning import budget_in_bytes, plan_with
-from ..errors import InfeasibleBudget, UsageError
-from ..ir import Plan, Profile
-from ..planner import described, policy_names
-from ..progress import PlanningProgress, silent
-from ..workloads.loading import WorkloadFactory
+from ...ground.errors import InfeasibleBudget, UsageError
+from ...ground.progress import PlanningProgress, silent
+from ...ir import Plan, Profile
+from ...planner import described, policy_names
+from ...workloads.loading import WorkloadFactory
+from ..options import PlanOptions
+from ..planning import budget_in_bytes, plan_with
 from .timing import time_in_turns
 from .training import train_steps
 
@@ -116,7 +116,7 @@ def measure_rows(
     Raises:
         PlanMismatch: the profile is of another workload.
     """
-    from ..executor.engines.pinned import blocks_kept
+    from ...executor.engines.pinned import blocks_kept
 
     measured = []
     with blocks_kept():

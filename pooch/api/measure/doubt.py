@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ..units import format_ms
+from ...ground.units import format_ms
 from .training_report import TrainingReport
 
 SPREAD = 1.5  # between the slowest and the fastest of some equal steps, from which on the machine is taken to be busy

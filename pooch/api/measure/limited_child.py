@@ -6,9 +6,9 @@ import resource
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from ..errors import first_line
-from ..torchtools.malloc import return_large_blocks
-from ..units import format_bytes
+from ...ground.errors import first_line
+from ...ground.units import format_bytes
+from ...torchtools.malloc import return_large_blocks
 from .arena_training import FIRST_STEPS, NO_ARENA
 from .hard_limit import SLACK_BYTES, LimitedJob, limit_gpu
 
@@ -41,7 +41,7 @@ def trained(job: LimitedJob, report: Callable[[str, float], None]) -> tuple[str,
 
 def _cause(error: BaseException) -> str:
     """What ended the training, in one line."""
-    from ..torchtools.out_of_memory import is_out_of_memory, missing_bytes
+    from ...torchtools.out_of_memory import is_out_of_memory, missing_bytes
 
     if not is_out_of_memory(error):
         return f"{type(error).__name__}: {first_line(error)}"[:300]
@@ -53,9 +53,9 @@ class _Training:
     """The workload, under its plan if there is one."""
 
     def __init__(self, job: LimitedJob) -> None:
-        from ..api.arenas import arena_for
-        from ..executor import apply_plan
-        from ..torchtools.training_state import model_device
+        from ...executor import apply_plan
+        from ...torchtools.training_state import model_device
+        from ..arenas import arena_for
 
         self.workload = job.factory()
         self.device = model_device(self.workload.model)
@@ -70,15 +70,15 @@ class _Training:
 
         If the plain step may not fit, its saved tensors leave the device.
         """
-        from ..profiler.pressure import saved_tensors_away
+        from ...profiler.pressure import saved_tensors_away
 
         is_safe = self.run is not None or self._plain_step_fits()
         with nullcontext() if is_safe else saved_tensors_away(self.device):
             self.step()
 
     def _plain_step_fits(self) -> bool:
-        from ..api.in_core import has_room
-        from ..process_limits import is_limited
+        from ...ground.process_limits import is_limited
+        from ..in_core import has_room
 
         known_bytes = self._in_core_peak_bytes
         return known_bytes is not None and not is_limited() and has_room(known_bytes, self.workload)
@@ -88,9 +88,9 @@ class _Training:
 
         The steps under the limit begin so too. 0 on a CPU, which has no such allocator.
         """
-        from ..torchtools.accelerators import has_streams
-        from ..torchtools.device_memory import give_memory_back
-        from ..torchtools.memory_meter import MemoryMeter
+        from ...torchtools.accelerators import has_streams
+        from ...torchtools.device_memory import give_memory_back
+        from ...torchtools.memory_meter import MemoryMeter
 
         if not has_streams(self.device):
             return 0
@@ -113,8 +113,8 @@ class _Training:
 
 def _set_limit(training: _Training, budget_bytes: int, slack_bytes: int) -> None:
     """Limit this process to the budget: its address space on the CPU."""
-    from ..torchtools.accelerators import has_streams
-    from ..torchtools.memory_trace import live_bytes
+    from ...torchtools.accelerators import has_streams
+    from ...torchtools.memory_trace import live_bytes
 
     training.workload.model.zero_grad(set_to_none=True)
     if has_streams(training.device):

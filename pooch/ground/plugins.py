@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+_PACKAGE = __package__.rpartition(".")[0]  # `pooch` in a checkout, `pooch_planner` in a wheel
 ROOMS = ("published", "onnx", "report")
 
 Kind = Literal["policies", "workloads", "commands", "workload_files", "exporters", "views"]
@@ -61,7 +62,7 @@ class Plugin:
 @cache
 def provided(kind: Kind) -> dict[str, Provided]:
     """Everything of a kind that the packages add, by name."""
-    rooms = (importlib.import_module(f".{room}.plugin", __package__).PLUGIN for room in ROOMS)
+    rooms = (importlib.import_module(f"{_PACKAGE}.{room}.plugin").PLUGIN for room in ROOMS)
     return {name: each for room in rooms for name, each in getattr(room, kind).items()}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..ir import Device, Plan
-from ..units import format_bytes
-from ..visible import one_line
+from ...ground.units import format_bytes
+from ...ground.visible import one_line
+from ...ir import Device, Plan
 from .line_search import MOST_INDEX
 
 if TYPE_CHECKING:
