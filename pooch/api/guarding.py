@@ -86,7 +86,7 @@ class Guard:
         self._measured_steps, self._replan_after = measured_steps, replan_after
         self._apply_options = apply_options if measured_steps else {"measure_every": 0, **apply_options}
         self._steps = self._steps_off_path = 0
-        self._watch_peak, self._tightened = watch_peak, 0
+        self._watch_peak, self._tightened, self._ran_out = watch_peak, 0, 0
         self._overrun: Overrun | None = None
         self._kept = ExitStack()
         self._kept.enter_context(blocks_kept())  # the next plan reuses page-locked memory of this one
@@ -121,10 +121,11 @@ class Guard:
     def step(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Run one forward and backward pass and return the detached loss; call the optimizer afterwards, as usual.
 
-        If memory runs out, the guard restores gradients, buffers and random states, plans again for as many bytes less
-        as were missing (twice as many each time in a row), and repeats the pass. If a measured peak exceeds the budget
-        by more than the allocator's rounding and checksums, the next step has a tighter plan; after four such plans,
-        the guard only warns.
+        If memory runs out in an op of the forward pass, what can leave does, the op runs again, and the next step has a
+        tighter plan. Where that is not enough, the guard restores gradients, buffers and random states, plans again for
+        as many bytes less as were missing (twice as many each time in a row), and repeats the pass. If a measured peak
+        exceeds the budget by more than the allocator's rounding and checksums, the next step has a tighter plan; after
+        four such plans, the guard only warns.
 
         Args:
             forward: () -> loss, on this step's batch; called again if the step is repeated.
@@ -138,6 +139,7 @@ class Guard:
             loss = self._until_it_fits(forward, snapshot.restore)
         finally:
             snapshot.close()
+        self._look_at_the_memory()
         self._look_at_the_peak()
         self._look_at_the_path(forward)
         return loss
@@ -192,6 +194,19 @@ class Guard:
         self.run.remove()
         self._apply_again(plan)
         self.repairs.append(Repair(self._steps, reason, missing_bytes, plan.predicted_peak_bytes))
+
+    def _look_at_the_memory(self) -> None:
+        """Plan again if memory ran out in an op that ran once more; the step itself is right and is not repeated."""
+        asked_bytes = self.run.stats.ran_out_bytes
+        if not asked_bytes or self._ran_out == MOST_REPAIRS:
+            return
+        missing = asked_bytes if asked_bytes > 1 else int(UNKNOWN_SHARE * self.plan.predicted_peak_bytes)
+        try:
+            self._tighten("out of memory", missing << self._ran_out)
+            self._ran_out += 1
+        except InfeasibleBudget as error:
+            self._ran_out = MOST_REPAIRS
+            self._tell(f"memory ran out in step {self._steps}, and a tighter plan does not help: {error}")
 
     def _look_at_the_peak(self) -> None:
         """Plan again if the peak was over the budget; the step itself is right and is not repeated."""

@@ -32,6 +32,8 @@ class RunStats:
         late_swaps: Number of values that were brought back at a read, outside of the schedule.
         mismatches: 1 if the step left the profiled path, else 0.
         kept_after_errors: Number of values that stayed on the device because their copy failed.
+        ran_out_bytes: The most that an op of the forward pass asked for when memory ran out, and that was there once
+            all that could had left, so that the op ran again. 0: memory never ran out. 1: the error did not say.
         kept_bytes: Bytes that a plan swaps and that stayed, because their copy failed or there was no room.
         ungoverned: Number of saved tensors and of calls that were left alone, since they cannot be watched: tensors
             without ordinary memory, `torch.func`, compiled functions.
@@ -51,6 +53,7 @@ class RunStats:
     late_swaps: int = 0
     mismatches: int = 0
     kept_after_errors: int = 0
+    ran_out_bytes: int = 0
     kept_bytes: int = 0
     ungoverned: int = 0
     device_clock: StepClock | None = field(default=None, repr=False, compare=False)

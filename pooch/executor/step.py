@@ -22,7 +22,7 @@ from ..machine import Call, Value
 from ..torchtools.effects import StorageMap, changed_statistics, written_tensors
 from ..torchtools.endings import end_with
 from ..torchtools.operators import call_refusal
-from ..torchtools.out_of_memory import is_out_of_memory
+from ..torchtools.out_of_memory import is_out_of_memory, missing_bytes
 from ..torchtools.tensors import (
     find_tensors,
     has_plain_storage,
@@ -195,9 +195,10 @@ class Step(SavedTensors):
     def can_try_again(self, error: Exception, facts: Any) -> bool:
         """Whether an op that has failed can run again: memory ran out, nothing was done yet, and there is more now."""
         nothing_done = not (facts.written or facts.written_names or facts.random or facts.is_foreign or facts.refusal)
-        if not nothing_done or not is_out_of_memory(error):
+        if not nothing_done or not is_out_of_memory(error) or not self.evictor.relieve():
             return False
-        return self.evictor.relieve() > 0
+        self.stats.ran_out_bytes = max(self.stats.ran_out_bytes, missing_bytes(error) or 1)
+        return True
 
     def _bind(self, tensor: torch.Tensor) -> int:
         value = next(self._numbers)
@@ -221,7 +222,8 @@ class Step(SavedTensors):
         """Run the actions that are due before the next op, and record its call if the plan replays it."""
         if not guide.expects(facts):
             self.evictor.look_beside_plan((args, kwargs))
-        elif guide.is_due:
+            return
+        if guide.is_due:
             self._act(guide, guide.slot)
         if not guide.is_to_record or not guide.on_path:
             return

@@ -104,6 +104,7 @@ def test_each_microbatch_is_as_without_a_plan_and_the_peak_as_predicted(choice: 
         assert plan.predicted_peak_bytes - alone.predicted_peak_bytes > above_bytes / 2
 
 
+@pytest.mark.usefixtures("without_floor")  # which holds the budget also where the plan does not count all
 @pytest.mark.parametrize("rows", [8, 512])
 def test_the_planner_counts_all_in_flight_and_a_plan_for_one_does_not(rows: int) -> None:
     work = Work(rows)
