@@ -53,7 +53,7 @@ test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not sweep" $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not sweep and not slow" $(PYTEST_ARGS) $(FAST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not sweep and not slow and not seconds" $(PYTEST_ARGS) $(FAST)
 
 test-all: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,21 +20,30 @@ SLOW_LIMIT_S = 1200
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
 
 
-SWEEPS = frozenset(
-    line
-    for line in (Path(__file__).parent / "sweeps.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-)
+def listed_in(file: str) -> frozenset[str]:
+    """The tests, and files of tests, that a file beside this one lists."""
+    lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+LISTS = {"sweep": listed_in("sweeps.txt"), "seconds": listed_in("seconds.txt")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves out. A slow test may take longer before it counts as hanging."""
+    """Mark what `make test` and `make test-fast` leave out. A slow test may take longer before it counts as hanging."""
     for item in items:
         name = item.nodeid.partition("[")[0]
-        if name in SWEEPS or name.partition("::")[0] in SWEEPS:
-            item.add_marker(pytest.mark.sweep)
+        for mark, listed in LISTS.items():
+            if name in listed or name.partition("::")[0] in listed:
+                item.add_marker(mark)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
+
+
+def pytest_runtest_teardown() -> None:
+    """A test that failed must not hold its tensors, which would take a part of the budgets of those after it."""
+    for name in ("last_traceback", "last_value", "last_exc"):
+        vars(sys).pop(name, None)
 
 
 @pytest.fixture(autouse=True)

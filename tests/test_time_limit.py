@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SLOW_LIMIT_S, SWEEPS
+from tests.conftest import LISTS, SLOW_LIMIT_S
 
 ROOT = Path(__file__).parents[1]
 HANGING = """
@@ -44,9 +44,10 @@ def test_a_slow_test_has_a_longer_one(request: pytest.FixtureRequest) -> None:
     assert marker.args == (SLOW_LIMIT_S,)
 
 
-def test_every_line_of_the_sweeps_names_a_test() -> None:
-    """What is renamed would come back into `make test` unnoticed."""
-    for line in SWEEPS:
+@pytest.mark.parametrize("mark", LISTS)
+def test_every_line_of_a_list_names_a_test(mark: str) -> None:
+    """What is renamed would come back into `make test` or `make test-fast` unnoticed."""
+    for line in LISTS[mark]:
         name, _, function = line.partition("::")
         text = (ROOT / name).read_text()
         assert not function or f"def {function}(" in text, line

@@ -48,7 +48,7 @@ class CountedBytes:
         if self.is_in_place and live_now_bytes is None:
             self.recount()
         elif self.is_in_place and live_now_bytes is not None:
-            self._earlier_bytes = max(0, live_now_bytes - allocator.live_bytes())
+            self._earlier_bytes = live_now_bytes - allocator.live_bytes()  # below zero, if others count more
 
     def recount(self) -> None:
         """Count again what is alive from before the installation. It walks all Python objects."""
