@@ -80,13 +80,6 @@ class Evictor(Pressure):
         self._asking.on = False
         self.live.ask(False)
 
-    def look_beside_plan(self, arguments: Any) -> None:
-        """Make room before an op that the plan of the step does not expect, and that may be the first one off its path.
-
-        Args:
-            arguments: Its arguments, in any nesting.
-        """
-
     def plan_left(self) -> None:
         """Note that the plan of the step that is running has fallen silent."""
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..machine.account import NobodyAsks
 from ..torchtools import accelerators
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
-from ..torchtools.tensors import find_tensors, has_plain_storage
 from ..torchtools.threads import is_alone
 from .engines.protocol import CopyEngine
 from .evictor import Evictor
@@ -86,20 +83,6 @@ class Floor(Evictor):
             self.ask_again()
         super().begin_step(stats)
         self._start_bytes = self._persistent_bytes
-
-    def look_beside_plan(self, arguments: Any) -> None:
-        """Make room before an op that the plan does not expect.
-
-        Args:
-            arguments: Its arguments, in any nesting.
-        """
-        if not self._has_streams or not self.budget_bytes or self.is_held:
-            return
-        needed_bytes = sum(tensor.nbytes for tensor in find_tensors(arguments) if has_plain_storage(tensor))
-        missing_bytes = accelerators.allocated_bytes(self.device) + needed_bytes - self.budget_bytes
-        if missing_bytes > 0:
-            self.plan_left()
-            self.make_room(missing_bytes)
 
     def plan_left(self) -> None:
         """Note that the plan of the step that is running has fallen silent."""

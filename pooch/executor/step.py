@@ -221,7 +221,6 @@ class Step(SavedTensors):
     def _follow(self, guide: PlanGuide, func: Any, facts: Any, args: Any, kwargs: Any) -> None:
         """Run the actions that are due before the next op, and record its call if the plan replays it."""
         if not guide.expects(facts):
-            self.evictor.look_beside_plan((args, kwargs))
             return
         if guide.is_due:
             self._act(guide, guide.slot)
