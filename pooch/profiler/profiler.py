@@ -167,9 +167,11 @@ class _Profiling:
 
     def _profile_plainly(self, first: ForwardRecorder, persistent: _Persistent) -> ProfiledStep:
         self._evictor.set_budget(EVERYTHING_STAYS)
-        warmup, repeats = self.options.warmup, max(1, self.options.repeats)
+        warmup, repeats = max(self.options.warmup, int(self.has_streams)), max(1, self.options.repeats)
         for number in range(warmup):
             self._time_step(f"warm-up step {number + 1} of {warmup}")
+        if self.has_streams:  # a plain step may leave more behind than one that is recorded
+            persistent = self._persistent_bytes()
         assembly, recorded_ms, notes = self._recorded("run", first)
         plain = tuple(self._time_step(f"timed step {number + 1} of {repeats}") for number in range(repeats))
         notes = (*notes, *spread_notes([times.step_ms for times in plain]))
