@@ -109,7 +109,7 @@ def test_a_backward_pass_that_takes_more_than_planned_stays_within_the_budget() 
     taken: list[Tensor] = []
 
     def hooked(loss: Tensor) -> Tensor:
-        loss.register_hook(lambda gradient: taken.extend(torch.rand(256, 1024) for _ in range(8)) or gradient)
+        loss.register_hook(lambda gradient: taken.extend(torch.rand(256, 1024) for _ in range(5)) or gradient)
         return loss
 
     with pooch.apply(plan, model, measure_every=0) as run:
@@ -120,7 +120,7 @@ def test_a_backward_pass_that_takes_more_than_planned_stays_within_the_budget() 
         model.zero_grad()
         peak_bytes = counted_peak(lambda: hooked(model(rows)).backward())
         assert gradients_of(model) == expected
-        assert len(taken) == 8
+        assert len(taken) == 5
         assert run.stats.mismatches == 0
         assert run._floor.stall_ms > 0
         assert run._floor.missing_bytes == 0

@@ -152,6 +152,7 @@ def is_cpu() -> bool:
     return torch.get_default_device().type == "cpu"
 
 
+@pytest.mark.usefixtures("without_floor")
 def test_a_run_that_keeps_its_promise_says_nothing() -> None:
     texts, run = told(ordinary)
     assert texts == []
