@@ -68,7 +68,7 @@ class PlannedValues:
         if number in self.table.sources:
             self.held[number] = storage
         elif number in self.table.swapped:
-            self.planned[number].storage = storage
+            _put_into(self.planned[number], storage)
         if number in self.table.emptied or number in self.table.from_gathered:
             self.planned[number].home = weakref.ref(storage)
 
@@ -81,10 +81,10 @@ class PlannedValues:
         """
         with self.lock:
             if value.number in self.table.from_gathered and not is_planned:
-                value.storage = storage_of(tensor)
+                _put_into(value, storage_of(tensor))
             here = not value.is_copied or value.number in self.table.emptied
             if value.storage is None and value.number in self.table.swapped and here:
-                value.storage = storage_of(tensor)
+                _put_into(value, storage_of(tensor))
             value.in_program = weakref.ref(storage_of(tensor))
             if value.storage is None and value.witness is None and value.number in self.table.recomputed:
                 self.leaving.saved(value, storage_of(tensor))
@@ -353,7 +353,7 @@ class PlannedValues:
             held = self._held_by_program(value)
             if held is None:
                 self.leaving.check(value, storage)
-            value.storage = storage if held is None else held
+            _put_into(value, storage if held is None else held)
 
     def _held_by_program(self, value: Value) -> torch.UntypedStorage | None:
         """The storage that autograd has saved, if the program still holds it: plain training reads what is there."""
@@ -411,11 +411,19 @@ class PlannedValues:
 
         What may have changed since it was copied, and is to be looked at before it goes, stays with the plan.
         """
-        return [
-            value
-            for _, value in sorted(self.planned.items())
-            if value.storage is not None and value.handles and value.witness is None and not value.is_pinned
-        ]
+        here = (value for _, value in sorted(self.planned.items()) if value.storage is not None)
+        return [value for value in here if value.handles and not value.is_pinned and self._is_settled(value)]
+
+    def _is_settled(self, value: Value) -> bool:
+        """Whether nothing is left to compare of a value that is here: it was never away, or its replay is checked."""
+        if value.witness is None:
+            return True
+        return value.number in self.table.recomputed and not self.leaving.is_banned(value)
+
+
+def _put_into(value: Value, storage: torch.UntypedStorage) -> None:
+    value.storage = storage
+    value.size_bytes = storage.nbytes() or value.size_bytes  # an emptied one has none until it is refilled
 
 
 def _lost(number: int) -> PlanMismatch:

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import pooch
+from pooch.analysis.dataflow import Dataflow
 from pooch.errors import PlanMismatch
 from pooch.executor import Run, mode
 from pooch.executor.evictor import Evictor
 from pooch.executor.live_bytes import CountedBytes
 from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.records import VersionProbe
+from pooch.ir import Choice
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.settings import called_as_unwatched
 from tests.counting import counting, the_allocator
@@ -150,6 +152,37 @@ def test_a_plan_that_fails_in_the_middle_of_the_backward_pass_falls_silent(monke
         assert run.stats.mismatches == 1
         assert run.stats.late_swaps > 0
         assert peak_bytes <= plan.budget_bytes
+
+
+@pytest.mark.parametrize("choice", ["swap", "recompute"])
+def test_whatever_a_plan_moves_leaves_at_any_time(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what it has yet to copy out, and what it has just made again."""
+    model, rows, _ = planned()
+    profile = quick_profile(lambda: model(rows), model)
+    ids = [value.id for value in Dataflow(profile, "model").activations]
+    plan = pooch.plan_from_decisions(profile, dict.fromkeys(ids, choice), region="model")
+    act, here_bytes, stayed = PlanGuide.act, list[int](), list[int]()
+    model.zero_grad()
+    with pooch.apply(plan, model, measure_every=0) as run:
+        gradients(model, rows)
+        with run.paused():
+            expected = gradients(model, rows)
+
+        def everything_leaves(guide: PlanGuide) -> None:
+            free = [value for value in guide.values.may_leave() if not run._floor.is_held_elsewhere(value)]
+            here_bytes.append(sum(value.storage.nbytes() for value in free))
+            run._floor.relieve()
+            stayed.extend(value.number for value in free if value.storage is not None)
+
+        def acts(guide: PlanGuide, slot: int) -> None:
+            everything_leaves(guide)
+            act(guide, slot)
+            everything_leaves(guide)
+
+        monkeypatch.setattr(PlanGuide, "act", acts)
+        assert gradients(model, rows) == expected
+    assert max(here_bytes) >= 2 * MIB
+    assert not stayed
 
 
 def test_an_allocation_that_fails_is_tried_again_once_values_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
