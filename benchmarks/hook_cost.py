@@ -34,7 +34,8 @@ from pooch.analysis.dataflow import Dataflow
 from pooch.executor import Run, apply_plan
 from pooch.executor.floor import Floor
 from pooch.executor.statistics import WarnOnce
-from pooch.executor.step import Advice, Step
+from pooch.executor.step import Step
+from pooch.executor.table import Advice
 from pooch.executor.verification import Verification
 from pooch.ir import Choice, Plan
 
@@ -92,7 +93,7 @@ def _hooks_alone(run: Run) -> AbstractContextManager[object]:
         Advice(table, arena, "warn"),
     )
     assert step.guide is not None
-    step.guide.on_path = False  # nobody counts ops, so no action of the plan may fire
+    step.guide.cursor.on_path = False  # nobody counts ops, so no action of the plan may fire
     return saved_tensors_hooks(step.pack, step.unpack)
 
 

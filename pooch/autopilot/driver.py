@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ..executor.evictor import Evictor
+from ..executor.own_work import OWN_WORK
 from ..executor.statistics import RunStats
-from ..executor.step import OWN_WORK, Step
+from ..executor.step import Step
 from ..ground.errors import TierError, UsageError
 from ..ground.units import format_bytes
 from ..ir import Profile

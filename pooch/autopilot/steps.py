@@ -10,7 +10,8 @@ import torch
 
 from ..executor.evictor import Evictor
 from ..executor.mode import following, looking
-from ..executor.step import Advice, Step
+from ..executor.step import Step
+from ..executor.table import Advice
 from ..ground.errors import ProfileError
 from ..ir import Plan, Profile
 from ..profiler.live import LiveTrace

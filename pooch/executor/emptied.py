@@ -16,6 +16,7 @@ from ..ground.errors import TierError
 from ..machine import Value
 from ..torchtools.effects import StorageMap
 from ..torchtools.tensors import bytes_of, storage_key, tensors_with_memory
+from .cursor import Cursor
 from .engines.health import TierHealth
 from .statistics import RunStats
 
@@ -29,14 +30,15 @@ class EmptiedStorages:
         stats: Counters of the step, updated in place.
         make_again: Replays a value, given its number.
         health: Notes what is wrong with the tier.
+        cursor: Is told whose reads have to be looked at.
 
     Attributes:
         away: Maps storage keys to the values of storages that are empty or being refilled. Entries of storages that
             the program has released may remain.
     """
 
-    def __init__(self, stats: RunStats, make_again: MakeAgain, health: TierHealth) -> None:
-        self._stats, self._make_again, self._health = stats, make_again, health
+    def __init__(self, stats: RunStats, make_again: MakeAgain, health: TierHealth, cursor: Cursor) -> None:
+        self._stats, self._make_again, self._health, self._cursor = stats, make_again, health, cursor
         self.away: dict[int, Value] = {}
 
     def empty(self, value: Value) -> None:
@@ -47,6 +49,7 @@ class EmptiedStorages:
         value.size_bytes = storage.nbytes()
         value.storage = None
         self.away[storage._cdata] = value
+        self._cursor.note_away(storage._cdata, True)
         storage.resize_(0)
         self._stats.emptied_bytes += value.size_bytes
 
@@ -61,7 +64,11 @@ class EmptiedStorages:
         """Mark a value as readable, once compute waits for its copy in."""
         storage = value.home()
         if storage is not None:
-            self.away.pop(storage._cdata, None)
+            self._is_back(storage._cdata)
+
+    def _is_back(self, key: int) -> None:
+        self.away.pop(key, None)
+        self._cursor.note_away(key, False)
 
     def look(self, arguments: Any) -> None:
         """Bring back what the arguments refer to before they are read; everything, if that cannot be determined."""
@@ -97,7 +104,7 @@ class EmptiedStorages:
                 fault = self._health.failed(ticket.error, is_told=False)
                 text = f"an emptied activation cannot be read back: {fault}; repeat the step"
                 raise TierError(text, fault.kind) from ticket.error
-        del self.away[storage._cdata]
+        self._is_back(storage._cdata)
 
     def restore(self) -> None:
         """Bring back everything that the program still holds.
@@ -111,7 +118,7 @@ class EmptiedStorages:
                 self.bring_back(value)
             except TierError as error:
                 failure = error
-            self.away.pop(key, None)
+            self._is_back(key)
         if failure is not None:
             raise failure
 

@@ -20,6 +20,7 @@ from ..ir import Plan
 from ..machine import Call, Level, Value
 from ..machine.values import Ticket
 from ..torchtools.operators import has_undefined_bytes, is_foreign_name, operator_facts
+from .cursor import Cursor
 from .engines.health import TierHealth
 from .engines.protocol import Arena, CopyEngine
 from .memory import is_held_elsewhere
@@ -155,6 +156,7 @@ class Leaving:
         table: What to call values.
         stats: Counters of the step, updated in place.
         call_of: Returns the call that makes a value, or None if it cannot run again.
+        cursor: Is told that something waits for the program to release it.
     """
 
     def __init__(
@@ -164,9 +166,10 @@ class Leaving:
         table: CopyTable,
         stats: RunStats,
         call_of: Callable[[int], Call | None],
+        cursor: Cursor,
     ) -> None:
         self.verification, self._copies, self._table, self._stats = verification, copies, table, stats
-        self._call_of = call_of
+        self._call_of, self._cursor = call_of, cursor
         self.pending: dict[int, Value] = {}
         self.tainted: set[int] = set()  # what the program may have changed through an address, and what is made of it
 
@@ -193,6 +196,7 @@ class Leaving:
         witness.storage = storage
         value.size_bytes = storage.nbytes()
         self.pending[value.number] = value
+        self._cursor.needs_attention = True
         if level >= Level.COPIED:
             place = self._copies.place(value.number, value.size_bytes)
             if place is not None:

@@ -16,7 +16,9 @@ from ..torchtools.raw_looks import RawLooks
 from ..torchtools.settings import called_as_unwatched
 from ..torchtools.standing_aside import SilentMode, StepHooks
 from ..torchtools.tensors import result_tensors
-from .step import OWN_WORK, Step
+from .native_watch import NativeWatch, is_native, native_saving
+from .own_work import OWN_WORK
+from .step import Step
 
 
 class StepMode(SilentMode):
@@ -89,6 +91,8 @@ def following(step: Step) -> AbstractContextManager[None]:
     if not step.replays:
         return Together(saving(step), RawLooks(_nothing, step.data_assigned))
     looks = RawLooks(step.look, step.data_assigned)
+    if is_native(step):
+        return Together(native_saving(step), looks, NativeWatch(step))
     if not step.empties:
         return Together(saving(step), looks, StepMode(step))
     hooks = StepHooks(step.quietly(step.pack), step.quietly(step.unpack), step.fell_silent)

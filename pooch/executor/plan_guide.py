@@ -14,7 +14,7 @@ from ..ir import Action, ExpectedOp
 from ..machine import Call, Recipes
 from ..machine.recipes import NEVER_MS
 from ..torchtools.recurrent_dropout import InitialisationWatch
-from ..torchtools.tensors import fingerprint
+from ..torchtools.tensors import fingerprint, functional_name
 from .planned_values import PlannedValues
 from .replay import RecordedCall, is_emptied
 
@@ -31,19 +31,27 @@ class PlanGuide:
 
     Attributes:
         table: The plan, indexed for lookups.
-        on_path: Whether the step still does what the plan expects.
-        position: Number of ops that were recognised.
+        cursor: Where the step is on the path.
     """
 
     def __init__(self, values: PlannedValues, recipes: Recipes) -> None:
-        self.values, self.table, self._recipes = values, values.table, recipes
-        self.on_path, self.position = True, 0
+        self.values, self.table, self.cursor, self._recipes = values, values.table, values.cursor, recipes
         self._initialisation = InitialisationWatch()
         self._acted: set[int] = set()
         self._done: set[int] = set()
         self._replays_ahead = set(values.table.replay_slots)
 
     # Ops --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def on_path(self) -> bool:
+        """Whether the step still does what the plan expects."""
+        return self.cursor.on_path
+
+    @property
+    def position(self) -> int:
+        """Number of ops that were recognised."""
+        return self.cursor.position
 
     @property
     def slot(self) -> int:
@@ -56,7 +64,17 @@ class PlanGuide:
         Another one produces nothing (`.item()`) or leaves the path.
         """
         expected = self.table.expected
-        return self.position < len(expected) and expected[self.position].name == facts.name
+        if self.position >= len(expected):
+            return False
+        return self._is_same(expected[self.position].name, facts.name)
+
+    def _is_same(self, expected: str, actual: str) -> bool:
+        """Whether one of two names or fingerprints may stand for the other.
+
+        Some of PyTorch's functions write in place unless a dispatch mode is there, as one was when the step was
+        profiled. Without a mode, attention adds its mask by `add_` and not by `add`: the same values in the same order.
+        """
+        return expected == actual or (self.cursor.is_native and functional_name(expected) == functional_name(actual))
 
     @property
     def is_due(self) -> bool:
@@ -98,9 +116,9 @@ class PlanGuide:
         if self.position >= len(self.table.expected):
             return "the end of the region", fingerprint(name, outputs)
         expected = self.table.expected[self.position]
-        is_expected = self.table.recogniser.is_expected(self.position, func, name, outputs)
+        is_expected = self.table.recogniser.is_expected(self.position, func, name, outputs, self._is_same)
         if is_expected and len(made) == len(expected.writes):
-            self.position += 1
+            self.cursor.position += 1
             return expected
         if self._initialisation.takes(name, made):
             return None

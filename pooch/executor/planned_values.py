@@ -14,6 +14,7 @@ from ..machine.recipes import Resolve
 from ..machine.values import Owner
 from ..torchtools.effects import StorageMap
 from ..torchtools.tensors import copied_storage, storage_of
+from .cursor import Cursor
 from .emptied import EmptiedStorages
 from .engines.protocol import Arena
 from .evictor import Evictor
@@ -33,6 +34,7 @@ class PlannedValues:
         evictor: Makes the moves, under its lock.
         recipes: The calls of the step. What replays will read is held in their `sources`.
         owner: What the machine asks about the values.
+        cursor: Is told what has to be looked at before the next op. Also an attribute.
 
     Attributes:
         planned: Maps the number of each swapped or recomputed value to the value.
@@ -41,17 +43,19 @@ class PlannedValues:
         leaving: What replays are compared with.
     """
 
-    def __init__(self, table: ActionTable, arena: Arena, evictor: Evictor, recipes: Recipes, owner: Owner) -> None:
-        self.table, self._arena, self.stats = table, arena, evictor.stats
+    def __init__(
+        self, table: ActionTable, arena: Arena, evictor: Evictor, recipes: Recipes, owner: Owner, cursor: Cursor
+    ) -> None:
+        self.table, self._arena, self.stats, self.cursor = table, arena, evictor.stats, cursor
         self._evictor, self._recipes, self._store = evictor, recipes, evictor.store
         self.lock, self._health = evictor.lock, evictor.engine.health
         self.planned = {number: Value(number, owner) for number in table.swapped | table.recomputed}
         self.held = recipes.sources
         self._to_drop = set(table.dropped)
         self._held_back: dict[int, Value] = {}  # copied, while the program may still change them
-        self.emptied = EmptiedStorages(self.stats, recipes.make_again, self._health)
+        self.emptied = EmptiedStorages(self.stats, recipes.make_again, self._health, cursor)
         self._copies = StepCopies(evictor.engine, table.copies)
-        self.leaving = Leaving(evictor.verification, self._copies, table.copies, self.stats, recipes.of)
+        self.leaving = Leaving(evictor.verification, self._copies, table.copies, self.stats, recipes.of, cursor)
 
     def __contains__(self, number: int | None) -> bool:
         return number in self.planned
@@ -231,6 +235,7 @@ class PlannedValues:
             value.storage = None
         else:
             self._held_back[value.number] = value
+            self.cursor.needs_attention = True
             self._settle_copied(everything=False)
 
     def _is_still_copied(self, value: Value, storage: torch.UntypedStorage) -> bool:

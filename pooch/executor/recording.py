@@ -65,6 +65,11 @@ class CallRecorder:
             running.is_alone = False
         return False
 
+    def ends(self) -> None:
+        """Note that an op has ended, if it was the only one running."""
+        if self._is_mine():
+            self.op.release()
+
     def _is_mine(self) -> bool:
         """Whether the calling thread runs the op that holds `op`. Of ops that overlap, only one does."""
         return self.op.locked() and self._running_thread == threading.get_ident()

@@ -29,11 +29,12 @@ from .engines.protocol import Arena, CopyEngine
 from .floor import Floor
 from .kept_step import KeptStep
 from .mode import watching
+from .own_work import OWN_WORK
 from .snapshot import StepSnapshot
 from .statistics import RunStats, RunTotals, WarnOnce
 from .status import Mode, Status, predicted_slowdown
-from .step import OWN_WORK, Advice, Step
-from .table import ActionTable
+from .step import Step
+from .table import ActionTable, Advice
 from .verification import Verification, Verified, Verify
 from .watch import MEASURE_EVERY, RunWatch
 

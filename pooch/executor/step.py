@@ -12,14 +12,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from ..ground.errors import PlanMismatch
 from ..machine import Call, Value
-from ..torchtools.effects import StorageMap, changed_statistics, written_tensors
+from ..torchtools import watch
+from ..torchtools.effects import changed_statistics, written_tensors
 from ..torchtools.endings import end_with
 from ..torchtools.operators import call_refusal
 from ..torchtools.out_of_memory import is_out_of_memory, missing_bytes
@@ -31,8 +31,9 @@ from ..torchtools.tensors import (
     storage_of,
     tensors_with_memory,
 )
-from .engines.protocol import Arena
+from .cursor import Cursor
 from .evictor import Evictor
+from .own_work import OWN_WORK
 from .owner import FIRST_VALUE, ValueOwner
 from .plan_guide import PlanGuide
 from .planned_values import PlannedValues
@@ -43,46 +44,10 @@ from .replay import (
 )
 from .silence import SavedTensors, Silence
 from .statistics import RunStats
-from .table import ActionTable
+from .table import Advice, OnMismatch
 from .tier import StepTier
 
 _AGAIN = "profile and plan again to follow the new path"
-
-OnMismatch = Literal["warn", "error", "follow"]
-
-
-class _OwnWork(threading.local):
-    """Marks what the current thread does as Pooch's own work rather than the program's: `with OWN_WORK: ...`."""
-
-    depth = 0
-
-    def __enter__(self) -> None:
-        self.depth += 1
-
-    def __exit__(self, *exception: object) -> None:
-        self.depth -= 1
-
-    def is_over(self) -> None:
-        """Note that the thread does none, as a step begins. Ctrl-C may have kept `__exit__` from running."""
-        self.depth = 0
-
-
-OWN_WORK = _OwnWork()
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A plan for one step.
-
-    Attributes:
-        table: The plan, indexed for lookups.
-        arena: Room in the swap tier for what it swaps. The step closes it.
-        on_mismatch: What to do if the step leaves the path: "warn", "error", or "follow", which says nothing.
-    """
-
-    table: ActionTable
-    arena: Arena
-    on_mismatch: OnMismatch
 
 
 class Step(SavedTensors):
@@ -112,7 +77,7 @@ class Step(SavedTensors):
         self.evictor, self.stats, self.lock = evictor, evictor.stats, evictor.lock
         self.replays, self._copies_ahead = replays, copies_ahead
         self.begin = time.perf_counter()
-        self.values = StorageMap()
+        self.values = watch.storage_map()
         self.tier = StepTier(evictor.engine, evictor.host_bytes, None if advice is None else advice.arena)
         end_with(self, self.tier.close)
         self.owner = owner = ValueOwner(evictor, self.tier)
@@ -129,7 +94,8 @@ class Step(SavedTensors):
         self._on_mismatch: OnMismatch = "follow"
         if advice is not None:
             self._on_mismatch = advice.on_mismatch
-            planned = PlannedValues(advice.table, advice.arena, evictor, owner.recipes, owner)
+            cursor = watch.region(advice.table.native_path, self.values) or Cursor()
+            planned = PlannedValues(advice.table, advice.arena, evictor, owner.recipes, owner, cursor)
             owner.moves(planned)
             self.guide = PlanGuide(planned, owner.recipes)
             end_with(self, planned.close)
@@ -149,9 +115,13 @@ class Step(SavedTensors):
         """
         if self.recorder.begins():
             return True
+        self.overlaps()
+        return False
+
+    def overlaps(self) -> None:
+        """Note that the op which begins is not the only one running."""
         if self.guide is not None and self.guide.on_path:
             self._leave_path("one op at a time", "an op that overlaps with one in another thread")
-        return False
 
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Do what is due before an op, record its call if it may be replayed, and prepare for what it writes over."""
@@ -167,7 +137,7 @@ class Step(SavedTensors):
             if guide.on_path:
                 self.evictor.look(0)
                 for key, tensor in written.items():
-                    self._overwritten(key, tensor)
+                    self.overwritten_in(key, tensor)
                 return
         if self.recorder.reads_outside:
             changing = [*written, *map(storage_key, changed_statistics(facts, func, args))]
@@ -176,7 +146,7 @@ class Step(SavedTensors):
         for key, tensor in written.items():
             number = self.values.get(key)
             can_repeat = can_repeat and number is not None and number >= 0
-            self._overwritten(key, tensor)
+            self.overwritten_in(key, tensor)
         self.evictor.look_before((args, kwargs))
         self.recorder.before(func, facts, args, kwargs, can_repeat=can_repeat)
 
@@ -212,6 +182,8 @@ class Step(SavedTensors):
             return
         if guide.on_path and (missing := guide.missing_op()) is not None:
             self._leave_path(*missing)
+        elif guide.on_path:
+            guide.table.native_use.completed(guide.cursor)
         if guide.values.waits_for_program:
             with self.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
                 guide.values.settle_all()
@@ -236,6 +208,7 @@ class Step(SavedTensors):
         call = record_call(func, facts, args, kwargs, self.values, self.evictor.device, gathered)
         reads, outer = read_by(call)
         guide.record(call, reads, can_be_late=self.recorder.preserves(outer, gathered))
+        guide.cursor.preserves = True
 
     def _act(self, guide: PlanGuide, slot: int) -> None:
         """Run the actions of a slot. Where they cannot be run, the step goes on without its plan."""
@@ -269,7 +242,8 @@ class Step(SavedTensors):
         """Have the plan fall silent. What it holds may leave from here on, as pressure has it."""
         guide = self.guide
         assert guide is not None
-        guide.on_path = False
+        guide.cursor.on_path = False
+        guide.table.native_use.left(guide.cursor)
         self.stats.mismatches = 1
         self.restore()
         guide.values.keep_what_is_held()
@@ -308,9 +282,9 @@ class Step(SavedTensors):
         """
         guide = self.guide
         assert guide is not None
-        kept, self._kept = self._kept, []
+        kept, self._kept = [each() for each in self._kept] + guide.cursor.take_kept(), []
         planned = [value for value in guide.values.may_leave() if not value.saved_at]
-        for each in [reference() for reference in kept]:
+        for each in kept:
             if each is None or each.tensor is None or each.tensor._version != each.version:
                 continue
             if each.number in self._written_over:
@@ -374,6 +348,8 @@ class Step(SavedTensors):
         """Note that the program is about to give a tensor other data."""
         if has_plain_storage(tensor):
             self.reassigned.note(tensor, self._value_in(tensor))
+            if self.guide is not None:
+                self.guide.cursor.is_reassigned = bool(self.reassigned)
 
     def quietly(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Wrap a hook so that what it does does not count as a read by the program."""
@@ -419,16 +395,17 @@ class Step(SavedTensors):
         written = written_tensors(facts, args, kwargs)
         self._changes(self.recorder.outdated([*written]))
         for key, tensor in written.items():
-            self._overwritten(key, tensor)
+            self.overwritten_in(key, tensor)
             if self.guide is not None and self.guide.on_path:
                 self.values.bind(storage_of(tensor), -1)
             else:
                 self._bind(tensor)
 
     def _value_in(self, tensor: torch.Tensor) -> int | None:
-        return self.values.get(storage_key(tensor))
+        number: int | None = self.values.get(storage_key(tensor))
+        return number
 
-    def _overwritten(self, key: int, tensor: torch.Tensor) -> None:
+    def overwritten_in(self, key: int, tensor: torch.Tensor) -> None:
         """Note that an op is about to write over what a storage holds."""
         number = self.values.get(key)
         if number is not None:
@@ -529,11 +506,10 @@ class Step(SavedTensors):
         kind = type(packed)
         if kind is Handle:
             return self.read(packed)  # type: ignore[arg-type]
-        if kind is KeptTensor:
-            return self._read_kept(packed)  # type: ignore[arg-type]
         if kind is tuple:
             return self._read_plain(*packed)  # type: ignore[misc]
-        assert isinstance(packed, torch.Tensor)
+        if not isinstance(packed, torch.Tensor):
+            return self._read_kept(packed)  # type: ignore[arg-type]
         return packed
 
     def _read_plain(self, tensor: torch.Tensor, version: int, number: int | None, _: object) -> torch.Tensor:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ..ir import Action, ExpectedOp, Plan
+from ..torchtools import watch
 from ..torchtools.tensors import fingerprint
+from .cursor import NativeUse
+from .engines.protocol import Arena
 from .leaving import CopyTable
+
+OnMismatch = Literal["warn", "error", "follow"]
 
 
 class OpRecogniser:
@@ -26,7 +33,14 @@ class OpRecogniser:
         self._expected = expected
         self._matched: list[tuple[Any, list[tuple[torch.Size, torch.dtype]]] | None] = [None] * len(expected)
 
-    def is_expected(self, position: int, func: Any, name: str, outputs: list[torch.Tensor]) -> bool:
+    def is_expected(
+        self,
+        position: int,
+        func: Any,
+        name: str,
+        outputs: list[torch.Tensor],
+        is_same: Callable[[str, str], bool] = operator.eq,
+    ) -> bool:
         """Whether the op at a position of the region is the planned one.
 
         Args:
@@ -34,6 +48,7 @@ class OpRecogniser:
             func: The operator.
             name: The operator's name, as in fingerprints.
             outputs: The tensors among its results.
+            is_same: Whether two fingerprints stand for the same op.
         """
         matched = self._matched[position]
         if matched is not None and matched[0] is func and len(outputs) == len(matched[1]):
@@ -41,7 +56,7 @@ class OpRecogniser:
                 if tensor.shape != shape or tensor.dtype is not dtype:
                     return False  # the fingerprint would differ in the same place
             return True
-        if fingerprint(name, outputs) != self._expected[position].fingerprint:
+        if not is_same(self._expected[position].fingerprint, fingerprint(name, outputs)):
             return False
         self._matched[position] = (func, [(tensor.shape, tensor.dtype) for tensor in outputs])
         return True
@@ -70,6 +85,8 @@ class ActionTable:
         from_gathered: Recomputed values that can only be made again while such parameters are there.
         recogniser: Compares ops with the expected ones.
         copies: Room for copies of recomputed values.
+        native_path: The same for the native watch, which follows it, or None without one.
+        native_use: Whether it can.
     """
 
     expected: tuple[ExpectedOp, ...]
@@ -90,6 +107,13 @@ class ActionTable:
     from_gathered: frozenset[int]
     recogniser: OpRecogniser
     copies: CopyTable
+    native_path: Any
+    native_use: NativeUse
+
+    @property
+    def can_be_native(self) -> bool:
+        """Whether the native watch can follow the path."""
+        return self.native_path is not None and not self.native_use.is_refused
 
     @property
     def does_nothing(self) -> bool:
@@ -103,23 +127,58 @@ class ActionTable:
         actions: dict[int, list[Action]] = {}
         for action in schedule.actions:
             actions.setdefault(action.slot, []).append(action)
+        swapped, recomputed = frozenset(schedule.swapped), frozenset(schedule.recomputed)
+        sources, from_gathered = frozenset(schedule.sources), frozenset(plan.from_gathered)
+        emptied = frozenset(a.target for a in schedule.actions if a.kind == "empty")
+        replayed = frozenset(a.target for a in schedule.actions if a.kind == "replay")
+        anchor_of = {value: slot for slot, values in plan.anchors if slot in actions for value in values}
+        awaited = sources | swapped | emptied | from_gathered
+        slots = range(plan.first_slot, plan.first_slot + len(plan.expected))
+        native_path = (
+            None
+            if not actions
+            else watch.path(
+                writes=[op.writes for op in plan.expected],
+                due=[slot in actions or slot in replayed for slot in slots],
+                awaited=[not awaited.isdisjoint(op.writes) for op in plan.expected],
+                moved=sorted(swapped | recomputed),
+                anchored=sorted(anchor_of),
+            )
+        )
         return cls(
             expected=plan.expected,
             first_slot=plan.first_slot,
             actions={slot: tuple(listed) for slot, listed in actions.items()},
-            anchor_of={value: slot for slot, values in plan.anchors if slot in actions for value in values},
-            swapped=frozenset(schedule.swapped),
-            recomputed=frozenset(schedule.recomputed),
-            sources=frozenset(schedule.sources),
-            emptied=frozenset(a.target for a in schedule.actions if a.kind == "empty"),
+            anchor_of=anchor_of,
+            swapped=swapped,
+            recomputed=recomputed,
+            sources=sources,
+            emptied=emptied,
             dropped=frozenset(a.target for a in schedule.actions if a.kind == "drop"),
             replay_slots=frozenset(a.slot for a in schedule.actions if a.kind == "replay"),
-            replayed=frozenset(a.target for a in schedule.actions if a.kind == "replay"),
+            replayed=replayed,
             producer_of={v: plan.first_slot + i for i, op in enumerate(plan.expected) for v in op.writes},
             offsets=dict(schedule.host_offsets),
             room_bytes={decision.value: decision.size_bytes for decision in plan.choices},
             gathered=frozenset(plan.gathered),
-            from_gathered=frozenset(plan.from_gathered),
+            from_gathered=from_gathered,
             recogniser=OpRecogniser(plan.expected),
             copies=CopyTable.of(plan),
+            native_path=native_path,
+            native_use=NativeUse(),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A plan for one step.
+
+    Attributes:
+        table: The plan, indexed for lookups.
+        arena: Room in the swap tier for what it swaps. The step closes it.
+        on_mismatch: What to do if the step leaves the path: "warn", "error", or "follow", which says nothing.
+    """
+
+    table: ActionTable
+    arena: Arena
+    on_mismatch: OnMismatch

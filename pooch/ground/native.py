@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .folders import TemporaryFolder
+from .messages import tell
 from .reading import is_ours
 
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
@@ -40,6 +41,7 @@ def built_library(
     compile_flags: Sequence[str] = (),
     link_flags: Sequence[str] = (),
     again: bool = False,
+    telling: str = "",
 ) -> Path:
     """Return the library of a source file, building it if this text of it was never built with these flags.
 
@@ -53,6 +55,7 @@ def built_library(
         compile_flags: What the compiler needs before the source, besides `FLAGS`.
         link_flags: What it needs after the source.
         again: Whether to build it even if it is there.
+        telling: What to tell the user before it is built, if that takes long.
 
     Raises:
         BuildError: If there is no compiler, or it fails.
@@ -65,6 +68,9 @@ def built_library(
     if not again and is_ours(library.parent) and _is_whole(library):
         return library
     inputs = [*FLAGS, *compile_flags, str(source)]
+    _compiler()  # nothing is told that does not begin
+    if telling:
+        tell(telling)
     try:
         library.parent.parent.mkdir(parents=True, exist_ok=True)
         library.parent.mkdir(mode=0o700, exist_ok=True)

@@ -6,6 +6,7 @@ to be computed under those that were in force the first time.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -162,13 +163,37 @@ def settings_within(func: Any, facts: OperatorFacts) -> Settings:
 def _casts_within(name: str) -> list[tuple[str, torch.dtype]]:
     """Returns the kinds of devices for which autocast is on where an operator is called, and to what it casts.
 
-    PyTorch keeps the state of the call that came from Python. Autocast is off by then if it knows that call.
+    PyTorch keeps the state of the call that came from Python. Autocast is off by then if it knows that call. A kernel
+    finds the state as it is without a mode.
     """
+    if _KERNEL.is_here:
+        return _casts_now(name) if _C._is_any_autocast_enabled() else []
     with _C._RestorePythonTLSSnapshot():
-        if not _C._is_any_autocast_enabled():
-            return []
-        casts = [(kind, _cast_to(kind)) for kind in _CAST_KINDS]
+        return _casts_now(name) if _C._is_any_autocast_enabled() else []
+
+
+def _casts_now(name: str) -> list[tuple[str, torch.dtype]]:
+    casts = [(kind, _cast_to(kind)) for kind in _CAST_KINDS]
     return [(kind, dtype) for kind, dtype in casts if dtype is not None and not _is_cast_itself(name, kind)]
+
+
+class _Kernel(threading.local):
+    """Whether the calling thread was called by the kernel of the native watch."""
+
+    is_here = False
+
+
+_KERNEL = _Kernel()
+
+
+@contextmanager
+def from_a_kernel() -> Iterator[None]:
+    """Context manager for what the kernel of the native watch calls before an op."""
+    _KERNEL.is_here = True
+    try:
+        yield
+    finally:
+        _KERNEL.is_here = False
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,45 @@ class SilentMode(TorchDispatchMode):
             _HERE.modes.remove(self)
 
 
+class Watch(ABC):
+    """Watches the ops of a thread without a dispatch mode. It is silent inside of compiled functions as well.
+
+    Attributes:
+        is_silent: Whether the ops that come are those of a compiled function.
+    """
+
+    is_silent: bool
+
+    @abstractmethod
+    def put(self) -> None:
+        """Begin to watch in the calling thread."""
+
+    @abstractmethod
+    def take_away(self) -> None:
+        """Watch no longer, in whatever thread this is called. May be repeated."""
+
+    def __enter__(self) -> None:
+        try:
+            _HERE.modes.append(self)
+            self.put()
+        except BaseException:
+            self.leave()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Take it away, if it is there. May be repeated."""
+        if any(each is self for each in _HERE.modes):
+            self.take_away()
+            _HERE.modes.remove(self)
+
+    def abandon(self) -> None:
+        """Watch no longer, as the thread that was watched has ended."""
+        self.take_away()
+
+
 class _Here(threading.local):
     """What Pooch has on the stacks of the calling thread.
 
@@ -125,7 +165,7 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self.hooks: list[StepHooks] = []
-        self.modes: list[SilentMode] = []
+        self.modes: list[SilentMode | Watch] = []
         self.is_muted = False
         self.regions: list[tuple[Any, bool]] = []
         self.lifted: list[Any] | None = None

@@ -220,6 +220,13 @@ def fingerprint(name: str, outputs: list[torch.Tensor]) -> str:
     return f"{name}({' '.join(map(describe, outputs))})"
 
 
+def functional_name(text: str) -> str:
+    """Returns a name or fingerprint without the mark of ops in place: "aten.add.Tensor" for "aten.add_.Tensor"."""
+    namespace, _, rest = text.partition(".")
+    base, dot, overload = rest.partition(".")
+    return f"{namespace}.{base.removesuffix('_')}{dot}{overload}"
+
+
 def model_signature(model: torch.nn.Module) -> str:
     """Returns a hexadecimal digest of the names, shapes and dtypes of parameters and buffers.
 

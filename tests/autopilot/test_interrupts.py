@@ -19,7 +19,7 @@ from pooch.autopilot.autopilot import Auto
 from pooch.autopilot.known import Known
 from pooch.autopilot.library import Library
 from pooch.executor import records
-from pooch.executor.step import OWN_WORK
+from pooch.executor.own_work import OWN_WORK
 from pooch.torchtools import endings, raw_looks, standing_aside
 from pooch.torchtools.memory_trace import CollectorOff
 from tests.interrupts import Interrupts

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pooch.executor import mode
+from pooch.torchtools import watch
+
 
 @pytest.fixture(scope="session", autouse=True)
 def frozen_heap() -> Iterator[None]:
@@ -14,6 +17,16 @@ def frozen_heap() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(params=["native", "mode"])
+def watched_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What watches planned steps: both have to do the same."""
+    if request.param == "mode":
+        monkeypatch.setattr(mode, "is_native", lambda _: False)
+    elif watch.LIBRARY.get() is None:
+        pytest.skip(f"no native watch: {watch.LIBRARY.why_not}")
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)

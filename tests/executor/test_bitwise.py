@@ -20,6 +20,8 @@ from tests.executor.support import (
     train,
 )
 
+pytestmark = pytest.mark.usefixtures("watched_by")
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 

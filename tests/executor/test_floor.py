@@ -186,7 +186,8 @@ def test_whatever_a_plan_moves_leaves_at_any_time(choice: Choice, monkeypatch: p
 
 
 def test_an_allocation_that_fails_is_tried_again_once_values_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An op that has done nothing yet can run again."""
+    """An op that has done nothing yet can run again. Natively: see test_native_watch."""
+    monkeypatch.setattr(mode, "is_native", lambda _: False)
     model, rows, plan = planned(0.95)
     with pooch.apply(plan, model, measure_every=0) as run:
         gradients(model, rows)
@@ -206,6 +207,7 @@ def test_an_allocation_that_fails_is_tried_again_once_values_have_left(monkeypat
 
 
 def test_an_allocation_that_fails_though_nothing_can_leave_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mode, "is_native", lambda _: False)
     model, rows, plan = planned(0.95)
     with pooch.apply(plan, model, measure_every=0):
         gradients(model, rows)

@@ -14,6 +14,8 @@ from pooch.ir import Choice, Region
 from pooch.workloads import Workload
 from tests.executor.support import all_of, is_same, quick_profile, region_of, tight_plan
 
+pytestmark = pytest.mark.usefixtures("watched_by")
+
 MESSAGE = "modified by an inplace operation"
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pooch.errors import ProfileError
-from pooch.executor import Run, apply_plan
+from pooch.executor import Run, apply_plan, mode
+from pooch.executor.own_work import OWN_WORK
 from pooch.executor.plan_guide import PlanGuide
-from pooch.executor.step import OWN_WORK, Step
+from pooch.executor.step import Step
 from tests.executor.support import all_of, is_same, quick_profile, tight_plan
 from tests.executor.test_two_threads import HEAD_START_S, PATIENCE_S, in_threads, planned
 
@@ -146,7 +147,10 @@ def nothing_during() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("beside", [torch.cos, lambda rows: torch.equal(rows, rows)], ids=["makes", "makes nothing"])
-def test_an_op_in_the_middle_of_an_op_ends_the_plan_and_is_not_taken_for_it(beside: Callable[[Tensor], object]) -> None:
+def test_an_op_in_the_middle_of_an_op_ends_the_plan_and_is_not_taken_for_it(
+    beside: Callable[[Tensor], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mode, "is_native", lambda _: False)  # what watches natively cannot be entered by hand
     torch.manual_seed(0)
     model, rows = Busy(), torch.rand(16, 8)
     model(rows).backward()

@@ -16,6 +16,8 @@ from pooch.ir import Choice, Plan
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan
 
+pytestmark = pytest.mark.usefixtures("watched_by")
+
 
 class Branching(nn.Module):
     """Takes another branch, or another depth, when told to."""

@@ -10,6 +10,8 @@ from pooch.executor import apply_plan
 from pooch.executor.planned_values import PlannedValues
 from tests.executor.support import all_of, assert_same, moved_bytes, quick_profile, tight_plan
 
+pytestmark = pytest.mark.usefixtures("watched_by")
+
 
 class SavedAgain(nn.Module):
     """`hidden` is saved by a sine, is away while `wide` is computed, and is saved again by a cosine.

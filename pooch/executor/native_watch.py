@@ -1,0 +1,161 @@
+"""The native watch of a planned step: a kernel follows the path, and calls this where something is to be done.
+
+It sees what the dispatch mode in `mode.py` sees, and does the same where it calls Python. Ops that a plan expects, and
+at which nothing is due, never come here.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+
+from ..torchtools import function_modes, watch
+from ..torchtools.effects import argument_keys, new_tensors, written_tensors
+from ..torchtools.operators import operator_facts
+from ..torchtools.settings import from_a_kernel
+from ..torchtools.standing_aside import StepHooks, Watch
+from ..torchtools.tensors import storage_key
+from .engines.cpu import CpuEngine
+from .own_work import OWN_WORK
+from .step import Step
+
+# The keys of the storages that an op reads, and the tensors that it writes in place, by theirs.
+Storages = tuple[set[int], dict[int, torch.Tensor]]
+
+
+def is_native(step: Step) -> bool:
+    """Whether the native watch can see what a step does.
+
+    Dispatch modes of the program around the region see what a dispatch mode of ours calls, and not what a kernel does.
+    """
+    guide, evictor = step.guide, step.evictor
+    if guide is None or not guide.table.can_be_native or torch._C._len_torch_dispatch_stack():
+        return False
+    return evictor.device.type != "cpu" or isinstance(evictor.engine, CpuEngine)  # only real streams are looked at
+
+
+def native_saving(step: Step) -> StepHooks:
+    """Pass to the step every tensor that autograd saves and reads, as far as its plan does not keep it."""
+    guide, module = step.guide, watch.LIBRARY.get()
+    assert guide is not None
+    assert module is not None
+    hooks = module.Hooks(_Quiet(step) if step.empties else step, guide.cursor, step.stats, step.begin)
+    return StepHooks(hooks.pack, hooks.unpack, step.fell_silent)
+
+
+class _Quiet:
+    """The hooks of a step whose own reads of tensors are looked at."""
+
+    def __init__(self, step: Step) -> None:
+        self.pack, self.unpack = step.quietly(step.pack), step.quietly(step.unpack)
+
+
+class NativeWatch(Watch):
+    """Watches the ops of a region, and passes them to the step where something is to be done.
+
+    Args:
+        step: The step. It has a plan.
+    """
+
+    def __init__(self, step: Step) -> None:
+        assert step.guide is not None
+        self._step = step
+        self._region: Any = step.guide.cursor
+
+    def put(self) -> None:
+        """Begin to watch in the calling thread."""
+        device_type = self._step.evictor.device.type
+        self._region.needs_attention = True  # the first op finds out
+        self._region.enter(self, self._step.empties, "" if device_type == "cpu" else device_type)
+
+    def take_away(self) -> None:
+        """Watch no longer. May be repeated."""
+        self._region.leave()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the ops that come are those of a compiled function."""
+        return bool(self._region.is_silent)
+
+    @is_silent.setter
+    def is_silent(self, is_silent: bool) -> None:
+        self._region.is_silent = is_silent
+
+    # What the kernel calls --------------------------------------------------------------------------------------------
+
+    def before(self, func: Any, args: Any, kwargs: Any, is_alone: bool) -> Storages | None:
+        """Do what is due before an op. Return its storages, or None if the step is not to see what it gives."""
+        step = self._step
+        with self._own_work():
+            facts = operator_facts(func)
+            if step.begin_op() and not is_alone:
+                step.overlaps()
+            if step.tier.is_beside():
+                step.beside(facts, args, kwargs)
+                return None
+            storages = self.storages_of(func, args, kwargs)
+            with from_a_kernel():
+                step.before_op(func, facts, args, kwargs, storages[1])
+            self._region.needs_attention = _needs_attention(step)
+        return storages
+
+    def storages_of(self, func: Any, args: Any, kwargs: Any) -> Storages:
+        """Return the storages that an op reads, and what it writes in place."""
+        facts = operator_facts(func)
+        written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
+        return argument_keys(args, kwargs), written
+
+    def after(self, func: Any, storages: Storages, outputs: list[torch.Tensor]) -> None:
+        """Pass what an op gave to the step.
+
+        Args:
+            func: The operator.
+            storages: From `before` or `storages_of`.
+            outputs: The tensors among its results.
+        """
+        with self._own_work():
+            keys, written = storages
+            made = new_tensors(written, outputs, keys)
+            if made:
+                self._step.after_op(func, operator_facts(func).name, outputs, made)
+
+    def ended(self) -> None:
+        """Note that an op which was passed to `before` has ended, in whatever way."""
+        self._step.recorder.ends()
+
+    def can_run_again(self, func: Any, error: BaseException) -> bool:
+        """Whether an op that has failed can run again."""
+        with self._own_work():
+            return isinstance(error, Exception) and self._step.can_try_again(error, operator_facts(func))
+
+    def written_over(self, tensor: torch.Tensor) -> None:
+        """Note that the op which is expected is about to write over a value."""
+        with self._own_work():
+            self._step.overwritten_in(storage_key(tensor), tensor)
+
+    def look(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Bring back what a view is about to look at."""
+        with self._own_work():
+            self._step.bring_back((args, kwargs))
+
+    def unseen(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note an op of a compiled function."""
+        with self._own_work():
+            self._step.unseen(operator_facts(func), args, kwargs)
+
+    def _own_work(self) -> AbstractContextManager[object]:
+        """Leave out what the program sees of attributes of tensors and of functions."""
+        if not function_modes.are_on():
+            return OWN_WORK
+        stack = ExitStack()
+        stack.enter_context(OWN_WORK)
+        stack.enter_context(torch._C.DisableTorchFunction())
+        return stack
+
+
+def _needs_attention(step: Step) -> bool:
+    """Whether something is to be looked at before each op, even if it is the one that the plan expects."""
+    guide = step.guide
+    return (guide is not None and guide.values.waits_for_program) or not step.evictor.live.asks

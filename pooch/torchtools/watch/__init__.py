@@ -1,0 +1,138 @@
+"""Watches the ops of a step natively, which costs less than a microsecond an op; a dispatch mode costs ten and more.
+
+A kernel on a dispatch key below autograd sees every op that a dispatch mode would see. It follows the path of a plan by
+itself and calls Python only where something is to be done. It is built at its first use against the PyTorch that is
+installed, which takes about 15 s of one core. Where that cannot be done, a dispatch mode does the same work.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ...ground import native
+from ...ground.messages import warn
+from ..effects import StorageMap
+from ..operators import operator_facts
+
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "watch.cpp"
+HEADERS = tuple(
+    FOLDER / f"{name}.h" for name in ("python", "storages", "operators", "path", "region", "kernel", "saved")
+)
+VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
+
+
+class _Library:
+    """The module, once somebody has asked for it: None where it cannot be had, for the reason in `why_not`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_known = False
+        self._module: ModuleType | None = None
+        self.why_not = ""
+
+    def get(self) -> ModuleType | None:
+        with self._lock:
+            if not self._is_known:
+                try:
+                    self._module = _loaded()
+                except (native.BuildError, ImportError, OSError) as error:
+                    self.why_not = str(error)
+                    warn(f"steps are watched in Python, which takes longer than natively: {self.why_not}")
+                self._is_known = True
+            return self._module
+
+
+LIBRARY = _Library()
+
+
+def built_library(*, again: bool = False) -> Path:
+    """Return the compiled library, building it if this version of it was never built for this PyTorch and Python.
+
+    Args:
+        again: Whether to build it even if it is there.
+
+    Raises:
+        BuildError: If there is no compiler, or it fails.
+    """
+    folder = Path(torch.__file__).parent
+    includes = [folder / "include", folder / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    return native.built_library(
+        f"watch-{torch.__version__}-{sys.implementation.cache_tag}",
+        SOURCE,
+        headers=HEADERS,
+        compile_flags=["-w", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *map("-I{}".format, includes)],
+        link_flags=[f"-L{folder / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"],
+        again=again,
+        telling=f"building what watches steps for PyTorch {torch.__version__}: this takes about 15 s, once",
+    )
+
+
+def _loaded() -> ModuleType | None:
+    if os.environ.get(VARIABLE) == "0":
+        return None
+    loader = importlib.machinery.ExtensionFileLoader("watch", str(built_library()))
+    spec = importlib.util.spec_from_loader("watch", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    module.describe_with(_described)
+    return module
+
+
+def _described(name: str, overload: str) -> tuple[Any, int, bool, bool, bool, bool]:
+    """Return an operator for the kernel: itself, which arguments it writes, by bits, and what decides where it goes."""
+    namespace, _, base = name.partition("::")
+    func = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+    facts = operator_facts(func)
+    names = [argument.name for argument in func._schema.arguments]
+    written = sum(1 << position for position in {*facts.written, *map(names.index, facts.written_names)})
+    return func, written, facts.is_view, facts.reads_nothing, bool(facts.statistics), facts.may_surprise
+
+
+def storage_map() -> Any:
+    """Return a new `StorageMap`, a native one if there is one."""
+    module = LIBRARY.get()
+    return StorageMap() if module is None else module.StorageMap()
+
+
+def path(
+    writes: Sequence[tuple[int, ...]], due: Sequence[bool], awaited: Sequence[bool], moved: Sequence[int],
+    anchored: Sequence[int],
+) -> Any:  # fmt: skip
+    """Return the native path of a plan, or None if there is no native part.
+
+    Args:
+        writes: The values that each expected op makes.
+        due: Whether something is to be done before it.
+        awaited: Whether the plan moves anything that it makes.
+        moved: The values that the plan moves.
+        anchored: Those with whose first read something is due.
+    """
+    module = LIBRARY.get()
+    if module is None:
+        return None
+    return module.Path(tuple(writes), bytes(due), bytes(awaited), list(moved), list(anchored))
+
+
+def region(native_path: Any, values: Any) -> Any:
+    """Return a native region for a step on a path, or None if there is no native part.
+
+    Args:
+        native_path: From `path`, or None.
+        values: From `storage_map`: takes the values that storages hold.
+    """
+    module = LIBRARY.get()
+    return None if native_path is None or module is None else module.Region(native_path, values)

@@ -1,0 +1,296 @@
+// Sees every op of a region below autograd and Python, where a dispatch mode would see it.
+//
+// Where a plan is followed, an op that is expected next is compared with what ran there before, its results are bound to
+// their values, and nothing of it comes to Python unless something is due. All other ops are passed to Python before and
+// after they run. The op itself always runs here.
+#pragma once
+#include "region.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+namespace watch {
+
+// The keys below this one, to which ops are passed on. `callBoxed` would compute them anew, and enter autograd again.
+inline const c10::DispatchKeySet BELOW(c10::DispatchKeySet::FULL_AFTER, KEY);
+
+using Stack = torch::jit::Stack;
+
+// Notes that an op is running: of those that overlap, none can be told apart from the others.
+class Running {
+ public:
+  explicit Running(State& state) : state_(state), is_alone(!state.is_busy.exchange(true)) {}
+  ~Running() {
+    if (is_alone) state_.is_busy = false;
+  }
+  Running(const Running&) = delete;
+
+ private:
+  State& state_;
+
+ public:
+  const bool is_alone;
+};
+
+inline Arguments arguments_on(const Stack& stack, const c10::OperatorHandle& handle) {
+  return {stack.end() - static_cast<std::ptrdiff_t>(handle.schema().arguments().size()), stack.end()};
+}
+
+template <class Function>
+void each_written(const Operator& facts, const Arguments& arguments, Function&& function) {
+  for (size_t index = 0; facts.written >> index != 0 && index < arguments.size(); ++index)
+    if (facts.written >> index & 1) each_tensor(arguments[index], function);
+}
+
+// Asks Python whether an op that has failed can run again. If not, its error is thrown.
+inline void ask_to_run_again(State& state, const Operator& facts) {
+  static PyObject* const name = interned("can_run_again");
+  const auto failure = std::current_exception();
+  Gil gil;
+  if (state.carrier == nullptr) std::rethrow_exception(failure);
+  Reference carrier = Reference::to(state.carrier);
+  torch::translate_exception_to_python(failure);
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  Reference error = Reference::to(value == nullptr ? Py_None : value);
+  Reference can_run(PyObject_CallMethodObjArgs(carrier.get(), name, facts.function, error.get(), nullptr));
+  if (can_run.get() == Py_True) {
+    Reference owned_type(type), owned_value(value), owned_trace(trace);
+    return;
+  }
+  if (!can_run) PyErr_Clear();  // what the op has raised comes first
+  PyErr_Restore(type, value, trace);
+  raise();  // and not the error of C++: that of Python code can be passed to Python once only
+}
+
+// Runs an op, and once more if memory ran out, nothing had happened, and there is more now.
+inline void run(State& state, const Operator& facts, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                const Arguments& arguments, Stack* stack) {
+  const size_t beneath = stack->size() - arguments.size();
+  try {
+    handle.redispatchBoxed(keys, stack);
+    return;
+  } catch (const std::exception&) {
+    stack->resize(std::min(beneath, stack->size()));  // of what it was given and has made, anything may be left
+    ask_to_run_again(state, facts);
+  }
+  stack->insert(stack->end(), arguments.begin(), arguments.end());
+  handle.redispatchBoxed(keys, stack);
+}
+
+inline std::vector<at::Tensor> results_on(const Stack& stack, const c10::OperatorHandle& handle) {
+  std::vector<at::Tensor> found;
+  for (auto value = stack.end() - static_cast<std::ptrdiff_t>(handle.schema().returns().size()); value != stack.end();
+       ++value)
+    each_tensor(*value, [&](const at::Tensor& tensor) {
+      if (tensor.defined()) found.push_back(tensor);
+    });
+  return found;
+}
+
+inline Reference list_of(const std::vector<at::Tensor>& tensors) {
+  Reference list = checked(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
+  for (size_t index = 0; index < tensors.size(); ++index)
+    PyList_SET_ITEM(list.get(), index, THPVariable_Wrap(tensors[index]));
+  return list;
+}
+
+// Passes an op to Python after it ran, and learns what it looks like if that is where the path went on.
+inline void tell_after(State& state, PyObject* carrier, const Operator& facts, const c10::OperatorHandle& handle,
+                       PyObject* storages, const std::vector<at::Tensor>& outputs) {
+  static PyObject* const name = interned("after");
+  const int64_t position = state.position;
+  Reference listed = list_of(outputs);
+  call(carrier, name, facts.function, storages, listed.get());
+  if (state.on_path && state.position == position + 1 && std::all_of(outputs.begin(), outputs.end(), is_plain))
+    state.path->learn(position, &handle.schema(), outputs);
+}
+
+// Passes an op to Python before and after it runs.
+inline void run_told(State& state, const Operator& facts, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                     const Arguments& arguments, Stack* stack, bool is_alone) {
+  static PyObject *const before = interned("before"), *const ended = interned("ended");
+  Reference carrier, args, kwargs, storages;
+  {
+    Gil gil;
+    if (state.carrier != nullptr) {
+      carrier = Reference::to(state.carrier);
+      auto given = to_python(handle, arguments);
+      args = std::move(given.first), kwargs = std::move(given.second);
+    }
+  }
+  if (!carrier) return handle.redispatchBoxed(keys, stack);
+  struct End {  // the interpreter's lock is not held where an op throws
+    Reference &carrier, &args, &kwargs, &storages;
+    ~End() {
+      Gil gil;
+      PyObject *type, *value, *trace;
+      PyErr_Fetch(&type, &value, &trace);
+      Reference none(PyObject_CallMethodNoArgs(carrier.get(), ended));
+      PyErr_Restore(type, value, trace);
+      carrier = Reference(), args = Reference(), kwargs = Reference(), storages = Reference();
+    }
+  } end{carrier, args, kwargs, storages};
+  {
+    Gil gil;
+    Reference alone = Reference::to(is_alone ? Py_True : Py_False);
+    storages = call(carrier.get(), before, facts.function, args.get(), kwargs.get(), alone.get());
+  }
+  run(state, facts, handle, keys, arguments, stack);
+  if (storages.get() == Py_None) return;  // the step is not to see what it gives
+  const auto outputs = results_on(*stack, handle);
+  Gil gil;
+  tell_after(state, carrier.get(), facts, handle, storages.get(), outputs);
+}
+
+// What an expected op has made: a storage for each new value, in the order in which Python would list them.
+inline bool bind_new(State& state, const Operator& facts, const Arguments& arguments, const at::Tensor* const* outputs,
+                     size_t count, const Expected& expected) {
+  c10::SmallVector<c10::StorageImpl*, 8> read;
+  if (count != 1 || facts.written == 0) {  // most ops; the other case is looked at below as well
+    for (const c10::IValue& argument : arguments)
+      each_tensor(argument, [&](const at::Tensor& tensor) {
+        if (tensor.defined() && tensor.has_storage()) read.push_back(storage_of(tensor).unsafeGetStorageImpl());
+      });
+  }
+  c10::SmallVector<const c10::Storage*, 4> written, made;
+  each_written(facts, arguments, [&](const at::Tensor& tensor) {
+    if (is_plain(tensor)) written.push_back(&storage_of(tensor));
+  });
+  const auto is_in = [](const auto& storages, const c10::StorageImpl* wanted) {
+    return std::any_of(storages.begin(), storages.end(), [&](const auto* each) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(*each)>, c10::StorageImpl>) return each == wanted;
+      else return each->unsafeGetStorageImpl() == wanted;
+    });
+  };
+  for (size_t index = 0; index < count; ++index) {
+    const c10::Storage& storage = storage_of(*outputs[index]);
+    const auto* address = storage.unsafeGetStorageImpl();
+    if (is_in(made, address) || (!is_in(written, address) && is_in(read, address))) continue;
+    made.push_back(&storage);
+  }
+  for (const c10::Storage* storage : written)
+    if (!is_in(made, storage->unsafeGetStorageImpl())) made.push_back(storage);
+  if (made.size() != expected.writes.size()) return false;
+  for (size_t index = 0; index < made.size(); ++index) state.values->bind(*made[index], expected.writes[index]);
+  return true;
+}
+
+// Tells Python of values that are about to be written over. Returns whether all arguments that are written are plain.
+inline void tell_written(State& state, const Operator& facts, const Arguments& arguments) {
+  static PyObject* const name = interned("written_over");
+  each_written(facts, arguments, [&](const at::Tensor& tensor) {
+    const auto number = state.values->get(storage_of(tensor).unsafeGetStorageImpl());
+    if (!number || *number < 0) return;
+    Gil gil;
+    if (state.carrier == nullptr) return;
+    Reference carrier = Reference::to(state.carrier), wrapped = checked(THPVariable_Wrap(tensor));
+    call(carrier.get(), name, wrapped.get());
+  });
+}
+
+inline void run_expected(State& state, const Operator& facts, const c10::OperatorHandle& handle,
+                         c10::DispatchKeySet keys, const Arguments& arguments, Stack* stack) {
+  if (facts.written != 0) tell_written(state, facts, arguments);
+  run(state, facts, handle, keys, arguments, stack);
+  c10::SmallVector<const at::Tensor*, 8> outputs;
+  bool are_plain = true;
+  for (auto value = stack->end() - static_cast<std::ptrdiff_t>(handle.schema().returns().size()); value != stack->end();
+       ++value) {
+    const auto take = [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      outputs.push_back(&tensor);
+      are_plain = are_plain && is_plain(tensor);
+    };
+    if (value->isTensor()) {
+      take(value->toTensor());
+    } else if (value->isList()) {
+      for (const c10::IValue& each : value->toListRef())
+        if (each.isTensor()) take(each.toTensor());
+    }
+  }
+  if (outputs.empty() && facts.written == 0) return;  // as `.item()`: the plan does not mind it
+  const size_t position = state.position;
+  Expected* expected = state.on_path && position < state.path->size() ? &state.path->at(position) : nullptr;
+  const Recognised* recognised = expected == nullptr ? nullptr : expected->recognised.load(std::memory_order_acquire);
+  if (recognised != nullptr && are_plain && !expected->is_awaited &&
+      Path::agrees(*recognised, &handle.schema(), outputs.data(), outputs.size()) &&
+      bind_new(state, facts, arguments, outputs.data(), outputs.size(), *expected)) {
+    state.position = static_cast<int64_t>(position) + 1;
+    return;
+  }
+  Gil gil;
+  if (state.carrier == nullptr) return;
+  Reference carrier = Reference::to(state.carrier);
+  static PyObject* const name = interned("storages_of");
+  auto given = to_python(handle, arguments);
+  Reference storages = call(carrier.get(), name, facts.function, given.first.get(), given.second.get());
+  tell_after(state, carrier.get(), facts, handle, storages.get(), results_on(*stack, handle));
+}
+
+// Whether an op may read a storage whose bytes are away.
+inline bool reads_away(State& state, const Arguments& arguments) {
+  if (state.away.is_empty()) return false;
+  bool found = false;
+  for (const c10::IValue& argument : arguments)
+    each_tensor(argument, [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      found = found || !is_plain(tensor) || state.away.holds(storage_of(tensor).unsafeGetStorageImpl());
+    });
+  return found;
+}
+
+// Whether all that has to be known before an op is known here.
+inline bool is_expected(State& state, const Operator& facts, const c10::OperatorHandle& handle,
+                        const Arguments& arguments) {
+  if (!state.on_path || state.needs_attention || facts.is_special || !state.is_at_home()) return false;
+  if (reads_away(state, arguments)) return false;
+  if ((facts.written != 0 || facts.has_statistics) && state.preserves) return false;
+  const size_t position = state.position;
+  if (position >= state.path->size()) return false;
+  const Expected& expected = state.path->at(position);
+  const Recognised* recognised = expected.recognised.load(std::memory_order_acquire);
+  if (recognised == nullptr || (expected.is_due && recognised->schema == &handle.schema())) return false;
+  bool are_plain = true;
+  if (facts.written != 0)
+    each_written(facts, arguments, [&](const at::Tensor& tensor) { are_plain = are_plain && is_plain(tensor); });
+  return are_plain;
+}
+
+inline void tell(State& state, const char* method, const Operator& facts, const c10::OperatorHandle& handle,
+                 const Arguments& arguments) {
+  Gil gil;
+  if (state.carrier == nullptr) return;
+  Reference carrier = Reference::to(state.carrier), name(interned(method));
+  auto given = to_python(handle, arguments);
+  call(carrier.get(), name.get(), facts.function, given.first.get(), given.second.get());
+}
+
+inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_keys, Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard off(KEY);  // a guard, since ops throw
+  const c10::DispatchKeySet keys = all_keys & BELOW;
+  // Where dispatch modes are switched off, Pooch is at work, or code that no mode would see.
+  const bool is_unwatched = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::Python);
+  const auto owned = is_unwatched ? nullptr : state_here();
+  if (!owned || owned->carrier == nullptr) return handle.redispatchBoxed(keys, stack);
+  State& state = *owned;
+  const Operator& facts = operator_of(handle);
+  if (facts.is_view) {
+    if (state.is_watchful && !state.away.is_empty() && !facts.reads_nothing) {
+      const Arguments arguments = arguments_on(*stack, handle);
+      if (reads_away(state, arguments)) tell(state, "look", facts, handle, arguments);
+    }
+    return handle.redispatchBoxed(keys, stack);
+  }
+  const Arguments arguments = arguments_on(*stack, handle);
+  if (state.is_silent) {
+    tell(state, "unseen", facts, handle, arguments);
+    return handle.redispatchBoxed(keys, stack);
+  }
+  const Running running(state);
+  if (running.is_alone && is_expected(state, facts, handle, arguments))
+    return run_expected(state, facts, handle, keys, arguments, stack);
+  run_told(state, facts, handle, keys, arguments, stack, running.is_alone);
+}
+
+}  // namespace watch

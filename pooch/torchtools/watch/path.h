@@ -1,0 +1,131 @@
+// The ops that a plan expects, as they ran the last time.
+#pragma once
+#include "operators.h"
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+namespace watch {
+
+// What the results of an op were: all tensors among them, in order.
+struct Shape {
+  c10::ScalarType dtype;
+  c10::SmallVector<int64_t, 5> sizes;
+};
+
+struct Recognised {
+  const c10::FunctionSchema* schema;
+  std::vector<Shape> shapes;
+};
+
+// One op of the path. What it looks like is learnt when it was recognised in Python for the first time.
+struct Expected {
+  std::vector<int64_t> writes;  // the values that it makes
+  bool is_due = false;          // something is to be done before it, or its call is to be recorded
+  bool is_awaited = false;      // the plan moves what it makes
+  std::atomic<const Recognised*> recognised{nullptr};
+};
+
+class Path {
+ public:
+  explicit Path(size_t count) : ops_(count) {}
+  ~Path() {
+    for (auto& op : ops_) delete op.recognised.load();
+  }
+  size_t size() const { return ops_.size(); }
+  Expected& at(size_t position) { return ops_[position]; }
+
+  // Values that a plan moves, and those with whose first read something is due.
+  std::vector<bool> moved, anchored;
+
+  static bool holds(const std::vector<bool>& set, int64_t number) {
+    return number >= 0 && static_cast<size_t>(number) < set.size() && set[number];
+  }
+
+  // Called under the interpreter's lock. Other threads may be reading.
+  void learn(size_t position, const c10::FunctionSchema* schema, const std::vector<at::Tensor>& outputs) {
+    if (ops_[position].recognised.load(std::memory_order_relaxed) != nullptr) return;
+    auto* learnt = new Recognised{schema, {}};
+    for (const at::Tensor& output : outputs) {
+      const auto sizes = output.sizes();
+      learnt->shapes.push_back({output.scalar_type(), {sizes.begin(), sizes.end()}});
+    }
+    ops_[position].recognised.store(learnt, std::memory_order_release);
+  }
+
+  static bool agrees(const Recognised& expected, const c10::FunctionSchema* schema, const at::Tensor* const* outputs,
+                     size_t count) {
+    if (expected.schema != schema || expected.shapes.size() != count) return false;
+    for (size_t index = 0; index < count; ++index) {
+      const Shape& shape = expected.shapes[index];
+      if (outputs[index]->scalar_type() != shape.dtype || outputs[index]->sizes() != c10::IntArrayRef(shape.sizes))
+        return false;
+    }
+    return true;
+  }
+
+ private:
+  std::vector<Expected> ops_;
+};
+
+// In Python: `Path(writes, due, awaited, moved, anchored)`: a tuple of values and two flags for each op; two lists of values.
+struct PathObject {
+  PyObject_HEAD
+  std::shared_ptr<Path>* path;
+};
+
+inline bool numbers_in(PyObject* sequence, std::vector<int64_t>& numbers) {
+  Reference items(PySequence_Fast(sequence, "values are given as a sequence"));
+  if (!items) return false;
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(items.get()); ++index)
+    numbers.push_back(PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items.get(), index)));
+  return !PyErr_Occurred();
+}
+
+inline bool set_of(PyObject* sequence, std::vector<bool>& set) {
+  std::vector<int64_t> numbers;
+  if (!numbers_in(sequence, numbers)) return false;
+  for (const int64_t number : numbers) {
+    if (number < 0) continue;
+    if (static_cast<size_t>(number) >= set.size()) set.resize(number + 1);
+    set[number] = true;
+  }
+  return true;
+}
+
+inline PyObject* path_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *writes, *due, *awaited, *moved, *anchored;
+  if (!PyArg_ParseTuple(arguments, "O!SSOO", &PyTuple_Type, &writes, &due, &awaited, &moved, &anchored)) return nullptr;
+  const auto count = static_cast<size_t>(PyTuple_GET_SIZE(writes));
+  if (static_cast<size_t>(PyBytes_GET_SIZE(due)) != count || static_cast<size_t>(PyBytes_GET_SIZE(awaited)) != count)
+    return PyErr_Format(PyExc_ValueError, "a path has two flags for each op");
+  auto path = std::make_shared<Path>(count);
+  for (size_t position = 0; position < count; ++position) {
+    Expected& op = path->at(position);
+    if (!numbers_in(PyTuple_GET_ITEM(writes, position), op.writes)) return nullptr;
+    op.is_due = PyBytes_AS_STRING(due)[position] != 0;
+    op.is_awaited = PyBytes_AS_STRING(awaited)[position] != 0;
+  }
+  if (!set_of(moved, path->moved) || !set_of(anchored, path->anchored)) return nullptr;
+  auto* self = reinterpret_cast<PathObject*>(type->tp_alloc(type, 0));
+  if (self != nullptr) self->path = new std::shared_ptr<Path>(std::move(path));
+  return reinterpret_cast<PyObject*>(self);
+}
+
+inline void path_dealloc(PyObject* self) {
+  delete reinterpret_cast<PathObject*>(self)->path;
+  Py_TYPE(self)->tp_free(self);
+}
+
+inline PyTypeObject* path_type() {
+  static PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(path_new)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(path_dealloc)},
+      {0, nullptr}};
+  static PyType_Spec spec{"watch.Path", sizeof(PathObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  static auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  return type;
+}
+
+}  // namespace watch

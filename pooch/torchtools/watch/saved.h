@@ -1,0 +1,250 @@
+// Saved tensor hooks: what autograd holds in place of a tensor that a plan keeps, and what passes all others to Python.
+#pragma once
+#include "region.h"
+
+#include <ATen/SequenceNumber.h>
+#include <structmember.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <chrono>
+
+namespace watch {
+
+// In Python: `KeptTensor`, with what `executor.records.KeptTensor` has.
+struct Kept {
+  PyObject_HEAD
+  at::Tensor tensor;  // without its history; undefined once it has a handle
+  std::shared_ptr<State> state;
+  int64_t number;
+  int64_t version;
+  uint64_t serial;
+  size_t place;  // among those that may leave, or `NOWHERE`
+  uint64_t node;
+  void* identity;  // null: the result of the node that saves it
+  bool is_numbered;
+  PyObject* handle;
+  PyObject* weak_references;
+};
+
+constexpr size_t NOWHERE = ~size_t{0};
+
+inline Kept* kept_of(PyObject* self) {
+  return reinterpret_cast<Kept*>(self);
+}
+
+inline void unlist(Kept* kept) {
+  if (kept->place == NOWHERE) return;
+  auto& listed = kept->state->kept;
+  listed[kept->place] = listed.back();
+  listed[kept->place]->place = kept->place;
+  listed.pop_back();
+  kept->place = NOWHERE;
+}
+
+inline void kept_dealloc(PyObject* self) {
+  Kept* kept = kept_of(self);
+  if (kept->weak_references != nullptr) PyObject_ClearWeakRefs(self);
+  unlist(kept);
+  kept->state.~shared_ptr();
+  const at::Tensor tensor = std::move(kept->tensor);
+  kept->tensor.~Tensor();
+  Py_XDECREF(std::exchange(kept->handle, nullptr));
+  Py_TYPE(self)->tp_free(self);
+}
+
+inline PyObject* kept_get_tensor(PyObject* self, void*) {
+  if (!kept_of(self)->tensor.defined()) Py_RETURN_NONE;
+  return THPVariable_Wrap(kept_of(self)->tensor);
+}
+
+inline int kept_set_tensor(PyObject* self, PyObject* value, void*) {
+  if (value != Py_None) return PyErr_SetString(PyExc_TypeError, "a kept tensor can only be given up"), -1;
+  const at::Tensor given_up = std::exchange(kept_of(self)->tensor, at::Tensor());
+  return 0;
+}
+
+inline PyObject* kept_get_number(PyObject* self, void*) {
+  if (!kept_of(self)->is_numbered) Py_RETURN_NONE;
+  return PyLong_FromLongLong(kept_of(self)->number);
+}
+
+inline PyObject* kept_get_version(PyObject* self, void*) {
+  return PyLong_FromLongLong(kept_of(self)->version);
+}
+
+inline PyObject* kept_get_identity(PyObject* self, void*) {
+  const Kept* kept = kept_of(self);
+  if (kept->identity == nullptr) Py_RETURN_NONE;
+  Reference address(PyLong_FromVoidPtr(kept->identity)), node(PyLong_FromUnsignedLongLong(kept->node));
+  return PyTuple_Pack(2, address.get(), node.get());
+}
+
+inline PyObject* kept_get_handle(PyObject* self, void*) {
+  PyObject* handle = kept_of(self)->handle;
+  return Py_NewRef(handle == nullptr ? Py_None : handle);
+}
+
+inline int kept_set_handle(PyObject* self, PyObject* value, void*) {
+  Py_XINCREF(value);
+  Py_XDECREF(std::exchange(kept_of(self)->handle, value));
+  return 0;
+}
+
+inline PyTypeObject* kept_type() {
+  static PyGetSetDef attributes[] = {
+      {"tensor", kept_get_tensor, kept_set_tensor, nullptr, nullptr},
+      {"number", kept_get_number, nullptr, nullptr, nullptr},
+      {"version", kept_get_version, nullptr, nullptr, nullptr},
+      {"identity", kept_get_identity, nullptr, nullptr, nullptr},
+      {"handle", kept_get_handle, kept_set_handle, nullptr, nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyMemberDef members[] = {
+      {"__weaklistoffset__", T_PYSSIZET, offsetof(Kept, weak_references), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr}};
+  static PyType_Slot slots[] = {
+      {Py_tp_dealloc, reinterpret_cast<void*>(kept_dealloc)},
+      {Py_tp_getset, attributes},
+      {Py_tp_members, members},
+      {0, nullptr}};
+  static PyType_Spec spec{"watch.KeptTensor", sizeof(Kept), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+  static auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  return type;
+}
+
+// Returns those that may leave, in the order in which they were saved, and lists them no longer.
+inline PyObject* region_take_kept(PyObject* self, PyObject*) {
+  auto& listed = state_of(self).kept;
+  std::sort(listed.begin(), listed.end(), [](const Kept* a, const Kept* b) { return a->serial < b->serial; });
+  std::vector<Kept*> taken;
+  taken.swap(listed);
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(taken.size()));
+  for (size_t index = 0; index < taken.size(); ++index) {
+    taken[index]->place = NOWHERE;
+    PyList_SET_ITEM(list, index, Py_NewRef(reinterpret_cast<PyObject*>(taken[index])));
+  }
+  return list;
+}
+
+// In Python: `Hooks(step, region, stats, begin_s)`. Autograd holds it, and with it the step.
+struct Hooks {
+  PyObject_HEAD
+  std::shared_ptr<State>* state;
+  PyObject *step, *stats;
+  double begin_s;
+};
+
+inline Hooks* hooks_of(PyObject* self) {
+  return reinterpret_cast<Hooks*>(self);
+}
+
+inline PyObject* hooks_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *step, *region, *stats;
+  double begin_s;
+  if (!PyArg_ParseTuple(arguments, "OO!Od", &step, region_type(), &region, &stats, &begin_s)) return nullptr;
+  Hooks* self = hooks_of(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->state = new std::shared_ptr<State>(*region_of(region)->state);
+  self->step = Py_NewRef(step), self->stats = Py_NewRef(stats), self->begin_s = begin_s;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+inline int hooks_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(hooks_of(self)->step);
+  Py_VISIT(hooks_of(self)->stats);
+  return 0;
+}
+
+inline int hooks_clear(PyObject* self) {
+  Py_CLEAR(hooks_of(self)->step);
+  Py_CLEAR(hooks_of(self)->stats);
+  return 0;
+}
+
+inline void hooks_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  hooks_clear(self);
+  delete hooks_of(self)->state;
+  Py_TYPE(self)->tp_free(self);
+}
+
+// Returns the tensor without its history, with the same version counter: autograd's own op would hold itself.
+inline at::Tensor detached(const at::Tensor& tensor, bool has_history) {
+  if (!has_history) return tensor;
+  auto* implementation = tensor.unsafeGetTensorImpl();
+  return at::Tensor(implementation->shallow_copy_and_detach(implementation->version_counter(), false));
+}
+
+inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
+  HANDLE_TH_ERRORS
+  static PyObject* const pack = interned("pack");
+  Hooks* hooks = hooks_of(self);
+  const auto& state = *hooks->state;
+  const auto in_python = [&] { return PyObject_CallMethodOneArg(hooks->step, pack, object); };
+  if (!state->on_path || !THPVariable_CheckExact(object)) return in_python();
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (!is_plain(tensor) || tensor.is_inference()) return in_python();
+  const auto number = state->values->get(storage_of(tensor).unsafeGetStorageImpl());
+  if (number && Path::holds(state->path->moved, *number)) return in_python();
+  const auto& node = tensor.grad_fn();
+  at::Tensor without_history = detached(tensor, node != nullptr);
+  Kept* kept = kept_of(kept_type()->tp_alloc(kept_type(), 0));
+  if (kept == nullptr) return nullptr;
+  new (&kept->tensor) at::Tensor(std::move(without_history));
+  new (&kept->state) std::shared_ptr<State>(state);
+  kept->place = NOWHERE;
+  kept->version = tensor._version();
+  kept->is_numbered = number.has_value();
+  kept->number = number.value_or(-1);
+  if (node) {
+    kept->node = node->sequence_nr();
+    if (kept->node + 1 != at::sequence_number::peek()) kept->identity = object;
+  }
+  if (kept->number >= 0) {
+    kept->serial = ++state->saves;
+    kept->place = state->kept.size();
+    state->kept.push_back(kept);
+  }
+  return reinterpret_cast<PyObject*>(kept);
+  END_HANDLE_TH_ERRORS
+}
+
+inline PyObject* hooks_unpack(PyObject* self, PyObject* packed) {
+  HANDLE_TH_ERRORS
+  static PyObject *const unpack = interned("unpack"), *const step_ms = interned("host_step_ms");
+  thread_local uint64_t asked_for = 0;  // the step for which this thread asks for room
+  Hooks* hooks = hooks_of(self);
+  const auto& state = *hooks->state;
+  const auto in_python = [&] {
+    asked_for = state->serial;
+    return PyObject_CallMethodOneArg(hooks->step, unpack, packed);
+  };
+  if (Py_TYPE(packed) != kept_type() || asked_for != state->serial || state->is_reassigned) return in_python();
+  const Kept* kept = kept_of(packed);
+  if (!kept->tensor.defined() || static_cast<int64_t>(kept->tensor._version()) != kept->version ||
+      (state->on_path && Path::holds(state->path->anchored, kept->number)))
+    return in_python();
+  const double now_s = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  Reference elapsed_ms(PyFloat_FromDouble((now_s - hooks->begin_s) * 1000));
+  if (!elapsed_ms || PyObject_SetAttr(hooks->stats, step_ms, elapsed_ms.get()) < 0) return nullptr;
+  return THPVariable_Wrap(kept->tensor);
+  END_HANDLE_TH_ERRORS
+}
+
+inline PyTypeObject* hooks_type() {
+  static PyMethodDef methods[] = {
+      {"pack", hooks_pack, METH_O, nullptr},
+      {"unpack", hooks_unpack, METH_O, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(hooks_new)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(hooks_dealloc)},
+      {Py_tp_traverse, reinterpret_cast<void*>(hooks_traverse)},
+      {Py_tp_clear, reinterpret_cast<void*>(hooks_clear)},
+      {Py_tp_methods, methods},
+      {0, nullptr}};
+  static PyType_Spec spec{"watch.Hooks", sizeof(Hooks), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+  static auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  return type;
+}
+
+}  // namespace watch

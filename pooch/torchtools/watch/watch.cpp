@@ -1,0 +1,47 @@
+// Watches the ops of a region, and what autograd saves there, without Python where nothing is to be done.
+#include "kernel.h"
+#include "saved.h"
+
+namespace {
+
+PyObject* describe_with(PyObject*, PyObject* function) {
+  Py_XDECREF(std::exchange(watch::describe(), Py_NewRef(function)));
+  Py_RETURN_NONE;
+}
+
+// Whether the ops of the calling thread come to the kernel.
+PyObject* is_watching(PyObject*, PyObject*) {
+  return PyBool_FromLong(c10::impl::tls_is_dispatch_key_included(watch::KEY));
+}
+
+PyMethodDef functions[] = {
+    {"describe_with", describe_with, METH_O, nullptr},
+    {"is_watching", is_watching, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition{PyModuleDef_HEAD_INIT, "watch", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
+
+bool add(PyObject* module, const char* name, PyTypeObject* type) {
+  return type != nullptr && PyModule_AddObjectRef(module, name, reinterpret_cast<PyObject*>(type)) == 0;
+}
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_watch() {
+  HANDLE_TH_ERRORS
+  auto& dispatcher = c10::Dispatcher::singleton();
+  // A second fallback for a key would end the process.
+  if (dispatcher.hasBackendFallbackForDispatchKey(watch::KEY))
+    return PyErr_Format(PyExc_ImportError, "the dispatch key %s is in use", c10::toString(watch::KEY)), nullptr;
+  watch::Reference module(PyModule_Create(&definition));
+  if (!module || !add(module.get(), "StorageMap", watch::storage_map_type()) ||
+      !add(module.get(), "Path", watch::path_type()) || !add(module.get(), "Region", watch::region_type()) ||
+      !add(module.get(), "KeptTensor", watch::kept_type()) || !add(module.get(), "Hooks", watch::hooks_type()))
+    return nullptr;
+  // It stays for as long as the process: a library that is unloaded would leave PyTorch with nowhere to go.
+  static const auto* registration = new c10::RegistrationHandleRAII(dispatcher.registerFallback(
+      watch::KEY, c10::KernelFunction::makeFromBoxedFunction<&watch::kernel>(), "pooch"));
+  static_cast<void>(registration);
+  return module.release();
+  END_HANDLE_TH_ERRORS
+}

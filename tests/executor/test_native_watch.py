@@ -1,0 +1,483 @@
+"""The native watch follows a path by itself, sees what a dispatch mode sees, and calls Python only where it must."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import pooch
+from pooch.errors import PlanMismatch
+from pooch.executor import Run, apply_plan, mode
+from pooch.executor.native_watch import NativeWatch
+from pooch.executor.step import Step
+from pooch.torchtools import watch
+from pooch.torchtools.effects import StorageMap
+from pooch.torchtools.tensors import storage_of
+from tests.children import child_environment
+from tests.executor.support import all_of, mixed, quick_profile, tight_plan
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(autouse=True)
+def built() -> Any:
+    module = watch.LIBRARY.get()
+    if module is None:
+        pytest.skip(f"no native watch: {watch.LIBRARY.why_not}")
+    return module
+
+
+def is_watching() -> bool:
+    module: Any = watch.LIBRARY.get()
+    return bool(module.is_watching())
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often the kernel and the hooks call Python."""
+    calls: Counter[str] = Counter()
+
+    def counting(kind: Any, name: str) -> None:
+        real = getattr(kind, name)
+
+        def call(self: Any, *given: Any) -> Any:
+            calls[name] += 1
+            return real(self, *given)
+
+        monkeypatch.setattr(kind, name, call)
+
+    with monkeypatch.context() as monkeypatch:
+        for name in ("before", "after", "written_over", "look", "unseen"):
+            counting(NativeWatch, name)
+        for name in ("pack", "unpack"):
+            counting(Step, name)
+        yield calls
+
+
+class Tanh(nn.Module):
+    """Twenty small layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(20))
+        self.between: Callable[[Tensor], Tensor] = lambda rows: rows
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            rows = layer(rows).tanh()
+            if number == 10:
+                rows = self.between(rows)
+        return rows.square().mean()
+
+
+def gradients(model: nn.Module, rows: Tensor) -> list[Tensor]:
+    torch.manual_seed(5)
+    model.zero_grad()
+    model(rows).backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def planned(model: nn.Module, rows: Tensor, decide: Any = mixed) -> pooch.Plan:
+    profile = quick_profile(lambda: model(rows), model)
+    return tight_plan(profile, decide(profile, "model"), "model")
+
+
+def trained(
+    model: nn.Module, rows: Tensor, monkeypatch: pytest.MonkeyPatch, *, plan: pooch.Plan | None = None, steps: int = 3
+) -> tuple[Run, Counter[str]]:
+    """Train under a plan: each step has the bits of plain training, and is watched natively."""
+    plan = planned(model, rows) if plan is None else plan
+    expected = gradients(model, rows)
+    with apply_plan(plan, model) as run, counted(monkeypatch) as calls:
+        for _ in range(steps):
+            calls.clear()
+            assert equal(gradients(model, rows), expected)
+            assert run.stats.mismatches == 0
+            assert run.stats.swapped_in_bytes + run.stats.recomputed_ops > 0
+    return run, calls
+
+
+def test_python_is_called_only_where_the_plan_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = Tanh(), torch.rand(64, 32)
+    profile = quick_profile(lambda: model(rows), model)
+    kept = all_of(profile, "keep", "model")
+    plan = tight_plan(profile, kept | {min(kept): "swap"}, "model")
+    _, calls = trained(model, rows, monkeypatch, plan=plan, steps=6)  # what moves is looked at until it is proven
+    due = {action.slot for action in plan.schedule.actions if action.slot < plan.first_slot + len(plan.expected)}
+    assert len(plan.expected) > 40
+    assert calls["before"] <= len(due) + 1  # the first op finds out whether anything has to be looked at
+    assert calls["after"] <= calls["before"] + 1  # what makes the value that moves
+    assert calls["pack"] <= 2
+    assert calls["unpack"] <= 4
+
+
+def test_a_model_is_watched_by_a_dispatch_mode_where_there_is_no_native_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mode, "is_native", lambda _: False)
+    model, rows = Tanh(), torch.rand(64, 32)
+    _, calls = trained(model, rows, monkeypatch)
+    assert calls["before"] == 0
+    assert calls["pack"] > 20
+
+
+def test_without_a_compiler_training_goes_on_and_one_line_says_so(tmp_path: Any) -> None:
+    environment = child_environment(CXX="/nonexistent/c++", POOCH_CACHE_DIRECTORY=str(tmp_path))
+    done = run(TRAIN, environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "False True"
+    told = [line for line in done.stderr.splitlines() if "natively" in line]
+    assert len(told) == 1
+    assert "there is no /nonexistent/c++" in told[0]
+
+
+def test_building_is_told_once(tmp_path: Any) -> None:
+    environment = child_environment(POOCH_CACHE_DIRECTORY=str(tmp_path))
+    first, second = run(TRAIN, environment), run(TRAIN, environment)
+    assert first.stdout.strip() == second.stdout.strip() == "True True", first.stderr + second.stderr
+    assert sum("building" in line for line in first.stderr.splitlines()) == 1
+    assert "building" not in second.stderr
+
+
+def run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+
+
+TRAIN = """
+import torch, pooch
+from pooch.torchtools import watch
+model, rows = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Tanh()), torch.rand(4, 8)
+def step():
+    model.zero_grad()
+    model(rows).sum().backward()
+    return model[0].weight.grad.clone()
+plain = step()
+profile = pooch.profile(lambda: model(rows).sum(), model)
+plan = pooch.plan_from_decisions(profile, dict.fromkeys([v.id for v in profile.activations], "swap"), region="model")
+with pooch.apply(plan, model) as run:
+    print(watch.LIBRARY.get() is not None, torch.equal(step(), plain))
+"""
+
+
+# What PyTorch does otherwise without a mode ---------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """Attention adds its mask in place unless a dispatch mode is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(16, 48)
+        self.register_buffer("mask", torch.rand(6, 6))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        query, key, value = self.mix(rows).chunk(3, -1)
+        mixed = functional.scaled_dot_product_attention(query, key, value, self.mask, dropout_p=0.2)
+        return mixed.tanh().exp().sum()
+
+
+@pytest.mark.parametrize("decide", [mixed, lambda p, r: all_of(p, "recompute", r), lambda p, r: all_of(p, "swap", r)])
+def test_ops_in_place_stand_for_those_that_a_mode_sees(decide: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, rows = Masked(), torch.rand(2, 6, 16)
+    plan = planned(model, rows, decide)
+    assert any(op.name == "aten.add.Tensor" for op in plan.expected)
+    run, _ = trained(model, rows, monkeypatch, plan=plan)
+    assert not run._table.native_use.is_refused
+
+
+class Asking(nn.Module):
+    """A program that looks for modes itself, and does something else where it finds one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows = self.linear(rows).tanh()
+        return (rows.exp() if torch._C._len_torch_dispatch_stack() else rows.sin()).tanh().sum()
+
+
+def test_a_path_that_the_watch_never_followed_is_followed_under_the_mode_next() -> None:
+    torch.manual_seed(0)
+    model, rows = Asking(), torch.rand(4, 16)
+    plan = planned(model, rows)
+    with apply_plan(plan, model) as run:
+        with pytest.warns(UserWarning, match="left the planned path"):
+            gradients(model, rows)
+        assert run.stats.mismatches == 1
+        for _ in range(2):
+            gradients(model, rows)
+            assert run.stats.mismatches == 0
+
+
+# What else is in place ------------------------------------------------------------------------------------------------
+
+
+class Doubling(TorchDispatchMode):
+    """A mode of the program's that changes what an op gives."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.mul(2) if func is torch.ops.aten.sin.default else result
+
+
+def with_doubling(rows: Tensor) -> Tensor:
+    with Doubling():
+        return rows.sin()
+
+
+def with_inference(rows: Tensor) -> Tensor:
+    with torch.inference_mode():
+        factor = torch.ones(32).cos()
+    return rows * factor.clone()
+
+
+def with_profiler(rows: Tensor) -> Tensor:
+    with torch.profiler.profile():
+        return rows.sin()
+
+
+def with_vmap(rows: Tensor) -> Tensor:
+    return torch.vmap(lambda row: row.sin() * 2)(rows)
+
+
+def with_grad(rows: Tensor) -> Tensor:
+    found: Tensor = torch.func.grad(lambda each: each.sin().sum())(rows.detach())
+    return rows * found
+
+
+def with_autocast(rows: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (rows @ rows.t() @ rows).float()
+
+
+def with_sparse(rows: Tensor) -> Tensor:
+    return rows + torch.sparse.mm(torch.eye(64).to_sparse(), rows)
+
+
+def with_complex(rows: Tensor) -> Tensor:
+    return torch.view_as_real((torch.fft.fft(rows) * 1j).conj().resolve_conj()).sum(-1)
+
+
+def with_meta(rows: Tensor) -> Tensor:
+    return rows * float(torch.empty(3, device="meta").sin().dim())
+
+
+def with_a_thread(rows: Tensor) -> Tensor:
+    thread = threading.Thread(target=lambda: torch.rand(10).sin())
+    thread.start()
+    thread.join()
+    return rows.sin()
+
+
+def with_item(rows: Tensor) -> Tensor:
+    return rows * (1.0 if rows.detach().sum().item() > 0 else 2.0)
+
+
+def with_writes(rows: Tensor) -> Tensor:
+    rows = rows.clone()
+    rows[:, :4].mul_(2)
+    torch._foreach_add_([rows[0].detach(), rows[1].detach()], 0.0)
+    return torch.add(rows, 1, out=None)
+
+
+INSIDE = [
+    with_doubling, with_inference, with_profiler, with_vmap, with_grad, with_autocast, with_sparse,
+    with_complex, with_meta, with_a_thread, with_item, with_writes,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("between", INSIDE)
+def test_what_a_step_does_inside_keeps_its_bits_and_its_path(
+    between: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, rows = Tanh(), torch.rand(64, 32)
+    model.between = between
+    trained(model, rows, monkeypatch)
+
+
+def test_a_mode_of_the_program_around_the_step_sees_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, rows = Tanh(), torch.rand(64, 32)
+    model.between = torch.sin
+    plan = planned(model, rows, lambda p, r: all_of(p, "swap", r))
+    with Doubling():
+        expected = gradients(model, rows)
+    with apply_plan(plan, model) as run, counted(monkeypatch) as calls:
+        for _ in range(2):
+            with Doubling():
+                found = gradients(model, rows)
+            assert equal(found, expected)
+        assert run.stats.swapped_in_bytes > 0
+        assert calls["before"] == 0
+
+
+def test_a_compiled_part_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, rows = Tanh(), torch.rand(64, 32)
+    part = torch.compile(lambda each: each.sin() * 2, backend="aot_eager")
+    model.between = part
+    expected = gradients(model, rows)
+    plan = planned(model, rows)
+    with apply_plan(plan, model) as run:
+        for _ in range(3):
+            assert equal(gradients(model, rows), expected)
+        assert run.stats.mismatches == 0
+        assert run.stats.swapped_in_bytes + run.stats.recomputed_ops > 0
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_op_that_fails_leaves_nothing_behind() -> None:
+    model, rows = Tanh(), torch.rand(64, 32)
+    plan, expected = planned(model, rows), gradients(model, rows)
+    with apply_plan(plan, model) as run:
+        gradients(model, rows)
+        model.between = lambda each: each @ torch.ones(3, 3)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                model(rows)
+            assert not is_watching()
+        model.between = lambda each: each
+        assert equal(gradients(model, rows), expected)
+        assert run.stats.mismatches == 0
+
+
+def test_a_saved_tensor_that_was_written_over_is_pytorchs_own_error() -> None:
+    model, rows = Tanh(), torch.rand(64, 32)
+    profile = quick_profile(lambda: model(rows), model)
+    kept = all_of(profile, "keep", "model")
+    with apply_plan(tight_plan(profile, kept | {min(kept): "swap"}, "model"), model):
+        gradients(model, rows)
+        saved: list[Tensor] = []
+        model.between = lambda each: saved.append(each) or each  # type: ignore[func-returns-value]
+        loss = model(rows)
+        saved[0].data.mul_(1)  # not counted
+        with torch.no_grad():
+            saved[0].mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_step_that_leaves_its_path_goes_on_right_and_is_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = Tanh(), torch.rand(64, 32)
+    plan = planned(model, rows)
+    with apply_plan(plan, model) as run, counted(monkeypatch) as calls:
+        gradients(model, rows)
+        model.between = lambda each: each.exp().cos()
+        with run.paused():
+            expected = gradients(model, rows)
+        with pytest.warns(UserWarning, match=r"expected aten\.addmm.*got aten\.exp"):
+            assert equal(gradients(model, rows), expected)
+        assert run.stats.mismatches == 1
+        model.between = lambda each: each
+        calls.clear()
+        gradients(model, rows)
+        assert run.stats.mismatches == 0
+        assert calls["before"] > 0
+
+
+def test_a_plan_that_must_be_followed_raises_from_the_kernel() -> None:
+    model, rows = Tanh(), torch.rand(64, 32)
+    plan = planned(model, rows)
+    with apply_plan(plan, model, on_mismatch="error"):
+        gradients(model, rows)
+        model.between = torch.exp
+        with pytest.raises(PlanMismatch, match=r"expected aten\.addmm"):
+            model(rows)
+        assert not is_watching()
+
+
+def test_an_allocation_that_fails_is_tried_again_once_values_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = Tanh(), torch.rand(64, 32)
+    profile = quick_profile(lambda: model(rows), model)
+    kept = all_of(profile, "keep", "model")
+    plan = tight_plan(profile, kept | {min(kept): "swap"}, "model")
+    failures = [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()]
+    with apply_plan(plan, model) as run:
+        gradients(model, rows)
+        with run.paused():
+            expected = gradients(model, rows)
+        calls = 0
+
+        def failing(each: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls % 8 == 0 and failures:
+                raise failures.pop(0)
+            return torch.ops.aten.tanh.out(each, out=torch.empty_like(each))
+
+        with torch.library._scoped_library("aten", "IMPL") as library:
+            library.impl("tanh", failing, "CPU", allow_override=True)
+            assert equal(gradients(model, rows), expected)
+            assert run.stats.ran_out_bytes == 1
+            assert run.stats.mismatches == 0
+            with pytest.raises(KeyboardInterrupt):
+                gradients(model, rows)
+            assert not is_watching()
+        assert not failures
+        assert equal(gradients(model, rows), expected)
+
+
+# What storages hold ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [StorageMap, watch.storage_map])
+def test_a_storage_map_forgets_what_is_gone_and_mistakes_nothing(kind: Callable[[], Any]) -> None:
+    values, tensors = kind(), [torch.rand(4) for _ in range(100)]
+    for number, tensor in enumerate(tensors):
+        values.bind(storage_of(tensor), number)
+    keys = [storage_of(tensor)._cdata for tensor in tensors]
+    assert [values.get(key) for key in keys] == list(range(100))
+    values.bind(storage_of(tensors[3]), -1)
+    assert values.get(keys[3]) == -1
+    assert values.get(keys[3] + 8) is None
+    kept = tensors[50]
+    del tensor, tensors
+    others = [torch.rand(4) for _ in range(1000)]  # some come to the same addresses
+    assert values.get(storage_of(kept)._cdata) == 50
+    assert all(values.get(storage_of(other)._cdata) is None for other in others)
+
+
+def test_a_native_map_does_not_grow_with_storages_that_are_gone() -> None:
+    values = watch.storage_map()
+    for number in range(50_000):
+        values.bind(storage_of(torch.empty(1)), number)
+    assert values.get(storage_of(torch.empty(1))._cdata) is None
+
+
+def test_threads_have_regions_of_their_own() -> None:
+    """The region of one never shows ops of another."""
+    found: list[bool] = []
+
+    def train() -> None:
+        model, rows = Tanh(), torch.rand(64, 32)
+        plan, expected = planned(model, rows), gradients(model, rows)
+        with apply_plan(plan, model) as run:
+            for _ in range(5):
+                found.append(equal(gradients(model, rows), expected) and run.stats.mismatches == 0)
+
+    with nullcontext():
+        threads = [threading.Thread(target=train) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert found == [True] * 15
