@@ -325,17 +325,19 @@ class Pressure:
                 with self.lock:
                     self._finish_out(value)
         full_bytes = self._start_bytes + _WRITE_AHEAD_SHARE * (self.budget_bytes - self._start_bytes)
-        if self._saves < self._look_at or self.live.recent() < full_bytes or not self.policy.may_copy:
+        is_early = self._saves < self._look_at or self.live.recent() < full_bytes
+        if is_early or len(self._writing) >= _WRITTEN_AHEAD or not self.policy.may_copy:
             return
         with self.lock:
+            self._look_at = self._saves + _LOOKS_AGAIN
             for value in islice(self._next_to_leave(), _NEXT_TO_LEAVE):
                 if len(self._writing) >= _WRITTEN_AHEAD:
+                    self._look_at = self._saves
                     return
                 if value.state == "here" and self._replay_ms(value) >= self._copy_ms(value):
                     if not self._start_out(value):
                         return
                     self._writing[value] = None
-            self._look_at = self._saves + _LOOKS_AGAIN
 
     def read_ahead(self, value: Value) -> None:
         """After a read: start to bring back what the backward pass will most likely read next, if there is room."""
