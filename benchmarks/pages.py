@@ -119,6 +119,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "modelling time": sentences.modelling_time,
     },
     "docs/online.md": {
+        "decisions": table("decisions"),
         "online": table("online"),
     },
     "docs/packing.md": {

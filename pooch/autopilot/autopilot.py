@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from ..ir import Plan, Profile
 from ..torchtools.ranks import local_count
 from .budget import HeldBudget, budget_of
 from .cache import PlanCache, Purpose
-from .costs import costs_of, link_seen
+from .costs import costs_of
 from .driver import StepDriver, end_held, refuse_a_second
 from .governed import GovernedModels, models_of
 from .library import Library
@@ -72,7 +71,7 @@ class Auto:
         library = Library(
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
             tell,
-            costs_of(device, partial(link_seen, evictor.speed), self._team.gather),
+            costs_of(device, evictor.speed, self._team.gather),
             cache=None if cache is None else self._opened(cache, tell),
             holds_beneath=live.asks,
         )

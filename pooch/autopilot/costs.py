@@ -38,8 +38,11 @@ _LET_GO_S = 0.2  # more than letting go of a process takes that has ended
 
 def link_seen(speed: CopySpeed) -> Link:
     """Return the speed of copies as seen in training, as a link whose copies go one after the other."""
-    rate, share = speed.bytes_per_ms, _COMPUTE_SHARE
-    return Link(f"{speed.tier}; rates as seen in training", 0.05, 0.05, rate, rate, False, share, share)
+    out, back, share = speed.out, speed.back, _COMPUTE_SHARE
+    return Link(
+        f"{speed.tier}; rates as seen in training", out.latency_ms, back.latency_ms, out.bytes_per_ms,
+        back.bytes_per_ms, False, share, share,
+    )  # fmt: skip
 
 
 class CostSource(Protocol):
@@ -70,12 +73,12 @@ class DeviceCosts:
 
     Args:
         device: The device.
-        estimate: Returns the cost of copies as seen in training, which serves where nothing can be measured.
+        speed: What copies take as seen in training, which serves where nothing can be measured. It is told what was.
         gather: Waits a little for other ranks of the machine, or None.
     """
 
-    def __init__(self, device: torch.device, estimate: Callable[[], Link], gather: Gather | None = None) -> None:
-        self._device, self._estimate, self._gather = device, estimate, gather
+    def __init__(self, device: torch.device, speed: CopySpeed, gather: Gather | None = None) -> None:
+        self._device, self._speed, self._gather = device, speed, gather
         self._costs: Costs | None = None
 
     def prepare(self, room_bytes: int) -> None:
@@ -87,19 +90,20 @@ class DeviceCosts:
             self._gather()
         try:
             link = measure_device_link(self._device, max(0, room_bytes))
+            self._speed.start_from(link)
             hooks = measure_hook_costs(self._device.type)
         except PoochError:  # without page-locked memory, for one
-            link = self._estimate()
+            link = link_seen(self._speed)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             forgotten(error)
-            link = self._estimate()
+            link = link_seen(self._speed)
         self._costs = Costs(link, hooks)
 
     def now(self, profile: Profile) -> Costs:
         """Return what was measured, or else the estimate."""
-        return self._costs or Costs(self._estimate(), profile.hooks)
+        return self._costs or Costs(link_seen(self._speed), profile.hooks)
 
     def close(self) -> None:
         """Do nothing."""
@@ -109,13 +113,13 @@ class HostCosts:
     """Costs of a machine whose device is the CPU, measured by a child process of low priority.
 
     Args:
-        estimate: Returns the cost of copies as seen in training, which serves until then.
+        speed: What copies take as seen in training, which serves until then. It is told what was measured.
         gather: Waits a little for other ranks of the machine, or None. They measure at the same time, since they copy
             at the same time.
     """
 
-    def __init__(self, estimate: Callable[[], Link], gather: Gather | None = None) -> None:
-        self._estimate, self._gather = estimate, gather
+    def __init__(self, speed: CopySpeed, gather: Gather | None = None) -> None:
+        self._speed, self._gather = speed, gather
         self._child = Child("measure beside training")
         self._thread: threading.Thread | None = None
         self._found: tuple[Link, HookCosts | None] | None = None
@@ -128,14 +132,15 @@ class HostCosts:
         if self._thread is None:
             self._thread = threading.Thread(target=self._measure, name="pooch-measuring", daemon=True)
             self._thread.start()
-        link, hooks = self._found or (self._estimate(), None)
+        link, hooks = self._found or (link_seen(self._speed), None)
         return Costs(link, hooks or profile.hooks)
 
     def _measure(self) -> None:
         if self._gather is not None:
             self._gather()
         with suppress(PoochError), self._child:  # without an answer, the estimate has to do
-            self._found = self._child.ask()
+            self._found = found = self._child.ask()
+            self._speed.start_from(found[0])
 
     def close(self) -> None:
         """End the process that measures, if it is running, and its thread, unless that waits for other ranks."""
@@ -153,12 +158,12 @@ def measured_costs(_: object) -> tuple[Link, HookCosts | None]:
     return link, hooks
 
 
-def costs_of(device: torch.device, estimate: Callable[[], Link], gather: Gather | None = None) -> CostSource:
+def costs_of(device: torch.device, speed: CopySpeed, gather: Gather | None = None) -> CostSource:
     """Return where the costs of a device come from.
 
     Args:
         device: The device.
-        estimate: Returns the cost of copies as seen in training.
+        speed: What copies take as seen in training.
         gather: Waits a little for other ranks of the machine, or None.
     """
-    return DeviceCosts(device, estimate, gather) if has_streams(device) else HostCosts(estimate, gather)
+    return DeviceCosts(device, speed, gather) if has_streams(device) else HostCosts(speed, gather)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -157,9 +157,13 @@ class ValueOwner:
         """Return the time in ms to replay a value from what is at hand now, or infinity if it cannot be replayed."""
         return self.recipes.replay_ms(number)
 
-    def forget_costs(self) -> None:
-        """Forget the costs of replays, since a value has come or gone."""
-        self.recipes.forget_costs()
+    def moved(self, value: Value) -> Iterable[Value]:
+        """Forget the costs of replays that need a value, as it has come or gone, and return what they make."""
+        return self.recipes.moved(value.number)
+
+    def returned(self, value: Value) -> None:
+        """Note that a value is there again, as a replay of another one has made it on its way."""
+        self._evictor.returned(value)
 
     def is_banned(self, call: Call, number: int) -> bool:
         """Whether a replay of a value gave something else before."""

@@ -486,6 +486,7 @@ class Step(SavedTensors):
                     self.evictor.save(saved)
             elif saved.storage is None:  # it left, and something made the tensor again
                 saved.storage = storage_of(tensor)
+                self.evictor.returned(saved)
             return Handle(owner, saved, tensor, self.lock.end)
 
     def _is_governed(self, tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from .eviction import EvictionPolicy
 from .lock import StepLock
 from .pressure import Pressure
 from .recipes import Call, Recipes
-from .speed import CopySpeed
+from .speed import CopySpeed, Lane
 from .store import Store
 from .values import Level, Value, Witness
 
@@ -17,6 +17,7 @@ __all__ = [
     "Call",
     "CopySpeed",
     "EvictionPolicy",
+    "Lane",
     "Level",
     "Pressure",
     "Recipes",

@@ -12,6 +12,7 @@ from .values import Value
 # use: its score.
 Score = Callable[[Value, float, float], float]
 Sample = Callable[[list[Value]], list[Value]]
+_SOFTENING = 20  # positions in the order of saving
 
 
 def distance(current: float, saved: float) -> float:
@@ -27,17 +28,23 @@ def online_score(cost_ms: float, size_bytes: int, ahead: float) -> float:
     """What the cheaper way of leaving costs, per byte and per square root of the distance to the next use.
 
     The square root, because the distance is certain in the backward pass alone: in the forward pass, everything waits
-    longer than this, and the peak lies before all of it.
+    longer than this, and the peak lies before all of it. For the same reason, twenty are added to it.
 
     Args:
         cost_ms: of the cheaper way.
         size_bytes: that it frees.
         ahead: see `distance`.
     """
-    return cost_ms / (max(1, size_bytes) * math.sqrt(ahead))
+    return cost_ms / (max(1, size_bytes) * math.sqrt(ahead + _SOFTENING))
 
 
-def _ours(value: Value, cost_ms: float, ahead: float) -> float:
+def nearness(current: float, saved: float) -> float:
+    """The part of `online_score` that moves with the position of the backward pass: the score per price."""
+    return 1.0 / math.sqrt(max(1.0, current - saved) + _SOFTENING)
+
+
+def ours(value: Value, cost_ms: float, ahead: float) -> float:
+    """Pooch's own score."""
     return online_score(cost_ms, value.size_bytes, ahead)
 
 
@@ -53,7 +60,7 @@ class EvictionPolicy:
             them leaves. None: all.
     """
 
-    score: Score = _ours
+    score: Score = ours
     may_copy: bool = True
     may_drop: bool = True
     sample: Sample | None = None

@@ -6,25 +6,28 @@ While there is still room, values are copied out ahead of need, and brought back
 
 from __future__ import annotations
 
-import heapq
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Protocol
 
 from .account import LiveBytes
-from .eviction import OURS, EvictionPolicy, distance
+from .away import Away
+from .candidates import Candidates, ranked
+from .eviction import OURS, EvictionPolicy, ours
 from .lock import StepLock
 from .recipes import NEVER_MS
 from .speed import CopySpeed
 from .store import Counters, Health, Memory, Store
 from .values import Storage, Value
 
-_WRITE_AHEAD_SHARE = 0.5  # of what the step may use: from there on, the copy lane is kept busy
-_COPIES_AHEAD = 2
-_LOOKED_AT = 8  # values per op, so that the time to look does not grow with the step
+_WRITE_AHEAD_SHARE = 0.95  # of what the step may use: from there on, what leaves next is copied beforehand
+_WRITTEN_AHEAD, _READ_AHEAD = 2, 3  # copies at a time
+_NEXT_TO_LEAVE = 16  # values among which those are that are copied beforehand
+_LOOKS_AGAIN = 8  # saves after a look that has found too little to copy
+_REACH = 64  # saves before the one that was read: what is read later than that may have to leave again
 _EVERYTHING_BYTES = 2**62
 _SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking for candidates takes time
 
@@ -76,11 +79,12 @@ class Pressure:
         self._values: dict[Value, None] = {}  # in the order in which they were saved
         self._saves = 0
         self._position = 0.0  # of the backward pass: it reads what was saved before this
-        self._ahead: deque[Value] = deque()
-        # What may be copied out ahead of need, the oldest first. A dict would look through its holes each time.
-        self._unwritten: OrderedDict[Value, None] = OrderedDict()
+        self._candidates = Candidates(self._values, self._can_leave, self._cost_ms)
+        self._away = Away()
+        self._writing: dict[Value, None] = {}  # ahead of need
+        self._reading: dict[Value, None] = {}
+        self._look_at = 0  # the number of saves from which on `write_ahead` looks again
         self._start_bytes = 0
-        self._largest_bytes = 0
         self._most_higher_bytes = 0
         self._last_look_bytes = 0  # live bytes after the last look of the step
         self._share: float | None = None
@@ -114,8 +118,7 @@ class Pressure:
         The caller holds the lock, so that two threads that ask at once do not lower it again.
         """
         assert self._share is not None
-        away_bytes = sum(value.size_bytes for value in self._values if value.storage is None)
-        grown_bytes = int(self._share * (self.budget_bytes + missing_bytes + away_bytes))
+        grown_bytes = int(self._share * (self.budget_bytes + missing_bytes + self._away.bytes()))
         if grown_bytes > self.budget_bytes:
             missing_bytes -= grown_bytes - self.budget_bytes
             self.set_budget(grown_bytes)
@@ -140,8 +143,7 @@ class Pressure:
         if value.size_bytes == 0:
             return  # there is nothing to free
         self._values[value] = None
-        self._unwritten[value] = None
-        self._largest_bytes = max(self._largest_bytes, value.size_bytes)
+        self.returned(value)
 
     def save(self, value: Value) -> None:
         """Register a value that autograd saves now."""
@@ -153,6 +155,14 @@ class Pressure:
         self._saves += 1
         self._position = self._saves
         return self._saves
+
+    def returned(self, value: Value) -> None:
+        """Note that a value is there."""
+        if value in self._values:
+            self._candidates.add(value)
+            owner = value.owner()
+            for other in () if owner is None else owner.moved(value):
+                self._candidates.add(other)
 
     def keeps(self, step: Keeper) -> None:
         """Ask a planned step, before anything leaves, to let what its plan holds leave as well."""
@@ -169,12 +179,10 @@ class Pressure:
                     return
             for step in list(self._keeping):
                 step.let_kept_leave()
-            freed_bytes = self._finish_copies_ahead()
-            if freed_bytes < missing_bytes:
-                spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
-                freed_bytes += self._evict_cheapest(max(missing_bytes - freed_bytes, spare_bytes))
+            spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
+            freed_bytes = self._evict_cheapest(max(missing_bytes, spare_bytes))
             if freed_bytes < missing_bytes and self._health.fault is not None:
-                here_bytes = sum(value.size_bytes for value in self._candidates())
+                here_bytes = sum(value.size_bytes for value in self._values if self._can_leave(value))
                 self.stayed_bytes = max(self.stayed_bytes, here_bytes)
         if freed_bytes < missing_bytes:
             self.missing_bytes = max(self.missing_bytes, missing_bytes - freed_bytes)
@@ -188,7 +196,7 @@ class Pressure:
         with self.lock:
             for step in list(self._keeping):
                 step.let_kept_leave()
-            freed_bytes = self._finish_copies_ahead() + self._evict_cheapest(_EVERYTHING_BYTES)
+            freed_bytes = self._evict_cheapest(_EVERYTHING_BYTES)
         elapsed_ms = (time.perf_counter() - start) * 1000
         self.stall_ms += elapsed_ms
         self.stats.host_stall_ms += elapsed_ms
@@ -214,36 +222,25 @@ class Pressure:
         self._last_look_bytes = now
 
     def _evict_cheapest(self, missing_bytes: int) -> int:
-        """Evict in the order of cost. A cost that has grown since it was computed is computed again."""
-        heap = self._ranked()
+        """Evict in the order of cost, and return how many bytes that frees."""
         freed_bytes = 0
-        while heap and freed_bytes < missing_bytes:
-            cost, place, value = heapq.heappop(heap)
-            now = self._cost(value)
-            if heap and now > heap[0][0] and now > cost:
-                heapq.heappush(heap, (now, place, value))
-                continue
-            evicted_bytes = self._evict(value)
-            freed_bytes += evicted_bytes
-            if evicted_bytes and self.policy.sample is not None:
-                heap = self._ranked()  # others may be looked at now
+        for value in self._next_to_leave():
+            freed_bytes += self._evict(value)
+            if freed_bytes >= missing_bytes:
+                break
         return freed_bytes
 
-    def _ranked(self) -> list[tuple[float, int, Value]]:
-        """Return a heap of those that are looked at, each with its score and its place in the order of saving."""
-        looked_at = list(self._candidates())
-        if self.policy.sample is not None:
-            can_leave = [each for each in looked_at if min(self._copy_ms(each), self._replay_ms(each)) < NEVER_MS]
-            looked_at = self.policy.sample(can_leave) if can_leave else []
-        heap = [(self._cost(value), place, value) for place, value in enumerate(looked_at)]
-        heapq.heapify(heap)
-        return heap
+    def _next_to_leave(self) -> Iterator[Value]:
+        """Yield values in the order in which they leave."""
+        if self.policy.score is ours and self.policy.sample is None:
+            return self._candidates.cheapest(self._position)
+        return ranked(self._values, self._can_leave, self._cost_ms, self.policy, self._position)
 
-    def _candidates(self) -> Iterator[Value]:
-        for value in self._values:
-            stays = value.storage is None or value.is_busy or value.changed or value.is_pinned
-            if not (stays or self.is_held_elsewhere(value)):
-                yield value
+    def _can_leave(self, value: Value) -> bool:
+        if value.storage is None or value.is_busy or value.changed or value.is_pinned:
+            return False
+        # The copy holds the storage as well: who else does shows when it has ended.
+        return value in self._writing or not self.is_held_elsewhere(value)
 
     def is_held_elsewhere(self, value: Value) -> bool:
         """Whether anything but the value holds its storage, so that dropping it would free nothing.
@@ -256,16 +253,16 @@ class Pressure:
             return True
         return self.memory.is_held_elsewhere(storage)
 
-    def _cost(self, value: Value) -> float:
-        """Return the score by which values leave, the lowest first."""
-        cost_ms = min(self._copy_ms(value), self._replay_ms(value))
-        return self.policy.score(value, cost_ms, distance(self._position, value.saved_at))
+    def _cost_ms(self, value: Value) -> float:
+        """Return what the cheaper way of leaving costs."""
+        return min(self._copy_ms(value), self._replay_ms(value))
 
     def _copy_ms(self, value: Value) -> float:
         if not self.policy.may_copy:
             return NEVER_MS
-        back_ms = self.speed.copy_ms(value.size_bytes)
-        return back_ms if value.is_copied else 2 * back_ms
+        is_written = value.is_copied or (value.ticket is not None and value.ticket.is_done())
+        back_ms = self.speed.back_ms(value.size_bytes)
+        return back_ms if is_written else self.speed.out_ms(value.size_bytes) + back_ms
 
     def _replay_ms(self, value: Value) -> float:
         owner = value.owner()
@@ -275,26 +272,29 @@ class Pressure:
         """Let a value's bytes leave, and return how many are free now."""
         if value.is_copied:
             return self._drop(value)
+        owner = value.owner()
+        if owner is not None:
+            owner.moved(value)  # what it really costs now
         if value.ticket is None:
             gained_ms = self._copy_ms(value) - self._replay_ms(value)
             if gained_ms > 0:
-                owner = value.owner()
                 assert owner is not None, "only its step can replay it"
                 owner.gained(gained_ms)
                 return self._drop(value)
             self._start_out(value)
-        self.store.finish_out(value, self.stats)
+        self._finish_out(value)
         if not value.is_copied and self._replay_ms(value) == NEVER_MS:
             return 0
-        return self._drop(value)
+        return 0 if self.is_held_elsewhere(value) else self._drop(value)
 
     def _drop(self, value: Value) -> int:
         owner = value.owner()
         if owner is not None and not value.is_copied:
             owner.remember(value)
         freed_bytes = self.store.drop(value)
+        self._away.add(value)
         if owner is not None:
-            owner.forget_costs()
+            owner.moved(value)
         return freed_bytes
 
     def _start_out(self, value: Value) -> bool:
@@ -311,53 +311,49 @@ class Pressure:
 
     # Copies ahead of need ---------------------------------------------------------------------------------------------
 
-    def _finish_copies_ahead(self) -> int:
-        """Drop what was copied out ahead of need, and return how many bytes that frees."""
-        freed_bytes = 0
-        while self._ahead:
-            value = self._ahead.popleft()
-            if value.state != "leaving":
-                continue
-            self.store.finish_out(value, self.stats)
-            if value.is_copied and not (value.is_busy or self.is_held_elsewhere(value)):
-                freed_bytes += self._drop(value)
-        return freed_bytes
+    def _finish_out(self, value: Value) -> None:
+        self._writing.pop(value, None)
+        self.store.finish_out(value, self.stats)
+        if value in self._values:  # another thread may have ended it
+            self._candidates.add(value)
 
     def write_ahead(self) -> None:
-        """Between ops: start to copy out what is needed last while there is still room, so that nobody waits for it."""
-        room_bytes = self.budget_bytes - self._start_bytes
-        if self._ahead:
-            with self.lock:
-                while self._ahead and (self._ahead[0].ticket is None or self._ahead[0].ticket.is_done()):
-                    self.store.finish_out(self._ahead.popleft(), self.stats)
-        half_full_bytes = self._start_bytes + _WRITE_AHEAD_SHARE * room_bytes
-        if self.live.recent() < half_full_bytes or len(self._ahead) >= _COPIES_AHEAD:
+        """Between ops: start to copy out what leaves next while there is still room, so that nobody waits for it."""
+        for value in list(self._writing):
+            ticket = value.ticket
+            if ticket is None or ticket.is_done():
+                with self.lock:
+                    self._finish_out(value)
+        full_bytes = self._start_bytes + _WRITE_AHEAD_SHARE * (self.budget_bytes - self._start_bytes)
+        is_early = self._saves < self._look_at or self.live.recent() < full_bytes
+        if is_early or len(self._writing) >= _WRITTEN_AHEAD or not self.policy.may_copy:
             return
         with self.lock:
-            for _ in range(min(_LOOKED_AT, len(self._unwritten))):
-                if len(self._ahead) >= _COPIES_AHEAD:
+            self._look_at = self._saves + _LOOKS_AGAIN
+            for value in islice(self._next_to_leave(), _NEXT_TO_LEAVE):
+                if len(self._writing) >= _WRITTEN_AHEAD:
+                    self._look_at = self._saves
                     return
-                value, _ = self._unwritten.popitem(last=False)  # the oldest is read last
-                if value.state != "here" or value.changed:
-                    continue
-                if value.is_busy or self.is_held_elsewhere(value):
-                    self._unwritten[value] = None
-                elif self._replay_ms(value) >= self._copy_ms(value):
+                if value.state == "here" and self._replay_ms(value) >= self._copy_ms(value):
                     if not self._start_out(value):
                         return
-                    self._ahead.append(value)
+                    self._writing[value] = None
 
     def read_ahead(self, value: Value) -> None:
         """After a read: start to bring back what the backward pass will most likely read next, if there is room."""
-        spare_bytes = self.budget_bytes - self.live.recent() - 2 * self._largest_bytes  # what the next op may need
-        if spare_bytes <= 0:
-            return
-        for other in reversed(self._values):
-            if other.saved_at >= value.saved_at or other.storage is not None or other.owner() is None:
+        for other in [each for each in self._reading if each.ticket is None or each.ticket.is_done()]:
+            del self._reading[other]
+        for other in self._away.before(value.saved_at, _REACH):
+            if len(self._reading) >= _READ_AHEAD:
+                return
+            if not other.is_copied or other.owner() is None:
                 continue
-            if other.size_bytes <= spare_bytes and other.is_copied:
-                self.store.start_in(other, self.stats)
-            return
+            needed_bytes = other.size_bytes + 2 * max(value.size_bytes, other.size_bytes)  # for the next op as well
+            if self.live.recent() + needed_bytes > self.budget_bytes:
+                return
+            self.store.start_in(other, self.stats)
+            self.returned(other)
+            self._reading[other] = None
 
     # Reads ------------------------------------------------------------------------------------------------------------
 
@@ -385,12 +381,12 @@ class Pressure:
     def _bring_back(self, value: Value) -> None:
         if value.is_copied:
             self.store.start_in(value, self.stats)
-            return
-        owner = value.owner()
-        assert owner is not None, "a step lives as long as its handles"
-        value.storage = owner.make_again(value.number)
-        value.forget_witness()
-        owner.forget_costs()
+        else:
+            owner = value.owner()
+            assert owner is not None, "a step lives as long as its handles"
+            value.storage = owner.make_again(value.number)
+            value.forget_witness()
+        self.returned(value)
 
     # The end ----------------------------------------------------------------------------------------------------------
 
@@ -401,6 +397,7 @@ class Pressure:
         place one after the other. Their version counters tell when they are read.
         """
         with self.lock:
+            self._candidates.discard(value)
             value.changed = True
             if value.storage is None:
                 return  # the program no longer holds what left, so it is another storage that is written
@@ -422,7 +419,10 @@ class Pressure:
     def forget(self, value: Value) -> None:
         """Have a value leave no more: its plan decides on it again."""
         self._values.pop(value, None)
-        self._unwritten.pop(value, None)
+        self._writing.pop(value, None)
+        self._reading.pop(value, None)
+        self._candidates.discard(value)
+        self._away.discard(value)
         value.saved_at = 0
 
     def _let_go(self, value: Value) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ class Kitchen(Protocol):
     def check(self, value: Value, storage: Storage) -> None:
         """Compare what a replay gave with what was there, and put that in its place if it differs."""
 
+    def returned(self, value: Value) -> None:
+        """Note that a value is there again, as a replay of another one has made it on its way."""
+
     def is_banned(self, call: Call, number: int) -> bool:
         """Whether a call must not be used to make one of its values again."""
 
@@ -75,6 +79,7 @@ class Recipes:
         self.sources: dict[int, Storage] = {}
         self._calls: dict[int, Call] = {}  # by what they made, in the order in which they ran
         self._costs_ms: dict[int, float] = {}
+        self._looked_at_by: dict[int, set[int]] = {}  # by a value: those whose costs depend on whether it is there
         self._out_of_date: set[int] = set()  # values whose calls read what has changed since
 
     @property
@@ -109,19 +114,28 @@ class Recipes:
 
     # What it costs ----------------------------------------------------------------------------------------------------
 
-    def forget_costs(self) -> None:
-        """Forget the costs of replays, since a value has come or gone."""
-        self._costs_ms.clear()
+    def moved(self, number: int) -> list[Value]:
+        """Forget the costs of replays that need a value, as it has come or gone, and return what they make."""
+        changed = [each for each in self._looked_at_by.pop(number, ()) if self._costs_ms.pop(each, None) is not None]
+        return [self._saved[each] for each in changed if each in self._saved]
 
     def replay_ms(self, number: int) -> float:
-        """Return the time in ms to make a value again from what is at hand now, or infinity if that cannot be done."""
+        """Return the time in ms to make a value again when it is read, or infinity if that cannot be done.
+
+        That is from what is at hand now, except for what the backward pass reads before and lets go of.
+        """
         known_ms = self._costs_ms.get(number)
         if known_ms is None:
-            known_ms = self._costs_ms[number] = self._chain_ms(number)
+            looked_at = {number}
+            known_ms = self._costs_ms[number] = self._chain_ms(number, looked_at)
+            for each in looked_at:
+                self._looked_at_by.setdefault(each, set()).add(number)
         return known_ms
 
-    def _chain_ms(self, number: int) -> float:
+    def _chain_ms(self, number: int, looked_at: set[int]) -> float:
         total_ms, seen, ahead = 0.0, set[int](), [number]
+        wanted = self._saved.get(number)
+        read_at = wanted.saved_at if wanted is not None and wanted.saved_at else math.inf
         while ahead:
             current = ahead.pop()
             call = self._calls.get(current)
@@ -133,12 +147,15 @@ class Recipes:
             total_ms += call.time_ms
             if len(seen) > _LONGEST_REPLAY:
                 return NEVER_MS
+            looked_at.update(call.reads)
             for read in call.reads:
                 value = self._saved.get(read)
                 if read in self.sources:
                     continue
-                if value is not None and value.state == "away":
-                    total_ms += self._speed.copy_ms(value.size_bytes)
+                if value is not None and value.saved_at > read_at:
+                    ahead.append(read)  # the backward pass reads it before, and lets go of it
+                elif value is not None and value.state == "away":
+                    total_ms += self._speed.back_ms(value.size_bytes)
                 elif value is None or value.state == "unmade":
                     ahead.append(read)
         return total_ms
@@ -178,6 +195,7 @@ class Recipes:
                             value.forget_witness()
                             value.storage, value.is_busy = storage, True
                             staying[written] = value
+                            self._kitchen.returned(value)
                 del storages, storage  # what nobody reads any more may leave during the next call
                 for read in {*call.reads, *call.writes} & made.keys():
                     if read != number and last_use.get(read, -1) <= position:
@@ -223,7 +241,7 @@ class Recipes:
             if not changing.isdisjoint(call.reads):
                 changing.add(number)
         self._out_of_date |= changing
-        self.forget_costs()
+        self._costs_ms.clear()
         for value in list(self._saved.values()):
             if value.number in changing and value.handles and value.state == "unmade":
                 self._kitchen.ensure(value)

@@ -1,34 +1,143 @@
-"""How fast copies to and from the tier are, as seen so far."""
+"""How long copies to and from the tier take, as seen so far: a latency and a rate in each direction.
+
+Reading back may be several times slower or faster than writing. And small copies tell nothing of a rate, as nearly all
+of their time is latency.
+"""
 
 from __future__ import annotations
 
-_FIRST_GUESS_BYTES_PER_MS = 1e6  # 1 GB/s
-_WEIGHT = 0.2  # of the latest copy
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from .values import Ticket
+
+_GUESSED_LATENCY_MS, _GUESSED_BYTES_PER_MS = 0.1, 1e6  # 1 GB/s
+_LATENCY_WEIGHT = 0.1  # of the latest copy
+# What counts of the past is told in bytes, so that many small copies do not outweigh what a large one has shown.
+_GUESS_BYTES = 2**20  # as much as a guess counts
+_PAST_BYTES = 2**26  # as much as all of the past counts at most, and a measurement
+_MOST_FORGOTTEN = 0.2  # of the past, with one copy
+_MOST_UNLIKE = 8.0  # times the time that was expected: a process may stand still in the middle of a copy
+_MOST_UNTIMED = 8  # copies that compute waits for and that have not ended yet
 
 
-class CopySpeed:
-    """A running estimate of the tier's bandwidth.
+class MeasuredLink(Protocol):
+    """What was measured of the tier: see `pooch.ir.Link`."""
 
-    Args:
-        tier: What the tier is. Also an attribute.
-        bytes_per_ms: What is known of its bandwidth so far.
+    @property
+    def out_latency_ms(self) -> float:
+        """Fixed cost of a copy to the tier."""
+
+    @property
+    def in_latency_ms(self) -> float:
+        """Fixed cost of a copy from the tier."""
+
+    @property
+    def out_bytes_per_ms(self) -> float:
+        """Rate of long copies to the tier."""
+
+    @property
+    def in_bytes_per_ms(self) -> float:
+        """Rate of long copies from the tier."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share the rates."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """Copies in one direction.
+
+    Attributes:
+        latency_ms: What each copy takes, whatever its size.
+        noted_bytes: How much of it comes from copies that were noted, and not from a guess or a measurement.
     """
 
-    def __init__(self, tier: str, bytes_per_ms: float = _FIRST_GUESS_BYTES_PER_MS) -> None:
-        self.tier = tier
-        self._bytes_per_ms = bytes_per_ms
+    latency_ms: float = _GUESSED_LATENCY_MS
+    noted_bytes: int = 0
+    _seen_bytes: float = _GUESS_BYTES
+    _seen_ms: float = _GUESS_BYTES / _GUESSED_BYTES_PER_MS
+
+    def start_from(self, latency_ms: float, bytes_per_ms: float) -> None:
+        """Begin with what was measured, unless copies in training have told more since."""
+        if self.noted_bytes < _PAST_BYTES:
+            self.latency_ms = latency_ms
+            self._seen_bytes, self._seen_ms = _PAST_BYTES, _PAST_BYTES / bytes_per_ms
 
     @property
     def bytes_per_ms(self) -> float:
-        """The bandwidth as seen so far."""
-        return self._bytes_per_ms
+        """The rate of long copies."""
+        return self._seen_bytes / self._seen_ms
 
     def copy_ms(self, size_bytes: int) -> float:
         """Expected time of a copy in ms."""
-        return size_bytes / self._bytes_per_ms
+        return self.latency_ms + size_bytes * self._seen_ms / self._seen_bytes
 
     def note(self, size_bytes: int, copy_ms: float) -> None:
-        """Take a copy into account whose whole time was spent waiting."""
-        if copy_ms > 0.05:
-            seen = size_bytes / copy_ms
-            self._bytes_per_ms += _WEIGHT * (seen - self._bytes_per_ms)
+        """Take a copy into account.
+
+        Args:
+            size_bytes: Its size.
+            copy_ms: What it took, from its own beginning on.
+        """
+        expected_ms = self.copy_ms(size_bytes)
+        self.noted_bytes += size_bytes
+        copy_ms = min(max(copy_ms, expected_ms / _MOST_UNLIKE), expected_ms * _MOST_UNLIKE)
+        # Each takes its share of the error: of a small copy the latency nearly all, of a large one the rate.
+        latency_share, moving_share = self.latency_ms / expected_ms, 1 - self.latency_ms / expected_ms
+        self.latency_ms += _LATENCY_WEIGHT * latency_share * (copy_ms - expected_ms)
+        kept = 1 - min(_MOST_FORGOTTEN, size_bytes / _PAST_BYTES)
+        self._seen_bytes = kept * self._seen_bytes + size_bytes
+        self._seen_ms = kept * self._seen_ms + moving_share * copy_ms
+
+
+class CopySpeed:
+    """A running estimate of what copies take.
+
+    Args:
+        tier: What the tier is. Also an attribute.
+
+    Attributes:
+        out: Copies to the tier.
+        back: Copies from the tier.
+    """
+
+    def __init__(self, tier: str) -> None:
+        self.tier = tier
+        self.out, self.back = Lane(), Lane()
+        self._untimed: deque[tuple[Ticket, int, bool]] = deque(maxlen=_MOST_UNTIMED)
+
+    def start_from(self, link: MeasuredLink) -> None:
+        """Begin with what was measured, in each direction of which training has not told more since."""
+        self.out.start_from(link.out_latency_ms, link.out_bytes_per_ms / link.ranks)
+        self.back.start_from(link.in_latency_ms, link.in_bytes_per_ms / link.ranks)
+
+    def out_ms(self, size_bytes: int) -> float:
+        """Expected time of a copy to the tier in ms."""
+        return self.out.copy_ms(size_bytes)
+
+    def back_ms(self, size_bytes: int) -> float:
+        """Expected time of a copy from the tier in ms."""
+        return self.back.copy_ms(size_bytes)
+
+    def learn(self, ticket: Ticket, size_bytes: int, *, outwards: bool) -> None:
+        """Take a copy into account that compute waits for, as soon as its time is known.
+
+        On a device with streams, that is some time after this.
+
+        Args:
+            ticket: The copy.
+            size_bytes: What it copies.
+            outwards: Whether it goes to the tier.
+        """
+        self._untimed.append((ticket, size_bytes, outwards))
+        while self._untimed:
+            ticket, size_bytes, outwards = self._untimed[0]
+            if ticket.error is None:
+                copy_ms = ticket.copy_ms
+                if copy_ms is None:
+                    return
+                (self.out if outwards else self.back).note(size_bytes, copy_ms)
+            self._untimed.popleft()

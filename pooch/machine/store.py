@@ -49,7 +49,7 @@ class Store:
     Args:
         memory: The device's memory.
         health: Notes what is wrong with the tier.
-        speed: Learns from copies that were waited for.
+        speed: Learns from copies that have ended.
 
     Attributes:
         on_move: Called with "left", a value and its address before its bytes are dropped, with "returned", a value and
@@ -77,7 +77,7 @@ class Store:
         if ticket is None or value.is_copied:
             return 0.0
         waited_ms = ticket.wait()
-        self.speed.note(value.size_bytes, waited_ms)
+        self.speed.learn(ticket, value.size_bytes, outwards=True)
         if place is not None:  # else an interrupt came before the end of this
             place.copied(ticket.error)
         if ticket.error is None:
@@ -123,6 +123,7 @@ class Store:
         if ticket is None or not value.is_copied:
             return
         stats.host_stall_ms += ticket.wait()
+        self.speed.learn(ticket, value.size_bytes, outwards=False)
         if ticket.error is not None:
             value.storage = None  # what it holds is not the value
         value.ticket = None

@@ -16,7 +16,7 @@ A value is what a storage holds between two writes. Its state follows from three
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, Protocol
@@ -32,6 +32,10 @@ class Ticket(Protocol):
     @property
     def error(self) -> BaseException | None:
         """Why the copy failed, or None. Only meaningful after `wait`."""
+
+    @property
+    def copy_ms(self) -> float | None:
+        """What the copy itself took in ms, whether anybody waited for it or not. None as long as it is not known."""
 
     def is_done(self) -> bool:
         """Whether the copy has ended, so that `wait` blocks nobody."""
@@ -77,8 +81,8 @@ class Owner(Protocol):
     def remember(self, value: Value) -> None:
         """Remember what a value's replay is to be compared with, as its bytes are about to be dropped."""
 
-    def forget_costs(self) -> None:
-        """Forget the costs of replays, since a value has come or gone."""
+    def moved(self, value: Value) -> Iterable[Value]:
+        """Forget the costs of replays that need a value, as it has come or gone, and return what they make."""
 
     def gained(self, gained_ms: float) -> None:
         """Note by how much copying what was dropped would have taken longer than replaying it."""

@@ -154,6 +154,7 @@ class _Profiling:
     def _profile_within(self, budget_bytes: int, live: int) -> ProfiledStep:
         """Records the step for the first time, which sets up kernels and tells whether plain steps fit the budget."""
         with evicting(self.device, budget_bytes, live) as self._evictor:
+            self._evictor.speed.start_from(self.link)
             with earlier_objects_exempt():
                 assembly = self._record("first recorded step")
                 first, rise_bytes = assembly.recorder, int(assembly.measured_points.max())

@@ -53,15 +53,15 @@ class ModelledClock:
         self.stall_ms += waited_ms
         return waited_ms
 
-    def copy_out(self, size_bytes: int) -> float:
-        """Begin a copy to the tier, and return when it ends."""
+    def copy_out(self, size_bytes: int) -> tuple[float, float]:
+        """Begin a copy to the tier, and return when it starts and ends."""
         self.compute(self._copy_begin_ms)
-        return self._streams.copy_out(self.now_ms, size_bytes)[1]
+        return self._streams.copy_out(self.now_ms, size_bytes)
 
-    def copy_in(self, size_bytes: int) -> float:
-        """Begin a copy from the tier, and return when it ends."""
+    def copy_in(self, size_bytes: int) -> tuple[float, float]:
+        """Begin a copy from the tier, and return when it starts and ends."""
         self.compute(self._copy_begin_ms)
-        return self._streams.copy_in(self.now_ms, size_bytes)[1]
+        return self._streams.copy_in(self.now_ms, size_bytes)
 
 
 class ModelledStorage:
@@ -180,13 +180,18 @@ class ModelledTicket:
 
     Args:
         clock: Of the step.
+        start_ms: When it starts.
         end_ms: When it ends.
+
+    Attributes:
+        copy_ms: What it takes.
     """
 
     error: BaseException | None = None
 
-    def __init__(self, clock: ModelledClock, end_ms: float) -> None:
+    def __init__(self, clock: ModelledClock, start_ms: float, end_ms: float) -> None:
         self._clock, self._end_ms = clock, end_ms
+        self.copy_ms = end_ms - start_ms
 
     def is_done(self) -> bool:
         """Whether it has ended by now."""
@@ -211,12 +216,12 @@ class ModelledPlace:
     def copy_out(self, storage: ModelledStorage) -> ModelledTicket:
         """Begin to copy a storage here."""
         self.tier.copies_out += 1
-        return ModelledTicket(self.tier.clock, self.tier.clock.copy_out(self.size_bytes))
+        return ModelledTicket(self.tier.clock, *self.tier.clock.copy_out(self.size_bytes))
 
     def copy_in(self, storage: ModelledStorage) -> ModelledTicket:
         """Begin to fill a storage from here."""
         self.tier.copies_in += 1
-        return ModelledTicket(self.tier.clock, self.tier.clock.copy_in(self.size_bytes))
+        return ModelledTicket(self.tier.clock, *self.tier.clock.copy_in(self.size_bytes))
 
     def copied(self, error: BaseException | None) -> None:
         """Note how a copy out to here ended."""

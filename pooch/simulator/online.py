@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy
 
@@ -64,7 +64,8 @@ class ProfiledStep:
         self.tier = ModelledTier(self.clock, host_budget_bytes)
         self.rule = Rule() if make_rule is None else make_rule(dataflow, lambda: self.clock.now_ms)
         self._budget_bytes, self._counters = budget_bytes, ModelledCounters()
-        speed = CopySpeed(link.tier, link.out_bytes_per_ms / link.ranks)  # as copies that were waited for have told
+        speed = CopySpeed(link.tier)
+        speed.start_from(link)
         self.pressure = Pressure(
             budget_bytes, self.memory, self.memory, self.tier, speed, self._counters, self.rule.policy
         )
@@ -81,6 +82,8 @@ class ProfiledStep:
         for value in self._profile.values:
             self._released[value.release + 1].append(value.id)
             self._ended[dataflow.life_ends[value.id] // 2].append(value.id)
+        self._saved_slot = self._slots_of_saving()
+        self._saves_at: defaultdict[int, list[machine.Value]] = defaultdict(list)
         self._missing: set[int] = set()
         self._most_replays = GIVES_UP * dataflow.end
         self._replay_ms = 0.0
@@ -99,6 +102,22 @@ class ProfiledStep:
             change[last + 1] -= value.allocated_bytes
         beside: list[int] = (self._dataflow.in_core_points - numpy.cumsum(change[:-1])).tolist()
         return beside
+
+    def _slots_of_saving(self) -> dict[int, int]:
+        """The forward op with which autograd saves each value, as far as the order tells in which it lets go of them.
+
+        That order is the reverse of saving, and an op saves what it makes or reads.
+        """
+        touching: defaultdict[int, list[int]] = defaultdict(list)
+        for op in self._profile.ops[: self._dataflow.forward_slots.stop]:
+            for number in {*op.reads, *op.writes} & self._may_leave.keys():
+                touching[number].append(op.index)
+        ends, latest, found = self._dataflow.life_ends, 0, dict[int, int]()
+        for number in sorted(self._may_leave, key=lambda number: (-ends[number], number)):
+            slots = touching[number]
+            found[number] = next((slot for slot in slots if slot >= latest), slots[-1])
+            latest = max(latest, found[number])
+        return found
 
     def run(self) -> OnlineStep:
         """Run the ops of the profile, one after the other."""
@@ -146,6 +165,8 @@ class ProfiledStep:
         self.memory.set_beside(self._beside_bytes[2 * op.index + 1])
         for number in op.writes:
             self._make(self._profile.values[number])
+        for made in self._saves_at.pop(op.index, ()):
+            self.pressure.save(made)
         self._access((*op.reads, *op.writes))
         self.clock.compute(self._dataflow.op_times_ms[op.index])
         if op.index in self._dataflow.forward_slots:
@@ -170,8 +191,7 @@ class ProfiledStep:
         made = self.saved[value.id] = machine.Value(value.id, self, storage)
         made.handles = 1
         if value.id in self._may_leave:
-            made.saved_at = self.pressure.next_save()
-            self.pressure.saved(made)
+            self._saves_at[self._saved_slot[value.id]].append(made)
 
     def _keep(self, op: Op) -> None:
         """Keep the call of an op, if all that it reads can be made again or is always at hand."""
@@ -232,9 +252,13 @@ class ProfiledStep:
     def remember(self, value: machine.Value) -> None:
         """Compare nothing: a modelled storage has no contents."""
 
-    def forget_costs(self) -> None:
-        """Forget the costs of replays, since a value has come or gone."""
-        self.recipes.forget_costs()
+    def moved(self, value: machine.Value) -> Iterable[machine.Value]:
+        """Forget the costs of replays that need a value, as it has come or gone, and return what they make."""
+        return self.recipes.moved(value.number)
+
+    def returned(self, value: machine.Value) -> None:
+        """Note that a value is there again, as a replay of another one has made it on its way."""
+        self.pressure.returned(value)
 
     def gained(self, gained_ms: float) -> None:
         """Do nothing: nobody asks what replays gain."""

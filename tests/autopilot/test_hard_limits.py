@@ -311,7 +311,8 @@ def copying(word, real, *given):
 
 spill_file.os.pwrite = lambda *given: copying("writing", real_write, *given)
 spill_file.os.preadv = lambda *given: copying("reading", real_read, *given)
-CopySpeed.copy_ms = lambda self, size_bytes: size_bytes * 1e-9  # else a busy machine may read nothing back
+# Else a busy machine may read nothing back.
+CopySpeed.out_ms = CopySpeed.back_ms = lambda self, size_bytes: size_bytes * 1e-9
 model = a_model()
 started_s = time.monotonic()
 train_under(model, 8)

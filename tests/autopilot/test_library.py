@@ -17,12 +17,13 @@ from pooch.autopilot.cache import PlanCache, Purpose
 from pooch.autopilot.costs import HostCosts
 from pooch.autopilot.jobs import Answer, Job, done
 from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Known
-from pooch.autopilot.library import NOT_MEASURED, PLANNED_SHARE, Library
+from pooch.autopilot.library import PLANNED_SHARE, Library
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.autopilot.waiting import JobQueue, Request
 from pooch.ground.bounded import RecentlyUsed, Topics
 from pooch.ir import Profile
+from pooch.machine import CopySpeed
 from tests.toys import blocks
 
 KEY = StepKey(((("float32", 1),),), (4,))
@@ -49,7 +50,7 @@ def test_a_plan_may_fill_the_budget_where_no_other_is_feasible(jobs: list[Job]) 
     budget_bytes = done(Job(KEY.sizes, anchors, start_bytes, 1, PlanOptions())).minimum_bytes
     assert PLANNED_SHARE * budget_bytes < budget_bytes < profile.peak_bytes
     told: list[str] = []
-    library = Library(PlanOptions(), told.append, HostCosts(lambda: NOT_MEASURED))
+    library = Library(PlanOptions(), told.append, HostCosts(CopySpeed("not measured")))
     for _ in range(2):  # the first step of all is not recorded
         decision, known = library.choose(KEY, start_bytes, budget_bytes)
     assert decision == "record"
@@ -65,7 +66,7 @@ def test_a_plan_may_fill_the_budget_where_no_other_is_feasible(jobs: list[Job]) 
 def test_a_plan_whose_replay_gave_other_bits_is_made_again_without_it(jobs: list[Job]) -> None:
     profile = blocks(6)
     start_bytes, budget_bytes = profile.persistent_bytes, int(0.9 * profile.peak_bytes)
-    library = Library(PlanOptions(host_budget=1), lambda text: None, HostCosts(lambda: NOT_MEASURED))
+    library = Library(PlanOptions(host_budget=1), lambda text: None, HostCosts(CopySpeed("not measured")))
     for _ in range(2):
         _, known = library.choose(KEY, start_bytes, budget_bytes)
     library.recorded(KEY, known, profile, 1)
@@ -105,7 +106,7 @@ class NearFloor:
     def __init__(self, missing_bytes: int, cache: PlanCache | None = None, *, holds_beneath: bool = True) -> None:
         self.profile, self.told = a_profile_with_small_values(), list[str]()
         self.start_bytes = self.profile.persistent_bytes
-        options, costs = PlanOptions(region="step", explain=False), HostCosts(lambda: NOT_MEASURED)
+        options, costs = PlanOptions(region="step", explain=False), HostCosts(CopySpeed("not measured"))
         job = Job(KEY.sizes, (KnownStep(KEY.sizes, self.profile),), self.start_bytes, 1, options)
         self.needed_bytes = done(job).minimum_bytes
         self.budget_bytes = self.needed_bytes - missing_bytes
@@ -244,7 +245,7 @@ def key_of(size: int, family: str = "float32") -> StepKey:
 
 
 def a_library(cache: PlanCache | None = None) -> Library:
-    return Library(PlanOptions(), lambda _: None, HostCosts(lambda: NOT_MEASURED), cache)
+    return Library(PlanOptions(), lambda _: None, HostCosts(CopySpeed("not measured")), cache)
 
 
 def meet(library: Library, key: StepKey, profile: Profile | None = None) -> str:
@@ -386,7 +387,7 @@ def test_of_a_plan_that_is_to_be_improved_only_a_better_one_arrives(quicker: boo
     plan = pooch.plan(profile, "100%")
     request = Request(KEY, Known(), Job(KEY.sizes, (), 0, 0, PlanOptions(), plan), plan.predicted_step_ms)
     other = replace(plan, predicted_step_ms=plan.predicted_step_ms * (0.9 if quicker else 1.0))
-    requests = PlanRequests(PlanOptions(), HostCosts(lambda: NOT_MEASURED), None)
+    requests = PlanRequests(PlanOptions(), HostCosts(CopySpeed("not measured")), None)
     requests.arrived(request, Answer(profile, other))
     requests.arrived(request, Answer(profile, refusal="no"))
     assert len(requests.arrivals()) == arrives

@@ -195,10 +195,10 @@ def one_event_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = StreamEngine.mark
     early: list[Any] = []
 
-    def stale(self: StreamEngine, stream: Any) -> Any:
+    def stale(self: StreamEngine, stream: Any, *, timed: bool = False) -> Any:
         if stream not in (self.out_stream, self.in_stream):
-            return mark(self, stream)
-        early.append(mark(self, stream))
+            return mark(self, stream, timed=timed)
+        early.append(mark(self, stream, timed=timed))
         return early[max(0, len(early) - 2)] if len(early) > 1 else torch.Event(CPU)
 
     monkeypatch.setattr(StreamEngine, "mark", stale)

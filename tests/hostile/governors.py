@@ -94,7 +94,8 @@ def online_only(copy_cost_ms: CopyCost, records: int = 3) -> Iterator[None]:
         mock.patch("pooch.autopilot.requests.PlanRequests.warm_up"),
         mock.patch("pooch.autopilot.library.Library.replays", return_value=True),
         mock.patch("pooch.autopilot.library.MOST_RECORDED", records),
-        mock.patch("pooch.machine.speed.CopySpeed.copy_ms", copy_ms),
+        mock.patch("pooch.machine.speed.CopySpeed.out_ms", copy_ms),
+        mock.patch("pooch.machine.speed.CopySpeed.back_ms", copy_ms),
         mock.patch("pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES", 1),
         mock.patch("pooch.api.budgets.FEWEST_BYTES", 1),
     ):

@@ -124,6 +124,11 @@ class ModelledTicket:
     error: BaseException | None = None
     _is_over: bool = False
 
+    @property
+    def copy_ms(self) -> float | None:
+        """What it took."""
+        return self.size_bytes / self.tier.bytes_per_ms if self._is_over else None
+
     def is_done(self) -> bool:
         """Whether it has ended by now."""
         if not self._is_over and self.tier.chance.random.random() < 0.5:

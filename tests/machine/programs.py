@@ -12,7 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pooch.errors import ReplayDiffers
-from pooch.machine import Call, CopySpeed, Level, Pressure, Recipes, Value, Witness
+from pooch.ir import Link
+from pooch.machine import Call, CopySpeed, Lane, Level, Pressure, Recipes, Value, Witness
 from pooch.machine.recipes import Resolve
 from pooch.simulator.modelled import ModelledCounters as Counters
 
@@ -142,6 +143,9 @@ class ModelledStep:
         if witness is not None and not witness.agrees(storage) and not witness.restore(storage):
             raise ReplayDiffers("a replay gave other bits, and there was no copy")
 
+    def returned(self, value: Value) -> None:
+        self.machine.pressure.returned(value)
+
     def is_banned(self, call: Call, number: int) -> bool:
         return call.call.is_banned
 
@@ -156,8 +160,8 @@ class ModelledStep:
             witness.start_copy(place, value.storage)
             witness.finish_copy()
 
-    def forget_costs(self) -> None:
-        self.recipes.forget_costs()
+    def moved(self, value: Value) -> list[Value]:
+        return self.recipes.moved(value.number)
 
     def gained(self, gained_ms: float) -> None:
         self.machine.seen["dropped"] += 1
@@ -357,7 +361,9 @@ class Machine:
         self.counters.__init__()  # type: ignore[misc]
         self.pressure.begin(self.counters)
         self._most_over_bytes = 0
-        self.tier.bytes_per_ms = self.pressure.speed._bytes_per_ms = random.choice((10.0, 1e3, 1e5))
+        self.tier.bytes_per_ms = rate = random.choice((10.0, 1e3, 1e5))
+        self.pressure.speed.out, self.pressure.speed.back = Lane(), Lane()
+        self.pressure.speed.start_from(Link("a modelled tier", 0.0, 0.0, rate, rate))
         self.pressure.set_budget(random.choice((2048, 8192, 16384, 32768)))
         self.memory.after = self._look_at_bytes
         steps = [ModelledStep(self) for _ in range(1 + (random.random() < 0.2))]
@@ -391,7 +397,9 @@ class Machine:
         self.pressure.set_budget(2**40)
         self.pressure.begin(self.counters)
         self.chance.is_calm = False
-        if self.pressure._values or self.pressure._unwritten:
+        candidates, away = self.pressure._candidates, self.pressure._away
+        known = (self.pressure._values, self.pressure._writing, candidates._entries, candidates._unpriced, away._values)
+        if any(known):
             raise Broken("values of steps that are over are still known")
         if any(step.saved for step in steps) and not self.faults.interrupted:
             raise Broken("a step still knows values that nobody reads")
@@ -401,7 +409,7 @@ class Machine:
         steps.clear()
         if self.memory.live_bytes and not self.faults.interrupted:
             raise Broken(f"{self.memory.live_bytes} bytes are still live after the step")
-        self.pressure._ahead.clear()
+        self.pressure._reading.clear()
         self.seen["steps"] += 1
 
     def _look_at_bytes(self) -> None:

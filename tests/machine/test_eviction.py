@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from pooch.ir import Link
-from pooch.machine import CopySpeed, EvictionPolicy, Pressure, Value
+from pooch.machine import Call, CopySpeed, EvictionPolicy, Pressure, Recipes, Value
 from pooch.machine.eviction import OURS, distance, online_score
 from pooch.machine.values import Place
 from pooch.simulator.modelled import ModelledClock, ModelledCounters, ModelledMemory, ModelledStorage, ModelledTier
@@ -30,7 +30,8 @@ class Step:
         self.costs_ms, self.thread = dict(costs_ms), threading.get_ident()
         self.memory, self.counters = ModelledMemory(), ModelledCounters()
         self.tier = ModelledTier(ModelledClock(LINK), room_bytes)
-        speed = CopySpeed("a modelled tier", LINK.out_bytes_per_ms)
+        speed = CopySpeed("a modelled tier")
+        speed.start_from(LINK)
         self.pressure = Pressure(0, self.memory, self.memory, self.tier, speed, self.counters, policy)
         self.left: list[int] = []
         self.pressure.store.on_move = lambda kind, value, _: self.left.append(value.number)
@@ -60,8 +61,8 @@ class Step:
     def remember(self, value: Value) -> None:
         return
 
-    def forget_costs(self) -> None:
-        return
+    def moved(self, value: Value) -> list[Value]:
+        return []
 
     def gained(self, gained_ms: float) -> None:
         return
@@ -73,7 +74,7 @@ class Step:
 def test_scores_by_hand() -> None:
     assert distance(7, 3) == 4
     assert distance(3, 3) == 1
-    assert online_score(6.0, 3, 4.0) == 1.0
+    assert online_score(10.0, 2, 5.0) == 1.0
 
 
 @pytest.mark.parametrize(("replay_ms", "state"), [(1.5, "unmade"), (2.5, "away"), (NEVER, "away")])
@@ -154,3 +155,51 @@ def test_a_sample_is_drawn_before_each_that_leaves() -> None:
     step.pressure.make_room(40)
     assert step.left == [3, 2, 1, 4]
     assert seen == [[1, 2, 3, 4], [1, 2, 4], [1, 4], [4]]
+
+
+def test_what_is_clean_is_dropped_before_anybody_waits_for_a_copy_under_way() -> None:
+    # GIVEN three values in the tier and back, and two more that are being copied
+    step = Step(dict.fromkeys((1, 2, 3, 4, 5), NEVER))
+    for number in (1, 2, 3):
+        step.pressure._evict(step.values[number])
+        step.pressure.ensure(step.values[number])
+    step.pressure.set_budget(50)
+    step.pressure.write_ahead()
+    assert step.states() == {1: "clean", 2: "clean", 3: "clean", 4: "leaving", 5: "leaving"}
+    before_ms, step.left = step.tier.clock.stall_ms, []
+    # WHEN room is made for as much as is clean THEN nobody waits
+    step.pressure.make_room(30)
+    assert step.left == [1, 2, 3]
+    assert step.tier.clock.stall_ms == before_ms
+    # WHEN more is needed THEN the copies are waited for, one after the other
+    step.pressure.make_room(10)
+    assert step.states()[4] == "away"
+    assert step.tier.clock.stall_ms > before_ms
+    assert step.pressure.missing_bytes == 0
+
+
+def test_a_copy_that_has_ended_counts_as_cheap_as_one_that_was_waited_for() -> None:
+    step = Step({1: NEVER, 2: 1.2})
+    step.pressure.set_budget(20)
+    step.pressure.write_ahead()
+    assert step.states() == {1: "leaving", 2: "here"}
+    step.tier.clock.compute(100.0)
+    step.pressure.make_room(10)
+    assert step.left == [1], "1 ms to bring it back, instead of 1.2 ms to replay the other one"
+    assert step.tier.clock.stall_ms == 0.0
+
+
+def test_a_source_that_the_backward_pass_reads_before_is_not_counted_on() -> None:
+    """It is let go of then, so what made it runs again as well."""
+    step = Step({})
+    for number, size_bytes in ((1, 30), (2, 10)):
+        value = step.values[number] = Value(number, step, ModelledStorage(step.memory, size_bytes))
+        value.saved_at = 3 - number  # 1 is made first, but saved after 2
+    recipes = Recipes(step.values, step, step.pressure.speed)  # type: ignore[arg-type]
+    recipes.add(Call(None, (), (1,), 20.0))
+    recipes.add(Call(None, (1,), (2,), 0.5))
+    step.is_banned = lambda call, number: False  # type: ignore[attr-defined]
+    assert recipes.replay_ms(2) == 20.5
+    step.values[1].saved_at = 0.5  # type: ignore[assignment]
+    recipes.moved(1)
+    assert recipes.replay_ms(2) == 0.5

@@ -111,6 +111,7 @@ class Kitchen:
 
     def __init__(self, device: Device, banned: int | None = None) -> None:
         self.device, self.banned, self.ran = device, banned, list[int]()
+        self.returns: list[Value] = []
 
     def ensure(self, value: Value) -> ModelledStorage:
         storage = value.storage
@@ -127,6 +128,9 @@ class Kitchen:
 
     def check(self, value: Value, storage: ModelledStorage) -> None:
         assert storage.contents == 1 + value.number
+
+    def returned(self, value: Value) -> None:
+        self.returns.append(value)
 
     def is_banned(self, call: Call, number: int) -> bool:
         return number == self.banned
@@ -153,6 +157,7 @@ def test_a_chain_runs_from_what_is_at_hand_and_costs_as_much() -> None:
     assert kitchen.ran == [2, 3]
     assert gone.state == "here", "what is made on the way and saved stays"
     assert not gone.is_busy
+    assert kitchen.returns == [gone]
 
 
 def test_what_a_plan_moves_does_not_stay_when_it_is_made_on_the_way() -> None:

@@ -231,8 +231,8 @@ RECORDS = (
     Mutation(
         "the last copy each way is not noted",
         _STREAMS,
-        "        event = self._last[stream] = self._engine.mark(stream)\n",
-        "        event = self._engine.mark(stream)\n",
+        "        event = self._last[stream] = self._engine.mark(stream, timed=True)\n",
+        "        event = self._engine.mark(stream, timed=True)\n",
         "nobody waits for the copies of an abandoned step",
     ),
     Mutation(
@@ -245,8 +245,8 @@ RECORDS = (
     Mutation(
         "what a copy out reads is not held",
         _STREAMS,
-        "        self._under_way[event] = storage\n        return StreamTicket(event, self)\n\n    def copy_in",
-        "        return StreamTicket(event, self)\n\n    def copy_in",
+        "        self._under_way[event] = storage\n        return StreamTicket(before, event, self)\n\n    def copy_in",
+        "        return StreamTicket(before, event, self)\n\n    def copy_in",
         "memory that is let go of goes to others under the copy",
     ),
     Mutation(
@@ -529,8 +529,8 @@ ACTIONS = (
     Mutation(
         "a value that comes back is not waited for",
         "../machine/store.py",
-        "        stats.host_stall_ms += ticket.wait()\n        if ticket.error is not None:\n            value.storage = None",
-        "        if ticket.error is not None:\n            value.storage = None",
+        "        stats.host_stall_ms += ticket.wait()\n        self.speed.learn(ticket, value.size_bytes, outwards=False)\n",
+        "",
         "the backward pass reads what is not there yet",
         CONV,
     ),

@@ -43,6 +43,7 @@ class CpuTicket:
     thread: threading.Thread
     rates: CopyRates
     error: BaseException | None = None
+    copy_ms: float | None = None
     _done: threading.Event = field(default_factory=threading.Event)
     _is_finalizing = staticmethod(sys.is_finalizing)  # the names of this module may be gone by then
 
@@ -74,7 +75,9 @@ class CpuTicket:
             move = self.mover.write if self.outwards else self.mover.read
             start_s = time.perf_counter()
             move(self.storage, self.offset_bytes, buffer)
-            self.rates.note(self.outwards, self.storage.nbytes(), time.perf_counter() - start_s)
+            elapsed_s = time.perf_counter() - start_s
+            self.copy_ms = 1000 * elapsed_s
+            self.rates.note(self.outwards, self.storage.nbytes(), elapsed_s)
         except BaseException as error:  # noqa: BLE001  (handed to the thread that waits)
             self.error = error.with_traceback(None)  # whose frames would hold the bytes as long as the ticket is held
         finally:

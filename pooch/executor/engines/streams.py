@@ -29,11 +29,17 @@ from .tier_room import TierRoom
 
 @dataclass
 class StreamTicket:
-    """One copy: the event at its end, and the arena that knows the compute streams."""
+    """One copy: the events around it, and the arena that knows the compute streams."""
 
+    before: torch.Event
     event: torch.Event
     arena: StreamArena
     error: BaseException | None = None
+
+    @property
+    def copy_ms(self) -> float | None:
+        """What the copy took on its stream in ms. None as long as it has not ended."""
+        return float(self.before.elapsed_time(self.event)) if self.is_done() else None
 
     def is_done(self) -> bool:
         """Whether the copy has ended."""
@@ -118,11 +124,12 @@ class StreamArena:
         for begin, end, event in self._read_rooms:
             if begin < end_bytes and offset_bytes < end:
                 stream.wait_event(event)  # the previous value in this room must be back
+        before = self._engine.mark(stream, timed=True)
         with accelerators.on_stream(stream):
             self._room(storage, offset_bytes).copy_(bytes_of(storage), non_blocking=True)
         event = self._out_events[offset_bytes] = self._marked(stream)
         self._under_way[event] = storage
-        return StreamTicket(event, self)
+        return StreamTicket(before, event, self)
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
         """Fill a newly allocated storage, after its copy out."""
@@ -130,20 +137,21 @@ class StreamArena:
         self._wait_for_compute(stream)
         stream.wait_event(self._out_events[offset_bytes])
         raw = bytes_of(storage)
+        before = self._engine.mark(stream, timed=True)
         with accelerators.on_stream(stream):
             raw.copy_(self._room(storage, offset_bytes), non_blocking=True)
         self._tell_allocator(raw)
         event = self._marked(stream)
         self._under_way[event] = storage
         self._read_rooms.append((offset_bytes, offset_bytes + storage.nbytes(), event))
-        return StreamTicket(event, self)
+        return StreamTicket(before, event, self)
 
     def _wait_for_compute(self, stream: torch.Stream) -> None:
         for compute in self.compute_streams():
             stream.wait_event(self._engine.mark(compute))
 
     def _marked(self, stream: torch.Stream) -> torch.Event:
-        event = self._last[stream] = self._engine.mark(stream)
+        event = self._last[stream] = self._engine.mark(stream, timed=True)
         return event
 
     def _tell_allocator(self, raw: torch.Tensor) -> None:
@@ -223,9 +231,14 @@ class StreamEngine:
         """Whether the calling thread is inside `aside`."""
         return self._aside.active
 
-    def mark(self, stream: torch.Stream) -> torch.Event:
-        """Record an event after everything issued on a stream so far."""
-        event = accelerators.new_event(self.device)
+    def mark(self, stream: torch.Stream, *, timed: bool = False) -> torch.Event:
+        """Record an event after everything issued on a stream so far.
+
+        Args:
+            stream: The stream.
+            timed: Whether to remember when the stream came to it.
+        """
+        event = accelerators.new_event(self.device, timed=timed)
         event.record(stream)
         return event
 

@@ -38,7 +38,8 @@ def holding(budget_bytes: int = 2**60, engine: CpuEngine | None = None) -> Itera
 
 def copies_cost(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """Make copies as good as free, or so slow that whatever can be replayed is."""
-    monkeypatch.setattr(CopySpeed, "copy_ms", lambda self, size_bytes: size_bytes * factor)
+    for way in ("out_ms", "back_ms"):
+        monkeypatch.setattr(CopySpeed, way, lambda self, size_bytes: size_bytes * factor)
 
 
 @dataclass

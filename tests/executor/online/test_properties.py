@@ -30,7 +30,7 @@ OPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda a, b: torch.cat(b.chunk(2, 0)[::-1]).t() * a.softmax(-1),
     lambda a, b: torch.where(b > 0, a, a.sin()),
     lambda a, b: a.sort(-1)[0],
-    lambda a, b: functional.layer_norm(a, (SIDE,)) + b.view(-1)[: SIDE * SIDE].view(SIDE, SIDE),
+    lambda a, b: functional.layer_norm(a, (SIDE,)) + b.contiguous().view(-1)[: SIDE * SIDE].view(SIDE, SIDE),
 )
 
 
@@ -68,7 +68,8 @@ def test_any_graph_under_any_budget(
     calls: list[tuple[int, int, int]], forgetful: int, share: float, cost: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CopySpeed, "copy_ms", lambda self, size_bytes: size_bytes * cost)
+        for way in ("out_ms", "back_ms"):
+            patch.setattr(CopySpeed, way, lambda self, size_bytes: size_bytes * cost)
         make = graph(calls, forgetful)
         plain = run_plainly(make)
         budget_bytes = int(share * plain.peak_bytes)

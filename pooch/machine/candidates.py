@@ -1,0 +1,212 @@
+"""The values that can leave, in the order in which they leave, without a look at all of them each time.
+
+The score of a value is its price (what leaving costs, per byte) divided by a function of its distance to the position
+of the backward pass: see `eviction.py`. When the position moves, all scores move, so no order by score lasts. But of
+values with the same price, the one that was saved first always has the lowest score. So values are kept by price, in
+buckets that are a quarter of an octave wide, each in the order of saving, and only the first of each is scored.
+
+Prices that have grown are noticed when a value comes first; of prices that may have shrunk, somebody has to tell.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+
+from .eviction import EvictionPolicy, distance, nearness
+from .recipes import NEVER_MS
+from .values import Value
+
+_BUCKETS_PER_OCTAVE = 4
+_FREE, _NEVER = -(10**6), 10**6  # the buckets of what costs nothing, and of what cannot leave in any way
+_LOOKED_AT = 16  # of those that could not leave before, each time
+
+_Entry = tuple[int, int, float, Value]  # saved at, serial number, price, value
+
+
+class Candidates:
+    """The values that can leave.
+
+    Args:
+        everything: All values that may be among them, in the order of saving.
+        can_leave: Whether a value can leave now.
+        cost_ms: What leaving costs, in the cheaper way; infinity if there is none.
+    """
+
+    def __init__(
+        self,
+        everything: Iterable[Value],
+        can_leave: Callable[[Value], bool],
+        cost_ms: Callable[[Value], float],
+    ) -> None:
+        self._everything, self._can_leave, self._cost_ms = everything, can_leave, cost_ms
+        self._entries: dict[Value, _Entry] = {}  # as they are valid: buckets have old ones as well
+        self._buckets: dict[int, list[_Entry]] = {}
+        self._unpriced: dict[Value, None] = {}
+        self._staying: OrderedDict[Value, None] = OrderedDict()  # what could not leave when it was its turn
+        self._serial = 0
+
+    def add(self, value: Value) -> None:
+        """Add a value, or have its price computed again, which may have shrunk."""
+        self._unpriced[value] = None
+
+    def discard(self, value: Value) -> None:
+        """Remove a value, if it is there."""
+        self._unpriced.pop(value, None)
+        self._staying.pop(value, None)
+        if self._entries.pop(value, None) is not None and not self._entries:
+            self._buckets.clear()  # old entries would keep what has ended
+
+    def cheapest(self, position: float) -> Iterator[Value]:
+        """Yield values in the order in which they leave, each once. What is still here later is yielded again then.
+
+        Args:
+            position: of the backward pass, in the order of saving.
+        """
+        self._price_anew()
+        yield from self._in_order(position)
+        if self._look_at_the_rest():
+            yield from self._in_order(position)
+
+    def _in_order(self, position: float) -> Iterator[Value]:
+        heads: list[tuple[float, int]] = []
+        for bucket in [bucket for bucket in self._buckets if bucket != _NEVER]:
+            self._push_head(heads, bucket, position)
+        while heads:
+            score, bucket = heapq.heappop(heads)
+            entry = self._head(bucket)
+            if entry is None:
+                continue
+            if _score(entry, position) > score:  # another one has become the first
+                self._push_head(heads, bucket, position)
+                continue
+            value = entry[-1]
+            heapq.heappop(self._buckets[bucket])
+            del self._entries[value]
+            if value.storage is not None:
+                if not self._can_leave(value):
+                    self._staying[value] = None
+                elif (now := self._bucket_of(value)) > bucket:
+                    self._enter(value)
+                    if now != _NEVER:
+                        self._push_head(heads, now, position)
+                else:
+                    self._unpriced[value] = None
+                    yield value
+            self._push_head(heads, bucket, position)
+
+    def _push_head(self, heads: list[tuple[float, int]], bucket: int, position: float) -> None:
+        entry = self._head(bucket)
+        if entry is not None:
+            heapq.heappush(heads, (_score(entry, position), bucket))
+
+    def _head(self, bucket: int) -> _Entry | None:
+        """Return the first of a bucket that is still valid, or None, and then there is no bucket any more."""
+        entries = self._buckets.get(bucket)
+        while entries:
+            if self._entries.get(entries[0][-1]) is entries[0]:
+                return entries[0]
+            heapq.heappop(entries)
+        self._buckets.pop(bucket, None)
+        return None
+
+    # Prices -----------------------------------------------------------------------------------------------------------
+
+    def _price_anew(self) -> None:
+        """Price what has come or may have become cheaper, and look at some of those that could not leave before."""
+        unpriced, self._unpriced = self._unpriced, {}
+        for value in unpriced:
+            self._enter(value)
+        for _ in range(min(_LOOKED_AT, len(self._staying))):
+            self._enter_or_stay(self._staying.popitem(last=False)[0])
+
+    def _look_at_the_rest(self) -> bool:
+        """Look at all that has not had its turn, and return whether there is anything."""
+        for value in list(self._staying):
+            self._enter_or_stay(value)
+        never = [entry[-1] for entry in self._buckets.pop(_NEVER, ()) if self._entries.get(entry[-1]) is entry]
+        for value in never:
+            self._enter(value)
+        for value in self._everything:
+            if value not in self._entries and value not in self._unpriced and value not in self._staying:
+                self._enter_or_stay(value)
+        return any(bucket != _NEVER for bucket in self._buckets)
+
+    def _enter_or_stay(self, value: Value) -> None:
+        self._staying.pop(value, None)
+        if value in self._entries or value in self._unpriced:
+            return
+        if self._can_leave(value):
+            self._enter(value)
+        elif value.storage is not None:
+            self._staying[value] = None
+
+    def _enter(self, value: Value) -> None:
+        self._entries.pop(value, None)
+        if value.storage is None:
+            return
+        price = self._price(value)
+        self._serial += 1
+        entry = self._entries[value] = (value.saved_at, self._serial, price, value)
+        heapq.heappush(self._buckets.setdefault(_bucket(price), []), entry)
+
+    def _price(self, value: Value) -> float:
+        return self._cost_ms(value) / max(1, value.size_bytes)
+
+    def _bucket_of(self, value: Value) -> int:
+        return _bucket(self._price(value))
+
+
+def ranked(
+    everything: Iterable[Value],
+    can_leave: Callable[[Value], bool],
+    cost_ms: Callable[[Value], float],
+    policy: EvictionPolicy,
+    position: float,
+) -> Iterator[Value]:
+    """Yield values in the order in which they leave by a policy that scores each anew, or looks only at some.
+
+    A score that has grown since it was computed is computed again.
+
+    Args:
+        everything: All values that may be among them, in the order of saving.
+        can_leave: Whether a value can leave now.
+        cost_ms: What leaving costs, in the cheaper way; infinity if there is none.
+        policy: The policy.
+        position: Of the backward pass, in the order of saving.
+    """
+
+    def score(value: Value) -> float:
+        return policy.score(value, cost_ms(value), distance(position, value.saved_at))
+
+    def scored() -> list[tuple[float, int, Value]]:
+        looked_at = [value for value in everything if can_leave(value)]
+        if policy.sample is not None:
+            able = [value for value in looked_at if cost_ms(value) < NEVER_MS]
+            looked_at = policy.sample(able) if able else []
+        heap = [(score(value), place, value) for place, value in enumerate(looked_at)]
+        heapq.heapify(heap)
+        return heap
+
+    heap = scored()
+    while heap:
+        before, place, value = heapq.heappop(heap)
+        now = score(value)
+        if heap and now > heap[0][0] and now > before:
+            heapq.heappush(heap, (now, place, value))
+            continue
+        yield value
+        if value.storage is None and policy.sample is not None:
+            heap = scored()  # others may be looked at now
+
+
+def _score(entry: _Entry, position: float) -> float:
+    return entry[2] * nearness(position, entry[0])
+
+
+def _bucket(price: float) -> int:
+    if price <= 0:
+        return _FREE
+    return _NEVER if price >= NEVER_MS else math.floor(math.log2(price) * _BUCKETS_PER_OCTAVE)
