@@ -68,11 +68,13 @@ class NativeWatch(Watch):
         """Begin to watch in the calling thread."""
         device_type = self._step.evictor.device.type
         self._region.needs_attention = True  # the first op finds out
+        watch.HIGHER_ORDER.use(self)
         self._region.enter(self, self._step.empties, "" if device_type == "cpu" else device_type)
 
     def take_away(self) -> None:
         """Watch no longer. May be repeated."""
         self._region.leave()
+        watch.HIGHER_ORDER.leave(self)
 
     @property
     def is_silent(self) -> bool:

@@ -285,6 +285,11 @@ def with_a_thread(rows: Tensor) -> Tensor:
     return rows.sin()
 
 
+def with_higher_order(rows: Tensor) -> Tensor:
+    found: Tensor = torch.cond(rows.sum() > -1e9, lambda each: each.sin(), lambda each: each.cos(), (rows,))
+    return found
+
+
 def with_item(rows: Tensor) -> Tensor:
     return rows * (1.0 if rows.detach().sum().item() > 0 else 2.0)
 
@@ -298,7 +303,7 @@ def with_writes(rows: Tensor) -> Tensor:
 
 INSIDE = [
     with_doubling, with_inference, with_profiler, with_vmap, with_grad, with_autocast, with_sparse,
-    with_complex, with_meta, with_a_thread, with_item, with_writes,
+    with_complex, with_meta, with_a_thread, with_higher_order, with_item, with_writes,
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from ...ground import native
 from ...ground.messages import warn
 from ..effects import StorageMap
 from ..operators import operator_facts
+from ..stand_ins import Place, StandIns
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
@@ -136,3 +137,19 @@ def region(native_path: Any, values: Any) -> Any:
     """
     module = LIBRARY.get()
     return None if native_path is None or module is None else module.Region(native_path, values)
+
+
+def _beneath(original: Any) -> Any:
+    """Return what computes the keys by which an operator of higher order goes. Ours has no part there."""
+    module = LIBRARY.get()
+    assert module is not None
+    ours = module.keys()
+
+    def key_extractor(tensors: Any, key_mask: Any) -> Any:
+        return original(tensors, key_mask - ours)
+
+    return key_extractor
+
+
+# In place as long as a region is entered: operators of higher order are dispatched in Python, which knows no such key.
+HIGHER_ORDER = StandIns(Place(torch._ops, "key_extractor", _beneath))

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 namespace watch {
 
@@ -36,13 +37,15 @@ class StorageMap {
   void bind(const c10::Storage& storage, int64_t number) { bind(storage.unsafeGetStorageImpl(), storage, number); }
 
   void bind(c10::StorageImpl* address, const c10::Storage& storage, int64_t number) {
+    // Destroyed after the lock is released: the end of a storage may wait for the interpreter, and whoever holds that for us.
+    std::vector<Weak> gone;
     std::lock_guard guard(lock_);
     const auto found = entries_.find(address);
     if (found != entries_.end()) {
       found->second.number = number;
       return;
     }
-    if (entries_.size() >= sweep_at_) sweep();
+    if (entries_.size() >= sweep_at_) gone = sweep();
     entries_.emplace(address, Entry{number, storage.getWeakStorageImpl()});
   }
 
@@ -52,10 +55,18 @@ class StorageMap {
     Weak storage;
   };
 
-  void sweep() {
-    for (auto entry = entries_.begin(); entry != entries_.end();)
-      entry = entry->second.storage.expired() ? entries_.erase(entry) : std::next(entry);
+  std::vector<Weak> sweep() {
+    std::vector<Weak> gone;
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      if (entry->second.storage.expired()) {
+        gone.push_back(std::move(entry->second.storage));
+        entry = entries_.erase(entry);
+      } else {
+        ++entry;
+      }
+    }
     sweep_at_ = std::max<size_t>(4096, 2 * entries_.size());
+    return gone;
   }
 
   std::mutex lock_;

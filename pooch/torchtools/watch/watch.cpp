@@ -14,9 +14,17 @@ PyObject* is_watching(PyObject*, PyObject*) {
   return PyBool_FromLong(c10::impl::tls_is_dispatch_key_included(watch::KEY));
 }
 
+// The key as a set of PyTorch's own type: its name is not among those that Python knows.
+PyObject* keys(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  return pybind11::cast(c10::DispatchKeySet(watch::KEY)).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef functions[] = {
     {"describe_with", describe_with, METH_O, nullptr},
     {"is_watching", is_watching, METH_NOARGS, nullptr},
+    {"keys", keys, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition{PyModuleDef_HEAD_INIT, "watch", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
