@@ -348,7 +348,8 @@ class Pressure:
                 return
             if not other.is_copied or other.owner() is None:
                 continue
-            needed_bytes = other.size_bytes + 2 * max(value.size_bytes, other.size_bytes)  # for the next op as well
+            next_op_bytes = max(2 * value.size_bytes, 2 * other.size_bytes, self._most_higher_bytes)
+            needed_bytes = other.size_bytes + next_op_bytes
             if self.live.recent() + needed_bytes > self.budget_bytes:
                 return
             self.store.start_in(other, self.stats)
