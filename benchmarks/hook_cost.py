@@ -1,9 +1,10 @@
-"""What attaching a plan costs: the dispatch mode per op, the hooks per saved tensor, and a plan that does nothing.
+"""What attaching a plan costs: the watch per op, the hooks per saved tensor, and a plan that does nothing.
 
     python -m benchmarks.hook_cost [--turns 15] [--ops 400] [--output benchmarks/results]
 
 A chain of tiny ops, each of which saves one tensor, is trained plainly and in several ways that take turns. What a way
 takes above the plain steps of its turn, divided by the number of ops, is its cost; the median of the turns counts.
+Planned steps are watched natively, and in one row by the dispatch mode that does the same work elsewhere.
 Times are those that the training thread computes (it does all the work here), so that other programs on the machine,
 and waiting for a disk, count for little. Two rows are floors that no plan can get under: a mode and hooks of PyTorch's
 that do nothing at all. The last table trains a small network under a plan for 100% of its memory: nothing is installed.
@@ -33,18 +34,20 @@ from benchmarks.tables import Row, markdown_table, write_results
 from pooch.analysis.dataflow import Dataflow
 from pooch.executor import Run, apply_plan
 from pooch.executor.floor import Floor
+from pooch.executor.native_watch import NativeWatch
 from pooch.executor.statistics import WarnOnce
 from pooch.executor.step import Step
 from pooch.executor.table import Advice
 from pooch.executor.verification import Verification
 from pooch.ir import Choice, Plan
 
-MODE_TARGET_US, HOOKS_TARGET_US, IN_CORE_TARGET = 15.0, 2.0, 0.01
+WATCH_TARGET_US, MODE_TARGET_US, HOOKS_TARGET_US, IN_CORE_TARGET = 0.6, 15.0, 2.0, 0.01
 STEPS_A_TURN = 5
 PLAIN = "plain"
 TARGETS_US = {
-    "hooks without the mode": HOOKS_TARGET_US,
-    "mode and hooks, all but one tensor kept": MODE_TARGET_US,
+    "native watch without hooks": WATCH_TARGET_US,
+    "hooks in Python without the mode": HOOKS_TARGET_US,
+    "dispatch mode and hooks, all but one tensor kept": MODE_TARGET_US,
 }
 IN_CORE_TURNS_FACTOR = 4  # a difference of less than a percent wants more turns
 
@@ -84,14 +87,23 @@ def chain_plan(chain: Chain, choice: Choice, most: int) -> Plan:
     return made
 
 
-def _hooks_alone(run: Run) -> AbstractContextManager[object]:
-    """The hooks of a planned step without its mode."""
+def _step_of(run: Run) -> Step:
     table, engine = run._table, run._engine
     arena = engine.open_arena(run.plan.schedule.host_bytes)
-    step = Step(
+    return Step(
         Floor(0, 0, 0, engine, torch.device("cpu"), Verification("off", WarnOnce()), WarnOnce()),
         Advice(table, arena, "warn"),
     )
+
+
+def _watch_alone(run: Run) -> AbstractContextManager[object]:
+    """The native watch of a planned step without its hooks."""
+    return NativeWatch(_step_of(run))
+
+
+def _hooks_alone(run: Run) -> AbstractContextManager[object]:
+    """The hooks of a planned step, in Python, without anything that watches ops."""
+    step = _step_of(run)
     assert step.guide is not None
     step.guide.cursor.on_path = False  # nobody counts ops, so no action of the plan may fire
     return saved_tensors_hooks(step.pack, step.unpack)
@@ -116,22 +128,27 @@ def per_op_costs(ops: int, turns: int) -> list[dict[str, Any]]:
     chain = Chain(ops)
     plans = {
         name: chain_plan(chain, choice, most)
-        for name, choice, most in (("kept", "swap", 1), ("swapped", "swap", ops), ("replayed", "recompute", ops))
-    }
+        for name, choice, most in (
+            ("kept", "swap", 1), ("mode", "swap", 1), ("swapped", "swap", ops), ("replayed", "recompute", ops)
+        )
+    }  # fmt: skip
     twins = {name: Chain(ops) for name in plans}  # a model has one plan at a time, and these regions take any step
     with ExitStack() as attached:
         runs = {
             name: attached.enter_context(apply_plan(plan, twins[name], on_mismatch="error"))
             for name, plan in plans.items()
         }
+        runs["mode"]._table.native_use.is_refused = True
         ways: dict[str, Way] = {
             PLAIN: nullcontext,
             "floor: PyTorch's hooks, doing nothing": lambda: saved_tensors_hooks(_same, _same),
             "floor: PyTorch's mode, doing nothing": _EmptyMode,
-            "hooks without the mode": lambda: _hooks_alone(runs["kept"]),
-            "mode and hooks, all but one tensor kept": runs["kept"].step,
-            "mode and hooks, all tensors swapped": runs["swapped"].step,
-            "mode and hooks, all tensors replayed": runs["replayed"].step,
+            "native watch without hooks": lambda: _watch_alone(runs["kept"]),
+            "hooks in Python without the mode": lambda: _hooks_alone(runs["kept"]),
+            "native watch and hooks, all but one tensor kept": runs["kept"].step,
+            "dispatch mode and hooks, all but one tensor kept": runs["mode"].step,
+            "native watch and hooks, all tensors swapped": runs["swapped"].step,
+            "native watch and hooks, all tensors replayed": runs["replayed"].step,
         }
         for way in ways.values():
             _timed_us(chain, way)

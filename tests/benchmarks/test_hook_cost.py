@@ -15,9 +15,9 @@ def test_every_way_of_training_the_chain_is_a_row_with_its_target() -> None:
     costs = hook_cost.per_op_costs(12, 2)
     assert all(len(one["us_an_op"]) == 2 for one in costs)
     rows = {str(row["what"]): row for row in hook_cost.per_op_rows(costs)}
-    assert len(rows) == 7
+    assert len(rows) == 9
     told = {name: row["target"] for name, row in rows.items() if row["target"]}
-    assert set(told.values()) == {"at most 2", "at most 15"}
+    assert set(told.values()) == {"at most 0.6", "at most 2", "at most 15"}
 
 
 @pytest.mark.filterwarnings("ignore:the model runs outside")
@@ -45,7 +45,7 @@ def test_a_plan_for_all_of_the_memory_moves_nothing() -> None:
 def test_costs_are_told_above_the_plain_steps_of_the_same_turn_with_their_spread() -> None:
     costs = [
         {"what": "plain", "us_an_op": [5.0, 6.0, 9.0]},
-        {"what": "hooks without the mode", "us_an_op": [6.0, 9.0, 14.0]},
+        {"what": "hooks in Python without the mode", "us_an_op": [6.0, 9.0, 14.0]},
     ]
     plain, hooks = hook_cost.per_op_rows(costs)
     assert (plain["us an op"], plain["least to most"], plain["kept"]) == ("6.00", "5.00 to 9.00", "")
