@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pooch.executor.floor import Floor
+from pooch.torchtools import watch
 from tests.chosen_device import chosen_device
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
 
@@ -27,6 +28,11 @@ def listed_in(file: str) -> frozenset[str]:
 
 
 LISTS = {"sweep": listed_in("sweeps.txt"), "seconds": listed_in("seconds.txt")}
+
+
+def pytest_configure() -> None:
+    """Build what watches steps before any test, so that none tells of it."""
+    watch.LIBRARY.get()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
