@@ -72,6 +72,7 @@ def measure_launch_ms(device_type: str) -> float:
 
 @cache
 def _measured(device_type: str) -> tuple[HookCosts, float]:
+    from ..torchtools import watch
     from ..torchtools.accelerators import current_device, has_streams
 
     device = current_device(device_type)
@@ -83,8 +84,14 @@ def _measured(device_type: str) -> tuple[HookCosts, float]:
     op_ms, view_ms = seen.more_ms("kept", "plain"), viewed.more_ms("kept", "plain")
     copy_ms = short.more_ms("swapped", "kept") * short.chain.ops / max(1, short.copies)
     again_ms = seen.more_ms("replayed", "kept") * seen.chain.ops / max(1, seen.replays)
-    costs_ms = (op_ms, again_ms - seen.forward_ms - op_ms, copy_ms, (view_ms - op_ms) / VIEWS)
-    return HookCosts(*(max(0.0, cost_ms) for cost_ms in costs_ms)), short.forward_ms
+    costs = HookCosts(
+        op_ms=max(0.0, op_ms),
+        replay_ms=max(0.0, again_ms - seen.forward_ms - op_ms),
+        copy_ms=max(0.0, copy_ms),
+        view_ms=max(0.0, (view_ms - op_ms) / VIEWS),
+        adds_in_place=watch.LIBRARY.get() is not None,
+    )
+    return costs, short.forward_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ def dataflow_of(profile: Profile, region: Region, *, hooked: bool) -> Dataflow:
     plain = Dataflow(profile, region)
     under_hooks = set(plain.forward_slots) if hooked else set()
     are_free = profile.hooks.op_ms == profile.hooks.view_ms == 0
-    if are_free and not any(profile.ops[slot].hooked_bytes for slot in under_hooks):
+    if are_free and not any(_raised_bytes(profile.ops[slot], profile) for slot in under_hooks):
         return plain
     ops = tuple(_hooked(op, profile) if op.index in under_hooks else op for op in profile.ops)
     return Dataflow(replace(profile, ops=ops), region)
@@ -31,7 +31,11 @@ def _hooked(op: Op, profile: Profile) -> Op:
     A replay of the op passes no views, but makes its arguments again, which takes about as long.
     """
     hook_ms = profile.hooks.op_ms + op.views * profile.hooks.view_ms
-    op = replace(op, peak_bytes=op.peak_bytes + op.hooked_bytes)
+    op = replace(op, peak_bytes=op.peak_bytes + _raised_bytes(op, profile))
     if profile.device.has_streams:
         return replace(op, host_ms=op.host_ms + hook_ms)
     return replace(op, time_ms=op.time_ms + hook_ms)
+
+
+def _raised_bytes(op: Op, profile: Profile) -> int:
+    return 0 if profile.hooks.adds_in_place else op.hooked_bytes

@@ -106,12 +106,14 @@ class HookCosts:
         replay_ms: for each op that is replayed, beyond its time in the forward pass.
         copy_ms: for each copy that is started.
         view_ms: for each call of the planned region that computes nothing, see `Op.views`.
+        adds_in_place: whether steps are watched natively, so that no `Op.hooked_bytes` are taken.
     """
 
     op_ms: float = 0.0
     replay_ms: float = 0.0
     copy_ms: float = 0.0
     view_ms: float = 0.0
+    adds_in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)

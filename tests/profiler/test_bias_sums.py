@@ -13,7 +13,7 @@ import pooch
 from pooch.api.hooked import dataflow_of
 from pooch.errors import InfeasibleBudget
 from pooch.executor import mode as watching
-from pooch.ir import Profile
+from pooch.ir import HookCosts, Profile
 from pooch.torchtools import watch
 from tests.executor.nets import Job
 from tests.executor.support import profile_job, tight_plan
@@ -98,3 +98,15 @@ def test_a_plan_that_moves_things_without_need_keeps_its_budget() -> None:
     assert not pooch.plan(profile, profile.peak_bytes, region="step").schedule.actions
     with pytest.raises(InfeasibleBudget):  # under hooks the sum alone takes more than plain training
         pooch.plan(profile, profile.peak_bytes, policy="swap_all", region="step")
+
+
+def test_a_plan_for_steps_that_are_watched_natively_leaves_out_what_a_mode_adds() -> None:
+    if watch.LIBRARY.get() is None:
+        pytest.skip(f"no native watch: {watch.LIBRARY.why_not}")
+    job = job_of()
+    profile = profile_job(job)
+    native = replace(profile, hooks=HookCosts(adds_in_place=True))
+    plan = tight_plan(native, {value.id: "swap" for value in native.activations[:1]})
+    assert plan.schedule.actions
+    assert plan.predicted_peak_bytes < tight_plan(profile, plan.decisions).predicted_peak_bytes
+    assert measured_peak(job, plan) == pytest.approx(plan.predicted_peak_bytes, rel=NOISE)

@@ -21,8 +21,9 @@ from pooch.api.applying import apply  # imported here: frames that import keep w
 from pooch.api.planning import plan  # imported here: frames that import keep what they hold
 from pooch.errors import InfeasibleBudget
 from pooch.executor import RunStats
-from pooch.ir import Link, Plan, Profile
+from pooch.ir import HookCosts, Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
+from pooch.torchtools import watch
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.memory_trace import earlier_objects_exempt
 from pooch.workloads import Workload, built_in_workloads, load_workload
@@ -113,7 +114,8 @@ def profiled(workload: Workload, mode: Mode) -> Profile:
     with ExitStack() as patches:
         patches.enter_context(mock.patch("pooch.profiler.profiler.device_slot_times_ms", return_value=None))
         patches.enter_context(mock.patch("pooch.profiler.profiler.are_worth_a_run", return_value=False))
-        return profile_step(workload.forward, workload.model, workload.optimizer, LINK, options).profile
+        profile = profile_step(workload.forward, workload.model, workload.optimizer, LINK, options).profile
+        return replace(profile, hooks=HookCosts(adds_in_place=watch.LIBRARY.get() is not None))
 
 
 def planned(profile: Profile, share: float) -> Plan:
