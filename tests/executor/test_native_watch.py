@@ -144,6 +144,7 @@ def test_without_a_compiler_training_goes_on_and_one_line_says_so(tmp_path: Any)
     assert "there is no /nonexistent/c++" in told[0]
 
 
+@pytest.mark.slow
 def test_building_is_told_once(tmp_path: Any) -> None:
     environment = child_environment(POOCH_CACHE_DIRECTORY=str(tmp_path))
     first, second = run(TRAIN, environment), run(TRAIN, environment)
