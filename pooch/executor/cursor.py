@@ -40,16 +40,20 @@ class NativeUse:
 
     Attributes:
         is_refused: Whether the mode is to watch.
+        is_proven: Whether the watch has followed the path to its end.
     """
 
     def __init__(self) -> None:
-        self.is_refused = False
-        self._is_proven = False
+        self.is_refused = self.is_proven = self._is_proven_by_mode = False
 
     def completed(self, cursor: Cursor) -> None:
         """Note that a step has followed the path to its end."""
-        self._is_proven = self._is_proven or cursor.is_native
+        self.is_proven = self.is_proven or cursor.is_native
+        self._is_proven_by_mode = self._is_proven_by_mode or not cursor.is_native
 
     def left(self, cursor: Cursor) -> None:
-        """Note that a step has left the path."""
-        self.is_refused = cursor.is_native and not self._is_proven
+        """Note that a step has left the path. Where a mode leaves it as well, it was not for the watch."""
+        if cursor.is_native:
+            self.is_refused = self.is_refused or not self.is_proven
+        elif not self._is_proven_by_mode:
+            self.is_refused = False

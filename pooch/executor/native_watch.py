@@ -14,7 +14,7 @@ import torch
 from ..torchtools import function_modes, watch
 from ..torchtools.effects import argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import operator_facts
-from ..torchtools.settings import from_a_kernel
+from ..torchtools.settings import from_a_kernel, is_within_an_op
 from ..torchtools.standing_aside import StepHooks, Watch
 from ..torchtools.tensors import storage_key
 from .engines.cpu import CpuEngine
@@ -121,7 +121,18 @@ class NativeWatch(Watch):
             keys, written = storages
             made = new_tensors(written, outputs, keys)
             if made:
+                self._step.is_quiet = self._may_be_of_a_wrapper()
                 self._step.after_op(func, operator_facts(func).name, outputs, made)
+                self._step.is_quiet = False
+
+    def _may_be_of_a_wrapper(self) -> bool:
+        """Whether an op may be one within another on a tensor of a class with `__torch_dispatch__`.
+
+        A mode sees the latter, and the kernel what it does. Where such a step leaves its path, a mode watches the next.
+        """
+        guide = self._step.guide
+        assert guide is not None
+        return guide.on_path and not guide.table.native_use.is_proven and is_within_an_op()
 
     def ended(self) -> None:
         """Note that an op which was passed to `before` has ended, in whatever way."""

@@ -39,9 +39,7 @@ from .plan_guide import PlanGuide
 from .planned_values import PlannedValues
 from .recording import CallRecorder, read_by
 from .records import Handle, KeptTensor, Reassigned, changed_in_place, pack_kept
-from .replay import (
-    record_call,
-)
+from .replay import record_call
 from .silence import SavedTensors, Silence
 from .statistics import RunStats
 from .table import Advice, OnMismatch
@@ -69,6 +67,7 @@ class Step(SavedTensors):
         values: Which value each storage holds.
         mismatches: Why the schedule could not be carried out, where pressure has taken over for that.
         on_read: Called once, at the first read of a saved tensor.
+        is_quiet: Whether nothing is told where the step leaves its path now.
     """
 
     def __init__(
@@ -92,6 +91,7 @@ class Step(SavedTensors):
         self._written_over: set[int] = set()  # values that a plan keeps: no replay may read what is there now
         self.guide: PlanGuide | None = None
         self._on_mismatch: OnMismatch = "follow"
+        self.is_quiet = False
         if advice is not None:
             self._on_mismatch = advice.on_mismatch
             cursor = watch.region(advice.table.native_path, self.values) or Cursor()
@@ -248,12 +248,12 @@ class Step(SavedTensors):
         self.restore()
         guide.values.keep_what_is_held()
         text = f"the step left the planned path at op {guide.position}: expected {expected}, got {actual}"
-        if self._on_mismatch == "error":
+        if self._on_mismatch == "error" and not self.is_quiet:
             raise PlanMismatch(f"{text}; {_AGAIN}")
         self.evictor.plan_left()
         with self.lock, torch._C._DisableTorchDispatch():
             self.let_kept_leave()
-        if self._on_mismatch == "follow":
+        if self._on_mismatch == "follow" or self.is_quiet:
             return
         if self.evictor.is_held:
             rest = "the budget is held without the plan, which takes longer"

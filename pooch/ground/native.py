@@ -68,19 +68,16 @@ def built_library(
     if not again and is_ours(library.parent) and _is_whole(library):
         return library
     inputs = [*FLAGS, *compile_flags, str(source)]
-    _compiler()  # nothing is told that does not begin
-    if telling:
-        tell(telling)
     try:
         library.parent.parent.mkdir(parents=True, exist_ok=True)
         library.parent.mkdir(mode=0o700, exist_ok=True)
         if not is_ours(library.parent):
             raise PermissionError(f"{library.parent} may be written by others")
-        _build(library, inputs, link_flags)
+        _build(library, inputs, link_flags, telling)
         _checksum_file(library).write_text(_checksum(library))
     except OSError:
         library = _own_directory() / file_name
-        _build(library, inputs, link_flags)
+        _build(library, inputs, link_flags, telling)
     return library
 
 
@@ -127,8 +124,10 @@ def _compiler() -> list[str]:
     return [found, *asked[1:]]
 
 
-def _build(library: Path, inputs: Sequence[str], link_flags: Sequence[str]) -> None:
+def _build(library: Path, inputs: Sequence[str], link_flags: Sequence[str], telling: str) -> None:
     compiler = _compiler()
+    if telling:
+        tell(telling)
     try:
         with TemporaryFolder(beside=library) as folder:
             made = folder / library.name

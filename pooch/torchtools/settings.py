@@ -186,6 +186,15 @@ class _Kernel(threading.local):
 _KERNEL = _Kernel()
 
 
+def is_within_an_op() -> bool:
+    """Whether the calling thread is in the middle of an op that came to Python. PyTorch keeps its state then."""
+    try:
+        with _C._RestorePythonTLSSnapshot():
+            return True
+    except RuntimeError:
+        return False
+
+
 @contextmanager
 def from_a_kernel() -> Iterator[None]:
     """Context manager for what the kernel of the native watch calls before an op."""
