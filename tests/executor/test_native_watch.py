@@ -20,6 +20,7 @@ import pooch
 from pooch.errors import PlanMismatch
 from pooch.executor import Run, apply_plan, mode
 from pooch.executor.native_watch import NativeWatch
+from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.step import Step
 from pooch.torchtools import watch
 from pooch.torchtools.effects import StorageMap
@@ -198,6 +199,41 @@ def test_ops_in_place_stand_for_those_that_a_mode_sees(decide: Any, monkeypatch:
     assert any(op.name == "aten.add.Tensor" for op in plan.expected)
     run, _ = trained(model, rows, monkeypatch, plan=plan)
     assert not run._table.native_use.is_refused
+
+
+class AddsEitherWay(nn.Module):
+    """Adds in place when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.in_place = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows = self.second(self.first(rows).tanh().cos())
+        rows = rows.add_(1) if self.in_place else rows.add(1)
+        return rows.exp().sin().tanh().sum()
+
+
+def test_what_is_due_before_an_op_is_done_before_one_in_place_that_stands_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    model, rows = AddsEitherWay(), torch.rand(8, 16)
+    plan = planned(model, rows, lambda p, r: all_of(p, "swap", r))
+    (added,) = [plan.first_slot + at for at, op in enumerate(plan.expected) if op.name == "aten.add.Tensor"]
+    slots = sorted({action.slot for action in plan.schedule.actions})
+    assert added in slots
+    acted: list[int] = []
+    act = PlanGuide.act
+    monkeypatch.setattr(PlanGuide, "act", lambda guide, slot: acted.append(slot) or act(guide, slot))  # type: ignore[func-returns-value]
+    with apply_plan(plan, model) as run:
+        for in_place in (False, False, True, False, True):
+            model.in_place = in_place
+            acted.clear()
+            model(rows).backward()
+            assert run.stats.mismatches == 0
+            assert sorted(set(acted)) == slots
 
 
 class Asking(nn.Module):
