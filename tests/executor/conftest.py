@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from pooch.executor import mode
 from pooch.torchtools import watch
+from tests.executor.native_mutations import SOURCES_VARIABLE, sources_in
+
+if SOURCES_VARIABLE in os.environ:  # a mutation is tried
+    for variable, place in sources_in(Path(os.environ[SOURCES_VARIABLE])).items():
+        setattr(watch, variable, place)
 
 
 @pytest.fixture(scope="session", autouse=True)

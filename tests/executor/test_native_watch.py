@@ -236,6 +236,80 @@ def test_what_is_due_before_an_op_is_done_before_one_in_place_that_stands_for_it
             assert sorted(set(acted)) == slots
 
 
+def to_double(rows: Tensor) -> Tensor:
+    return rows.to(torch.float64).float()
+
+
+def to_half(rows: Tensor) -> Tensor:
+    return rows.to(torch.float16).float()
+
+
+def writes_two(rows: Tensor) -> Tensor:
+    made = [rows.detach().exp(), rows.detach().sin()]
+    torch._foreach_mul_(made, 2)
+    return rows * made[0]
+
+
+def writes_one(rows: Tensor) -> Tensor:
+    made = [rows.detach().exp(), rows.detach().sin()]
+    torch._foreach_mul_(made[:1], 2)
+    return rows * made[0]
+
+
+def multiplies(rows: Tensor) -> Tensor:
+    return rows * 1.5
+
+
+def divides(rows: Tensor) -> Tensor:
+    return rows / 1.5
+
+
+def halves(rows: Tensor) -> Tensor:
+    return torch.cat([rows[:32].sin(), rows[32:]])
+
+
+def quarters(rows: Tensor) -> Tensor:
+    return torch.cat([rows[:16].sin(), rows[16:]])
+
+
+@pytest.mark.usefixtures("watched_by")
+@pytest.mark.parametrize(
+    ("before", "after"), [(to_double, to_half), (writes_two, writes_one), (multiplies, divides), (halves, quarters)]
+)
+def test_an_op_that_differs_from_the_expected_one_leaves_the_path(
+    before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]
+) -> None:
+    torch.manual_seed(0)
+    model, rows = Tanh(), torch.rand(64, 32)
+    model.between = before
+    profile = quick_profile(lambda: model(rows), model)
+    kept = all_of(profile, "keep", "model")
+    with apply_plan(tight_plan(profile, kept | {min(kept): "swap"}, "model"), model) as run:
+        for _ in range(2):
+            gradients(model, rows)
+            assert run.stats.mismatches == 0
+        model.between = after
+        with run.paused():
+            expected = gradients(model, rows)
+        with pytest.warns(UserWarning, match="left the planned path"):
+            assert equal(gradients(model, rows), expected)
+        assert run.stats.mismatches == 1
+
+
+def test_a_result_that_is_no_value_is_not_taken_for_the_op_that_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of three dimensions ends in a view that PyTorch does not declare."""
+    torch.manual_seed(0)
+    model, rows = Tanh(), torch.rand(4, 16, 32)
+    weight = torch.rand(32, 32)
+    model.between = lambda each: (each @ weight).exp()
+    profile = quick_profile(lambda: model(rows), model)
+    kept = all_of(profile, "keep", "model")
+    plan = tight_plan(profile, kept | {min(kept): "swap"}, "model")
+    due = {action.slot for action in plan.schedule.actions if action.slot < plan.first_slot + len(plan.expected)}
+    _, calls = trained(model, rows, monkeypatch, plan=plan, steps=6)
+    assert calls["before"] <= len(due) + 1
+
+
 class Asking(nn.Module):
     """A program that looks for modes itself, and does something else where it finds one."""
 
