@@ -52,4 +52,4 @@ class NativeUse:
 
     def left(self, cursor: Cursor) -> None:
         """Note that a step has left the path."""
-        self.is_refused = cursor.is_native and not self._is_proven
+        self.is_refused = self.is_refused or (cursor.is_native and not self._is_proven)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -333,6 +334,19 @@ def test_a_path_that_the_watch_never_followed_is_followed_under_the_mode_next() 
         for _ in range(2):
             gradients(model, rows)
             assert run.stats.mismatches == 0
+
+
+def test_a_path_stays_with_the_mode_when_a_step_leaves_it_under_the_mode() -> None:
+    torch.manual_seed(0)
+    model, rows = Asking(), torch.rand(4, 16)
+    plan = planned(model, rows)
+    with warnings.catch_warnings(record=True), apply_plan(plan, model) as run:
+        warnings.simplefilter("always")
+        gradients(model, rows)
+        gradients(model, torch.rand(5, 16))
+        assert run.stats.mismatches == 1
+        gradients(model, rows)
+        assert run.stats.mismatches == 0
 
 
 # What else is in place ------------------------------------------------------------------------------------------------
