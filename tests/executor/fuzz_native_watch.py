@@ -223,6 +223,14 @@ class Program(nn.Module):
         self.layer_at = {at: numbers.randrange(3) for at in range(count) if numbers.random() < 0.3}
         self.other_at, self.drawn_at = -1, numbers.randrange(count)
 
+    @property
+    def has_ops_of_subclasses(self) -> bool:
+        """Whether subclasses see ops, within which the native watch sees others than the mode: only the first step of
+        a run shows that.
+        """
+        drawn = [*self.ops, self.other]
+        return any(OPS[kind] in (of_two_tensors, of_two_tensors_in_the_graph) for kind, _, _ in drawn)
+
     def _drawn(self, numbers: random.Random) -> tuple[int, int, int]:
         return numbers.randrange(len(OPS)), numbers.randrange(100), numbers.randrange(100)
 
@@ -303,7 +311,7 @@ def faults(seed: int) -> list[str]:
                 if not is_equal(got, expected):
                     what = got if isinstance(got, str) else "other bits"
                     found[kind].append(f"step {number + 1}: {what} in place of {_short(expected)}")
-                elif other_at < 0 and run.stats.mismatches:
+                elif other_at < 0 and run.stats.mismatches and not (number == 0 and model.has_ops_of_subclasses):
                     found[kind].append(f"step {number + 1}: it left the path")
     return [f"{kind}: {each}" for kind, texts in found.items() for each in texts]
 
