@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,15 @@ import torch
 
 from pooch.executor import mode
 from pooch.torchtools import watch
-from tests.executor.native_mutations import SOURCES_VARIABLE, sources_in
+from tests.executor.native_mutations import SOURCES_VARIABLE, built_from
 
-if SOURCES_VARIABLE in os.environ:  # a mutation is tried
-    for variable, place in sources_in(Path(os.environ[SOURCES_VARIABLE])).items():
-        setattr(watch, variable, place)
+
+@pytest.fixture(scope="session", autouse=True)
+def mutated_sources() -> Iterator[None]:
+    """The native watch is built from other sources where a mutation of it is tried."""
+    folder = os.environ.get(SOURCES_VARIABLE)
+    with nullcontext() if folder is None else built_from(Path(folder)):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
+from pooch.ground import native
 from pooch.ground.native import BuildError
 from pooch.torchtools import watch
 
@@ -178,10 +178,14 @@ def copied_sources(mutation: Mutation | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def sources_in(folder: Path) -> dict[str, Any]:
-    """Where the native watch is built from, by the names that `pooch.torchtools.watch` has for them."""
+@contextmanager
+def built_from(folder: Path) -> Iterator[None]:
+    """Have the native watch be built from the sources in a folder, as fast as can be."""
     headers = tuple(folder / header.name for header in watch.HEADERS)
-    return {"SOURCE": folder / watch.SOURCE.name, "HEADERS": headers}
+    flags = tuple("-O0" if flag == "-O2" else flag for flag in native.FLAGS)
+    source = folder / watch.SOURCE.name
+    with mock.patch.object(native, "FLAGS", flags), mock.patch.multiple(watch, SOURCE=source, HEADERS=headers):
+        yield
 
 
 @contextmanager
@@ -193,9 +197,12 @@ def quick_compiler() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="pooch-native-headers-") as folder:
         header = Path(folder, "pytorch.h")
         header.write_text("\n".join(included))
-        reading = {"CXX": f"{compiler} -x c++-header", "POOCH_CACHE_DIRECTORY": folder}
         try:
-            with mock.patch.dict(os.environ, reading), mock.patch.multiple(watch, SOURCE=header, HEADERS=()):
+            with (
+                mock.patch.dict(os.environ, CXX=f"{compiler} -x c++-header"),
+                built_from(Path(folder)),
+                mock.patch.multiple(watch, SOURCE=header, HEADERS=()),
+            ):
                 watch.built_library().replace(f"{header}.gch")
         except BuildError as error:
             _tell(f"PyTorch's headers are read each time: {error}")
@@ -210,13 +217,20 @@ def tried(mutation: Mutation | None, compiler: str) -> Outcome:
     Raises:
         BuildError: If it cannot be built.
     """
-    with (
-        copied_sources(mutation) as folder,
-        mock.patch.dict(os.environ, {SOURCES_VARIABLE: str(folder), "POOCH_CACHE_DIRECTORY": str(folder / "built")}),
-    ):
-        with mock.patch.dict(os.environ, CXX=compiler), mock.patch.multiple(watch, **sources_in(folder)):
+    with copied_sources(mutation) as folder, mock.patch.dict(os.environ, {SOURCES_VARIABLE: str(folder)}):
+        with mock.patch.dict(os.environ, CXX=compiler), built_from(folder):
             watch.built_library()
         return _tested()
+
+
+@contextmanager
+def own_cache() -> Iterator[None]:
+    """A folder for what is built, that goes with the command."""
+    with (
+        tempfile.TemporaryDirectory(prefix="pooch-native-built-") as folder,
+        mock.patch.dict(os.environ, POOCH_CACHE_DIRECTORY=folder),
+    ):
+        yield
 
 
 def _tested() -> Outcome:
@@ -231,10 +245,11 @@ def _tested() -> Outcome:
         return Outcome(_last_begun((error.stdout or b"").decode()), f"not done after {LIMIT_S} s")
     if ended.returncode == 0:
         return Outcome()
-    failed = re.search(r"^FAILED tests/executor/(\S+)(?: - (.*))?$", ended.stdout, re.MULTILINE)
+    failed = re.search(r"^FAILED tests/executor/(\S+)", ended.stdout, re.MULTILINE)
     if failed is None:
         return Outcome(_last_begun(ended.stdout), f"the process ended with {ended.returncode}")
-    return Outcome(failed[1].replace(".py::", "::"), failed[2] or "it failed")
+    reason = re.search(r"^E +(.*)$", ended.stdout, re.MULTILINE)
+    return Outcome(failed[1].replace(".py::", "::"), reason[1][:80] if reason else "it failed")
 
 
 def _last_begun(output: str) -> str:
@@ -260,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of mutations; without one, all")
     mutations = chosen(parser.parse_args(arguments).names)
     missed = []
-    with quick_compiler() as compiler:
+    with own_cache(), quick_compiler() as compiler:
         found = tried(None, compiler)
         if found.test:
             _tell(f"{found.test} fails without any mutation: {found.how}")

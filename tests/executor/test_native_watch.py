@@ -27,6 +27,7 @@ from pooch.torchtools import watch
 from pooch.torchtools.effects import StorageMap
 from pooch.torchtools.tensors import storage_of
 from tests.children import child_environment
+from tests.executor.fuzz_native_watch import faults
 from tests.executor.support import all_of, mixed, quick_profile, tight_plan
 
 pytestmark = pytest.mark.cpu
@@ -464,6 +465,12 @@ def test_a_compiled_part_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
             assert equal(gradients(model, rows), expected)
         assert run.stats.mismatches == 0
         assert run.stats.swapped_in_bytes + run.stats.recomputed_ops > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(6))
+def test_random_steps_have_the_bits_of_plain_training(seed: int) -> None:
+    assert faults(seed) == []
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
