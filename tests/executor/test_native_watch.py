@@ -274,9 +274,18 @@ def quarters(rows: Tensor) -> Tensor:
     return torch.cat([rows[:16].sin(), rows[16:]])
 
 
+def dense(rows: Tensor) -> Tensor:
+    return rows * (rows.detach() * 2)
+
+
+def thin(rows: Tensor) -> Tensor:
+    return rows * (rows.detach().to_sparse() * 2).to_dense()
+
+
 @pytest.mark.usefixtures("watched_by")
 @pytest.mark.parametrize(
-    ("before", "after"), [(to_double, to_half), (writes_two, writes_one), (multiplies, divides), (halves, quarters)]
+    ("before", "after"),
+    [(to_double, to_half), (writes_two, writes_one), (multiplies, divides), (halves, quarters), (dense, thin)],
 )
 def test_an_op_that_differs_from_the_expected_one_leaves_the_path(
     before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]
@@ -473,6 +482,42 @@ def test_random_steps_have_the_bits_of_plain_training(seed: int) -> None:
     assert faults(seed) == []
 
 
+class HoldsSparse(nn.Module):
+    """Holds a sparse tensor on a value that is away later, and reads it then when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.reads = False
+        self.found = torch.zeros(())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.first(rows)
+        places = torch.arange(hidden.numel()).unsqueeze(0)
+        thin = torch.sparse_coo_tensor(places, hidden.detach().view(-1), check_invariants=False)
+        sine = hidden.sin()
+        wide = self.second(rows).exp().tanh().sigmoid().exp()
+        if self.reads:
+            self.found = thin * 2
+        return (wide + sine + hidden).sum()
+
+
+@pytest.mark.usefixtures("watched_by")
+def test_a_sparse_tensor_on_a_value_that_is_away_has_it_back_when_it_is_read() -> None:
+    torch.manual_seed(0)
+    model, rows = HoldsSparse(), torch.rand(8, 16)
+    plan = planned(model, rows, lambda p, r: all_of(p, "swap", r))
+    model.reads = True
+    expected = gradients(model, rows)
+    read = model.found.to_dense()
+    with apply_plan(plan, model) as run:
+        for _ in range(3):
+            model.found = torch.zeros(())
+            assert equal(gradients(model, rows), expected)
+            assert torch.equal(model.found.to_dense(), read)
+            assert (run.stats.mismatches, run.stats.late_swaps) == (0, 1)
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
@@ -566,6 +611,33 @@ def test_an_allocation_that_fails_is_tried_again_once_values_have_left(monkeypat
             assert not is_watching()
         assert not failures
         assert equal(gradients(model, rows), expected)
+
+
+def test_what_an_op_gives_is_not_the_plans_if_the_path_is_left_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an op in another thread may have the step leave it."""
+    model, rows = Tanh(), torch.rand(64, 32)
+    profile = quick_profile(lambda: model(rows), model)
+    kept = all_of(profile, "keep", "model")
+    plan = tight_plan(profile, kept | {min(kept): "swap"}, "model")
+    regions: list[Any] = []
+    put = NativeWatch.put
+    monkeypatch.setattr(NativeWatch, "put", lambda self: regions.append(self._region) or put(self))  # type: ignore[func-returns-value]
+    positions: list[int] = []
+
+    def leaving(each: Tensor) -> Tensor:
+        positions.append(regions[-1].position)
+        if len(positions) == 8:
+            regions[-1].on_path = False
+        return torch.ops.aten.tanh.out(each, out=torch.empty_like(each))
+
+    with apply_plan(plan, model):
+        for _ in range(3):
+            gradients(model, rows)
+        with torch.library._scoped_library("aten", "IMPL") as library:
+            library.impl("tanh", leaving, "CPU", allow_override=True)
+            model(rows)
+    assert positions[:8] == sorted(set(positions[:8]))
+    assert set(positions[8:]) == {positions[7]} == {regions[-1].position}
 
 
 # What storages hold ---------------------------------------------------------------------------------------------------
