@@ -266,7 +266,7 @@ def _tell(line: str) -> None:
 def row(mutation: Mutation, outcome: Outcome) -> str:
     """The line of the table for a mutation."""
     by = f"`{outcome.test}`" if outcome.test else "**nothing**"
-    how = outcome.how.replace("|", "\\|")
+    how = re.sub(r" object at 0x\w+", "", outcome.how).replace("|", "\\|").replace("<", "&lt;")
     return f"| {mutation.name} (`{mutation.file}`) | {by} | {how} |"
 
 

@@ -32,4 +32,5 @@ def test_an_unknown_name_is_told() -> None:
 
 def test_the_table_says_which_went_unnoticed() -> None:
     assert "| `test_it` | a \\| b |" in row(MUTATIONS[0], Outcome("test_it", "a | b"))
+    assert "| &lt;it> |" in row(MUTATIONS[0], Outcome("test_it", "<it object at 0x12ab>"))
     assert "| **nothing** |  |" in row(MUTATIONS[0], Outcome())
