@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -481,6 +482,44 @@ def test_a_compiled_part_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_random_steps_have_the_bits_of_plain_training(seed: int) -> None:
     assert faults(seed) == []
+
+
+class WritesLater(nn.Module):
+    """Writes over a value in place of another tensor when told to, behind autograd: the ops stay the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.other = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        value = self.first(rows).cos()
+        sine, spare = value.sin(), torch.zeros_like(rows)
+        wide = self.second(rows).exp()
+        (value.data if self.other else spare).mul_(3)
+        return (wide.sin() + sine).sum()
+
+
+@pytest.mark.usefixtures("watched_by")
+def test_a_value_that_is_written_over_once_it_was_copied_is_read_as_it_is_then() -> None:
+    torch.manual_seed(0)
+    model, rows = WritesLater(), torch.rand(8, 16)
+    profile = quick_profile(lambda: model(rows), model)
+    (value,) = [each.id for each in profile.values if each.label.endswith("cos")]
+    plan = tight_plan(profile, all_of(profile, "keep", "model") | {value: "swap"}, "model")
+    write = plan.first_slot + [op.name for op in plan.expected].index("aten.mul_.Tensor")
+    actions = [replace(each, slot=write + 2) if each.kind == "empty" else each for each in plan.schedule.actions]
+    actions.sort(key=lambda action: action.slot)  # stable
+    plan = replace(plan, schedule=replace(plan.schedule, actions=tuple(actions)))
+    assert [each.kind for each in actions[:2]] == ["copy_out", "empty"]
+    assert actions[0].slot < write - 1
+    with apply_plan(plan, model, verify="off") as run:
+        for other in (False, False, True, True, False):
+            model.other = other
+            with run.paused():
+                expected = gradients(model, rows)
+            assert equal(gradients(model, rows), expected)
+            assert run.stats.mismatches == 0
 
 
 class HoldsSparse(nn.Module):
