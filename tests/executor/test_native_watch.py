@@ -522,34 +522,76 @@ def test_a_value_that_is_written_over_once_it_was_copied_is_read_as_it_is_then()
             assert run.stats.mismatches == 0
 
 
-class HoldsSparse(nn.Module):
-    """Holds a sparse tensor on a value that is away later, and reads it then when told to."""
+class Shifts(nn.Module):
+    """Changes a buffer after it was read, in place of another one when told to: the ops stay the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.shift, self.spare = (nn.Buffer(torch.ones(16)) for _ in range(2))
+        self.other = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = (self.first(rows) + self.shift).tanh()
+        with torch.no_grad():
+            (self.shift if self.other else self.spare).add_(0.5)
+        return hidden.exp().sin().sum()
+
+
+@pytest.mark.usefixtures("watched_by")
+def test_a_replay_reads_a_buffer_as_it_was() -> None:
+    torch.manual_seed(0)
+    model, rows = Shifts(), torch.rand(8, 16)
+    plan = planned(model, rows, lambda p, r: all_of(p, "recompute", r))
+    with apply_plan(plan, model, verify="off") as run:
+        for other in (False, False, True, True):
+            model.shift.data, model.other = torch.ones(16), other
+            with run.paused():
+                expected = gradients(model, rows)
+            model.shift.data = torch.ones(16)
+            assert equal(gradients(model, rows), expected)
+            assert run.stats.recomputed_ops > 3
+            assert run.stats.mismatches == 0
+
+
+class HoldsAway(nn.Module):
+    """Reads a value that is away, when told to, by an op that makes nothing of which a plan knows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.reads = False
-        self.found = torch.zeros(())
+        self.reads = ""
+        self.found = self.plain = torch.zeros(())
 
     def forward(self, rows: Tensor) -> Tensor:
         hidden = self.first(rows)
         places = torch.arange(hidden.numel()).unsqueeze(0)
         thin = torch.sparse_coo_tensor(places, hidden.detach().view(-1), check_invariants=False)
         sine = hidden.sin()
-        wide = self.second(rows).exp().tanh().sigmoid().exp()
-        if self.reads:
+        wide = self.second(rows).exp().tanh().sigmoid()
+        if self.reads == "sparse":
             self.found = thin * 2
-        return (wide + sine + hidden).sum()
+        elif self.reads == "dense":
+            self.found = torch.tensor(float(torch.equal(hidden, self.plain)))
+        elif self.reads == "view":
+            self.found = torch.tensor(float(hidden[0, 1].item() == self.plain[0, 1].item()))
+        elif not self.reads:
+            self.plain = hidden.detach().clone()
+        return (wide.exp().sin() + sine + hidden).sum()
 
 
 @pytest.mark.usefixtures("watched_by")
-def test_a_sparse_tensor_on_a_value_that_is_away_has_it_back_when_it_is_read() -> None:
+@pytest.mark.parametrize("reads", ["sparse", "dense", "view"])
+def test_a_value_that_is_away_is_back_when_it_is_read(reads: str) -> None:
     torch.manual_seed(0)
-    model, rows = HoldsSparse(), torch.rand(8, 16)
-    plan = planned(model, rows, lambda p, r: all_of(p, "swap", r))
-    model.reads = True
+    model, rows = HoldsAway(), torch.rand(8, 16)
+    model(rows)
+    model.reads = reads
     expected = gradients(model, rows)
     read = model.found.to_dense()
+    model.reads = "nothing"
+    plan = planned(model, rows, lambda p, r: all_of(p, "swap", r))
+    model.reads = reads
     with apply_plan(plan, model) as run:
         for _ in range(3):
             model.found = torch.zeros(())
