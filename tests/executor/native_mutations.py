@@ -68,7 +68,6 @@ FOLLOWING = (
     Mutation("other shapes are accepted", "path.h", " || outputs[index]->sizes() != c10::IntArrayRef(shape.sizes))", ")"),
     Mutation("other dtypes are accepted", "path.h", "outputs[index]->scalar_type() != shape.dtype || ", ""),
     Mutation("the number of new values is not compared", "kernel.h", "  if (made.size() != expected.writes.size()) return false;\n", "  made.resize(std::min(made.size(), expected.writes.size()));\n"),
-    Mutation("what is no ordinary tensor is taken for one", "kernel.h", "recognised != nullptr && are_plain && !expected", "recognised != nullptr && !expected"),
     Mutation("the position is not advanced", "kernel.h", "state.position = static_cast<int64_t>(position) + 1;", ""),
     Mutation("an op that the plan does not mind is learnt in place of the expected one", "kernel.h", "state.on_path && state.position == position + 1 && std::all_of", "state.on_path && std::all_of"),
     Mutation("an op off the path is expected", "kernel.h", "if (!state.on_path || state.needs_attention", "if (state.needs_attention"),
