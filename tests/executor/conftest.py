@@ -1,13 +1,25 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
 from pooch.executor import mode
 from pooch.torchtools import watch
+from tests.executor.native_mutations import SOURCES_VARIABLE, built_from
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mutated_sources() -> Iterator[None]:
+    """The native watch is built from other sources where a mutation of it is tried."""
+    folder = os.environ.get(SOURCES_VARIABLE)
+    with nullcontext() if folder is None else built_from(Path(folder)):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -145,6 +145,8 @@ error; and the first test that failed with it. Changes that cost time only are n
 `tests/simulated_cuda/engine_mutations.py` names them.
 """
 
+_OTHERS = "\n## The native watch\n"
+
 
 def report(rows: dict[str, list[tuple[Mutation, Outcome]]]) -> str:
     """The table, as Markdown."""
@@ -155,6 +157,13 @@ def report(rows: dict[str, list[tuple[Mutation, Outcome]]]) -> str:
         parts.append(f"\n## {title}\n\n| mutation | what it breaks | noticed by | how |\n|---|---|---|---|\n")
         parts.extend(_row(mutation, outcome) for mutation, outcome in found)
     return "".join(parts)
+
+
+def kept_of(markdown: Path) -> str:
+    """What stays of a file: the table of the mutations that another command tries."""
+    text = markdown.read_text() if markdown.exists() else ""
+    _, title, rest = text.partition(_OTHERS)
+    return title + rest
 
 
 def _row(mutation: Mutation, outcome: Outcome) -> str:
@@ -212,7 +221,7 @@ def _try_all(groups: dict[str, list[Mutation]], jobs: int, markdown: Path | None
     with ThreadPoolExecutor(jobs) as pool:
         rows = {title: list(pool.map(attempt, group)) for title, group in groups.items()}
     if markdown is not None:
-        markdown.write_text(report(rows))
+        markdown.write_text(report(rows) + kept_of(markdown))
     return int(any(not outcome.test for found in rows.values() for _, outcome in found))
 
 

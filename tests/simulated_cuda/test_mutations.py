@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.simulated_cuda.engine_mutations import MUTATIONS, Mutation
 from tests.simulated_cuda.environment import ROOT
-from tests.simulated_cuda.mutations import Outcome, chosen, mutated, path_of, report
+from tests.simulated_cuda.mutations import Outcome, chosen, kept_of, mutated, path_of, report
 
 ALL = [each for group in MUTATIONS.values() for each in group]
 
@@ -49,3 +51,10 @@ def test_the_report_says_which_went_unnoticed() -> None:
     assert "**1 of 2 were noticed.**" in text
     assert "| `test_it` | a \\| b |" in text
     assert "| **nothing** |  |" in text
+
+
+def test_the_table_of_another_command_stays(tmp_path: Path) -> None:
+    file = tmp_path / "mutations.md"
+    assert kept_of(file) == ""
+    file.write_text("# Mutations\n\n| old |\n\n## The native watch\n\n| kept |\n")
+    assert kept_of(file) == "\n## The native watch\n\n| kept |\n"

@@ -250,7 +250,7 @@ inline bool is_expected(State& state, const Operator& facts, const c10::Operator
   if (position >= state.path->size()) return false;
   const Expected& expected = state.path->at(position);
   const Recognised* recognised = expected.recognised.load(std::memory_order_acquire);
-  if (recognised == nullptr || (expected.is_due && recognised->schema == &handle.schema())) return false;
+  if (recognised == nullptr || expected.is_due) return false;
   bool are_plain = true;
   if (facts.written != 0)
     each_written(facts, arguments, [&](const at::Tensor& tensor) { are_plain = are_plain && is_plain(tensor); });
