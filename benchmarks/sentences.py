@@ -110,7 +110,7 @@ def hook_costs(stored: Stored) -> str:
     """What an op, a swapped and a replayed tensor cost, each above the one before."""
     rows = stored("hook-cost-cpu")["rows"]
     kept, swapped, replayed = (
-        _cost_us(rows, f"mode and hooks, all {rest}")
+        _cost_us(rows, f"native watch and hooks, all {rest}")
         for rest in ("but one tensor kept", "tensors swapped", "tensors replayed")
     )
     return (
