@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from rich.table import Table
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pooch.api.measure import measuring
 from pooch.api.measure.arena_training import FIRST_STEPS, served, train
@@ -28,6 +27,7 @@ from pooch.ir import Region
 from pooch.report.fitting import FittedTable
 from pooch.report.training import broken_promise, training_record, training_tables
 from pooch.torchtools.memory_meter import MemoryMeter
+from pooch.torchtools.standing_aside import _HERE
 from pooch.workloads import Workload, WorkloadFactory
 
 WIDE = """
@@ -127,7 +127,7 @@ def test_plain_and_planned_steps_take_turns_and_the_plan_is_off_in_between(
     real = type(workload.model).forward
 
     def forward(model: torch.nn.Module) -> torch.Tensor:
-        watched.append(bool(_get_current_dispatch_mode_stack()))
+        watched.append(bool(_HERE.modes))
         now_s[0] += len(watched)
         return real(model)  # type: ignore[no-any-return]
 
