@@ -147,12 +147,10 @@ inline void run_told(State& state, const Operator& facts, const c10::OperatorHan
 inline bool bind_new(State& state, const Operator& facts, const Arguments& arguments, const at::Tensor* const* outputs,
                      size_t count, const Expected& expected) {
   c10::SmallVector<c10::StorageImpl*, 8> read;
-  if (count != 1 || facts.written == 0) {  // most ops; the other case is looked at below as well
-    for (const c10::IValue& argument : arguments)
-      each_tensor(argument, [&](const at::Tensor& tensor) {
-        if (tensor.defined() && tensor.has_storage()) read.push_back(storage_of(tensor).unsafeGetStorageImpl());
-      });
-  }
+  for (const c10::IValue& argument : arguments)
+    each_tensor(argument, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.has_storage()) read.push_back(storage_of(tensor).unsafeGetStorageImpl());
+    });
   c10::SmallVector<const c10::Storage*, 4> written, made;
   each_written(facts, arguments, [&](const at::Tensor& tensor) {
     if (is_plain(tensor)) written.push_back(&storage_of(tensor));
@@ -176,7 +174,7 @@ inline bool bind_new(State& state, const Operator& facts, const Arguments& argum
   return true;
 }
 
-// Tells Python of values that are about to be written over. Returns whether all arguments that are written are plain.
+// Tells Python of values that are about to be written over. All arguments that are written are plain.
 inline void tell_written(State& state, const Operator& facts, const Arguments& arguments) {
   static PyObject* const name = interned("written_over");
   each_written(facts, arguments, [&](const at::Tensor& tensor) {
