@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 
 class Cursor:
     """Where a step is on the path of its plan. A native region has the same attributes.
@@ -12,20 +14,41 @@ class Cursor:
         on_path: Whether the step still does what the plan expects.
         position: Number of ops that were recognised.
         needs_attention: Whether something is to be looked at before each op, even if it is the expected one.
-        preserves: Whether ops that write have to be looked at, as they may change what replays read.
         is_reassigned: Whether the program has given a saved tensor other data.
+        sources: Storages of values that replays will read, by number.
+        made: Storages of values that are to be copied out.
+        is_recorded: Whether the call of the op that begins was recorded natively.
         is_native: Whether a native watch follows the path.
     """
 
-    __slots__ = ("is_reassigned", "needs_attention", "on_path", "position", "preserves")
-    is_native = False
+    __slots__ = ("is_reassigned", "made", "needs_attention", "on_path", "position", "sources")
+    is_native = is_recorded = False
 
     def __init__(self) -> None:
         self.on_path, self.position = True, 0
-        self.needs_attention = self.preserves = self.is_reassigned = False
+        self.sources: dict[int, torch.UntypedStorage] = {}
+        self.made: dict[int, torch.UntypedStorage] = {}
+        self.needs_attention = self.is_reassigned = False
 
     def note_away(self, key: int, is_away: bool) -> None:
         """Note whether the bytes of a storage are away while the program holds it. A mode asks for each op."""
+
+    def note_read(self, key: int) -> None:
+        """Note a storage that a recorded call has read, and that must not change. A mode looks at each write."""
+
+    def wait_for(self, keys: list[int]) -> None:
+        """Look before the next op after one of these storages was released. A mode looks before each op."""
+
+    def preserve(self, key: int) -> None:
+        """Copy a storage that an op is about to change, for the calls that were recorded natively: there are none."""
+
+    def take_calls(self) -> list[Any]:
+        """Return the positions and calls of ops that were recorded natively since this was last called: none."""
+        return []
+
+    def is_written_over(self, number: int) -> bool:
+        """Whether a value that autograd keeps was written over. A mode tells the step."""
+        return False
 
     def take_kept(self) -> list[Any]:
         """Return what autograd holds natively for values that are kept: nothing."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ..torchtools.outside import changed_in_place
 from ..torchtools.tensors import may_move
-from .records import changed_in_place, pack_kept
+from .records import pack_kept
 from .silence import SavedTensors, Silence
 from .statistics import RunStats
 
@@ -48,5 +49,5 @@ class KeptStep(SavedTensors):
         tensor: torch.Tensor
         tensor, version, _, _ = packed
         if tensor._version != version:
-            raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
+            raise changed_in_place(tensor.type(), list(tensor.shape))
         return tensor

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -24,7 +25,6 @@ from .cursor import Cursor
 from .engines.health import TierHealth
 from .engines.protocol import Arena, CopyEngine
 from .memory import is_held_elsewhere
-from .replay import RecordedCall, outer_arguments
 from .statistics import RunStats
 from .verification import Difference, Verification, likely_cause, new_witness
 
@@ -182,7 +182,8 @@ class Leaving:
         level = self.verification.level(
             key, is_foreign=value.number in self._table.foreign, device_type=storage.device.type
         )
-        if value.handed_out or value.number in self.tainted or self._call_of(value.number) is None:
+        call = self._call_of(value.number)  # first: what the native watch has recorded is distrusted as it arrives
+        if value.handed_out or value.number in self.tainted or call is None:
             level = Level.BANNED
         elif value.number in self._table.undefined:
             return
@@ -325,6 +326,6 @@ class Leaving:
         return Difference(operator, self._table.modules.get(value.number, ""), cause, was_survived)
 
 
-def cause_of(call: RecordedCall) -> str:
+def cause_of(call: Any) -> str:
     """Return why a replay of a call most likely gave other bits."""
-    return likely_cause(call.func, operator_facts(call.func).random, bool(outer_arguments(call)))
+    return likely_cause(call.func, operator_facts(call.func).random, call.reads_outside)

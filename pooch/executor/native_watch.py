@@ -100,8 +100,15 @@ class NativeWatch(Watch):
             storages = self.storages_of(func, args, kwargs)
             with from_a_kernel():
                 step.before_op(func, facts, args, kwargs, storages[1])
-            self._region.needs_attention = _needs_attention(step)
+            self._wait()
         return storages
+
+    def _wait(self) -> None:
+        """Say before which op this is called next, even if it is the one that the plan expects."""
+        step = self._step
+        self._region.needs_attention = not step.evictor.live.asks
+        if step.guide is not None:
+            self._region.wait_for([storage._cdata for storage in step.guide.values.awaited()])
 
     def storages_of(self, func: Any, args: Any, kwargs: Any) -> Storages:
         """Return the storages that an op reads, and what it writes in place."""
@@ -166,9 +173,3 @@ class NativeWatch(Watch):
         stack.enter_context(OWN_WORK)
         stack.enter_context(torch._C.DisableTorchFunction())
         return stack
-
-
-def _needs_attention(step: Step) -> bool:
-    """Whether something is to be looked at before each op, even if it is the one that the plan expects."""
-    guide = step.guide
-    return (guide is not None and guide.values.waits_for_program) or not step.evictor.live.asks

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from ..torchtools.tensors import copied_storage
 from .evictor import Evictor
 from .leaving import cause_of
 from .planned_values import PlannedValues
-from .replay import RecordedCall, replay_call
+from .replay import replay_call
 from .tier import StepTier
 from .verification import Difference, new_witness
 
@@ -120,7 +121,7 @@ class ValueOwner:
         storage: torch.UntypedStorage = self.recipes.make_again(number)
         return storage
 
-    def replay(self, call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStorage]:
+    def replay(self, call: Any, resolve: Resolve) -> list[torch.UntypedStorage]:
         """Run a call again."""
         planned = self.planned
         if planned is not None and planned.emptied.away:

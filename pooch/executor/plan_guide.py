@@ -39,7 +39,7 @@ class PlanGuide:
         self._initialisation = InitialisationWatch()
         self._acted: set[int] = set()
         self._done: set[int] = set()
-        self._replays_ahead = set(values.table.replay_slots)
+        self._replays_ahead = sorted(values.table.replay_slots, reverse=True)  # the next one last
 
     # Ops --------------------------------------------------------------------------------------------------------------
 
@@ -95,12 +95,8 @@ class PlanGuide:
             can_be_late: Whether it can run at other times than the plan's too. What reads parameters that FSDP gathers
                 cannot, so pressure does not count on it.
         """
-        copies, writes = self.table.copies, self.table.expected[self.position].writes
-        foreign = not copies.foreign.isdisjoint(writes)
-        time_ms = 0.0 if can_be_late else NEVER_MS  # the plan has chosen it for being fast
-        kept = Call(call, reads, writes, time_ms, hash((copies.number, self.slot)), foreign)
-        self._recipes.add(kept)
-        self.values.taint(kept)
+        time_ms = 0.0 if can_be_late else NEVER_MS
+        self._recipes.add(self.values.calls.kept(self.position, call, reads, time_ms))
 
     def recognise(
         self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
@@ -142,7 +138,7 @@ class PlanGuide:
             if slot in self._acted:
                 return
             self._acted.add(slot)
-            self._replays_ahead.discard(slot)
+            self._skip_replays()
             actions = self.table.actions.get(slot, ())
             # Without the parameters that replays read, they wait until their results are read: they may be there then.
             are_gathered = self._are_gathered(actions)
@@ -191,4 +187,8 @@ class PlanGuide:
         """Whether slots run out of order, and a replay that was to come before a drop is still to come."""
         number, table = drop.target, self.table
         may_be_read = number in table.sources or number in table.swapped or number in table.recomputed
-        return may_be_read and any(slot < drop.slot for slot in self._replays_ahead)
+        return may_be_read and bool(self._replays_ahead) and self._replays_ahead[-1] < drop.slot
+
+    def _skip_replays(self) -> None:
+        while self._replays_ahead and self._replays_ahead[-1] in self._acted:
+            self._replays_ahead.pop()

@@ -20,7 +20,8 @@ from .engines.protocol import Arena
 from .evictor import Evictor
 from .leaving import FixedPlace, Leaving, StepCopies
 from .memory import is_held_elsewhere
-from .records import Handle
+from .planned_calls import PlannedCalls
+from .records import Handle, handle_on
 from .replay import replay_call
 from .table import ActionTable
 
@@ -41,6 +42,7 @@ class PlannedValues:
         held: Maps values that replays will read to their storages.
         emptied: Values whose bytes are away while the program still holds them.
         leaving: What replays are compared with.
+        calls: The calls that it replays.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class PlannedValues:
         self._evictor, self._recipes, self._store = evictor, recipes, evictor.store
         self.lock, self._health = evictor.lock, evictor.engine.health
         self.planned = {number: Value(number, owner) for number in table.swapped | table.recomputed}
-        self.held = recipes.sources
+        self.held = recipes.sources = cursor.sources
         self._to_drop = set(table.dropped)
         self._held_back: dict[int, Value] = {}  # copied, while the program may still change them
         self.emptied = EmptiedStorages(self.stats, recipes.make_again, self._health, cursor)
         self._copies = StepCopies(evictor.engine, table.copies)
         self.leaving = Leaving(evictor.verification, self._copies, table.copies, self.stats, recipes.of, cursor)
+        self.calls = PlannedCalls(table, cursor, self.leaving.tainted)
+        recipes.arriving = self.calls.arrived
 
     def __contains__(self, number: int | None) -> bool:
         return number in self.planned
@@ -86,13 +90,20 @@ class PlannedValues:
         with self.lock:
             if value.number in self.table.from_gathered and not is_planned:
                 _put_into(value, storage_of(tensor))
+            self._take_made(value)
             here = not value.is_copied or value.number in self.table.emptied
             if value.storage is None and value.number in self.table.swapped and here:
                 _put_into(value, storage_of(tensor))
             value.in_program = weakref.ref(storage_of(tensor))
             if value.storage is None and value.witness is None and value.number in self.table.recomputed:
                 self.leaving.saved(value, storage_of(tensor))
-            return Handle(step, value, tensor, self.lock.end)
+            return handle_on(step, value, tensor, self.lock.end)
+
+    def _take_made(self, value: Value) -> None:
+        """Take over a value that the native watch holds since it was made."""
+        storage = self.cursor.made.pop(value.number, None)
+        if storage is not None and value.storage is None:
+            _put_into(value, storage)
 
     def protect(self, number: int | None, storage: torch.UntypedStorage) -> None:
         """Prepare for an op that writes over a value: finish its copy, and remember that it changed.
@@ -108,6 +119,7 @@ class PlannedValues:
             value = self.planned.get(number)
             if value is None:
                 return
+            self._take_made(value)
             value.changed = value.handles > 0
             if value.ticket is not None:
                 self.stats.host_stall_ms += value.ticket.wait()
@@ -151,18 +163,12 @@ class PlannedValues:
         with self.lock:
             self.leaving.tainted |= numbers
             for call in self._recipes.calls():
-                self.taint(call)
+                self.calls.taint(call)
             for number in self.leaving.tainted & self.planned.keys():
                 value = self.planned[number]
                 there = value.in_program()
                 if there is not None:
                     self.leaving.distrust(value, there)
-
-    def taint(self, call: Call) -> None:
-        """Distrust what an op makes, if it reads what is distrusted."""
-        tainted = self.leaving.tainted
-        if tainted and not tainted.isdisjoint(call.reads):
-            tainted.update(call.writes)
 
     def is_at_its_end(self, number: int) -> bool:
         """Whether the handle that is being read is the last one on a value, and no replay will read it."""
@@ -179,6 +185,7 @@ class PlannedValues:
 
     def ensure(self, value: Value) -> torch.UntypedStorage:
         """Return a value's storage on the device, whatever the schedule has done so far."""
+        self._take_made(value)
         if self.emptied.away and self.emptied.is_away(value):
             self.emptied.bring_back(value)
             value.storage = value.home()
@@ -205,6 +212,7 @@ class PlannedValues:
         Raises:
             PlanMismatch: If it is larger than that.
         """
+        self._take_made(value)
         if value.storage is None:
             value.storage = value.home()  # released by autograd, but the program may have it saved again
         if value.storage is None:
@@ -255,6 +263,13 @@ class PlannedValues:
     def waits_for_program(self) -> bool:
         """Whether values are to leave as soon as the program has released them."""
         return bool(self.leaving.pending or self._held_back)
+
+    def awaited(self) -> list[torch.UntypedStorage]:
+        """Return the storages that are to leave as soon as the program has released them."""
+        witnesses = (value.witness for value in list(self.leaving.pending.values()))
+        pending = [witness.storage for witness in witnesses if witness is not None]
+        held_back = [value.storage for value in list(self._held_back.values())]
+        return [storage for storage in (*pending, *held_back) if storage is not None]
 
     def settle(self) -> None:
         """Let go of what only this step holds by now. The caller holds the lock."""
@@ -321,6 +336,7 @@ class PlannedValues:
 
     def _let_go(self, value: Value) -> None:
         """Release the storage once no copy reads or fills it."""
+        self._take_made(value)
         self._end_copy_out(value)  # so that the tier has it if the program has it saved again
         self.leaving.end(value)
         self._held_back.pop(value.number, None)
@@ -390,7 +406,7 @@ class PlannedValues:
         step with the same ops may write over a different value than the profiled one did.
         """
         if written and number in in_place and number in self.held:
-            return self.held.pop(number)  # type: ignore[no-any-return]
+            return self.held.pop(number)
         storage, value = self.held.get(number), self.planned.get(number)
         if storage is not None and self.emptied.away and value is not None:
             self.emptied.bring_back(value)

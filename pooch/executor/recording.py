@@ -13,6 +13,7 @@ from ..machine import Call, Recipes
 from ..torchtools.effects import StorageMap, changed_statistics
 from ..torchtools.operators import call_refusal, is_foreign
 from ..torchtools.tensors import has_plain_storage, storage_key
+from .cursor import Cursor
 from .evictor import Evictor
 from .owner import Effort
 from .replay import MadeArgument, OuterArgument, RecordedCall, preserve, record_call, tensor_arguments
@@ -41,6 +42,7 @@ class CallRecorder:
 
     Attributes:
         op: Held from before an op until its results are known.
+        cursor: Where the step is on the path of its plan. A native one has recorded calls too.
     """
 
     def __init__(self, evictor: Evictor, values: StorageMap, recipes: Recipes, effort: Effort) -> None:
@@ -52,6 +54,7 @@ class CallRecorder:
         self._readers: dict[int, list[Call]] = {}  # by the storage of a tensor from outside of the step
         self._preserved: dict[int, list[OuterArgument]] = {}  # the same for calls that a plan replays
         self._unsafe: set[int] = set()  # storages whose address the program has
+        self.cursor = Cursor()
 
     # Without a plan ---------------------------------------------------------------------------------------------------
 
@@ -166,13 +169,15 @@ class CallRecorder:
                 is_there = False
             else:
                 self._preserved.setdefault(storage_key(argument.alias), []).append(argument)
+                self.cursor.note_read(storage_key(argument.alias))
         return is_there
 
     def preserve(self, func: Any, facts: Any, args: Any, written: dict[int, torch.Tensor]) -> None:
         """Copy what an op is about to change and calls that the plan replays have read, such as running statistics."""
-        if not self._preserved:
+        if not (self._preserved or self.cursor.is_native):
             return
         for key in [*written, *map(storage_key, changed_statistics(facts, func, args))]:
+            self.cursor.preserve(key)
             readers = self._preserved.pop(key, None)
             if readers is not None:
                 preserve(readers)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from ..machine import Value
+from ..torchtools import watch
+from ..torchtools.outside import changed_in_place
 from ..torchtools.tensors import Geometry, version_of
 
 # Address of a tensor, and the number of the node that made it.
@@ -120,7 +122,23 @@ class Handle:
             RuntimeError: PyTorch's own error, if it was.
         """
         if self.probe.moved() or (self.value.changed and not self.probe.can_tell):
-            raise changed_in_place(f"{self.geometry.dtype} {list(self.geometry.size)}")
+            raise changed_in_place(self.geometry.dtype, list(self.geometry.size))
+
+    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Return the tensor on another storage."""
+        return self.geometry.on(storage)
+
+
+HANDLES: set[type] = {Handle}
+
+
+def handle_on(step: object, value: Value, tensor: torch.Tensor, ended: Callable[[Value], None]) -> Handle:
+    """Return a handle, a native one if there is a native part. Its arguments are those of `Handle`."""
+    module = watch.LIBRARY.loaded
+    if module is None or tensor.is_conj() or tensor.is_neg():
+        return Handle(step, value, tensor, ended)
+    HANDLES.add(module.Handle)
+    return module.Handle(step, value, tensor, ended)  # type: ignore[no-any-return]
 
 
 class KeptTensor:
@@ -175,7 +193,7 @@ class Reassigned:
         elif isinstance(packed, torch.Tensor):
             return None
         else:
-            value = packed.value.number if isinstance(packed, Handle) else packed.number
+            value = packed.value.number if type(packed) in HANDLES else packed.number
             identity = packed.identity
         tensor = None if identity is None else self._tensors.get((identity, value))
         return None if tensor is None else tensor.detach()
@@ -221,11 +239,3 @@ def pack_whole(tensor: torch.Tensor) -> tuple[torch.Tensor, int, None, Identity 
     if tensor.grad_fn is not None:
         tensor = tensor.detach()
     return tensor, tensor._version, None, identity
-
-
-def changed_in_place(what: str) -> RuntimeError:
-    """Return the error that PyTorch raises without hooks."""
-    return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{what}] was changed after autograd saved it"
-    )

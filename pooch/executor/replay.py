@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..ground.errors import PlanMismatch, ReplayDiffers
 from ..torchtools.accelerators import called_drawing_from, random_snapshot
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import OperatorFacts, is_foreign, operator_facts, reads_statistics
+from ..torchtools.outside import has_no_memory, refuse
 from ..torchtools.settings import Settings, settings_within, under_settings
 from ..torchtools.tensors import (
     Geometry,
     copied_storage,
-    describe,
     find_tensors,
     has_plain_storage,
     map_tensors,
@@ -122,6 +121,8 @@ class RecordedCall:
         grad_enabled: Whether gradients were enabled.
         settings: PyTorch's settings.
         draws: The default generators that it may draw from, by device, with their states before it ran.
+
+    The native watch records calls of its own, which have `func`, `settings` and `reads_outside` as well.
     """
 
     func: Any
@@ -130,6 +131,11 @@ class RecordedCall:
     grad_enabled: bool
     settings: Settings
     draws: tuple[tuple[torch.device, bytes | torch.Generator], ...] = ()
+
+    @property
+    def reads_outside(self) -> bool:
+        """Whether it reads a tensor from outside of the step."""
+        return bool(outer_arguments(self))
 
 
 def record_call(
@@ -196,7 +202,7 @@ def find_made(call: RecordedCall) -> list[MadeArgument]:
 
 def is_emptied(call: RecordedCall) -> bool:
     """Whether the program has emptied the storage of an argument, as FSDP does with gathered parameters."""
-    return any(_has_no_memory(argument.alias) for argument in outer_arguments(call))
+    return any(has_no_memory(argument.alias) for argument in outer_arguments(call))
 
 
 def outer_arguments(call: RecordedCall) -> list[OuterArgument]:
@@ -219,11 +225,11 @@ def tensor_arguments(call: RecordedCall) -> list[MadeArgument | OuterArgument]:
     return found
 
 
-def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStorage]:
+def replay_call(call: Any, resolve: Resolve) -> list[torch.UntypedStorage]:
     """Run an op again, below autograd and under the random state that it had.
 
     Args:
-        call: The recorded call.
+        call: The recorded call, one of the native watch or a `RecordedCall`.
         resolve: Returns the storages of arguments that the step produced.
 
     Returns:
@@ -233,6 +239,8 @@ def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStora
         ReplayDiffers: If an argument from outside of the step was changed in place since the forward pass.
         PlanMismatch: If the program has emptied the storage of one.
     """
+    if not isinstance(call, RecordedCall):
+        return _replay_native(call, resolve)
     storages: dict[int, torch.UntypedStorage] = {}
 
     def resolve_once(value: int, written: bool) -> torch.UntypedStorage:
@@ -247,6 +255,13 @@ def replay_call(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStora
     written, keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
     result = _call_below_autograd(call, args, kwargs)
     return [storage_of(tensor) for tensor in new_tensors(written, result_tensors(result), keys)]
+
+
+def _replay_native(call: Any, resolve: Resolve) -> list[torch.UntypedStorage]:
+    if call.is_as_then:
+        return call.replay(resolve)  # type: ignore[no-any-return]
+    with under_settings(call.settings):
+        return call.replay(resolve)  # type: ignore[no-any-return]
 
 
 def _call_below_autograd(call: RecordedCall, args: Any, kwargs: Any) -> Any:
@@ -296,20 +311,7 @@ def _rebuild(arguments: Any, resolve: Resolve) -> Any:
 
 def _outer_tensor(argument: OuterArgument) -> torch.Tensor:
     if argument.has_moved():
-        raise ReplayDiffers(
-            "one of the variables needed for recomputing an activation has been modified by an inplace operation: "
-            f"[{argument.tensor.type()} {list(argument.tensor.shape)}] is at version {argument.tensor._version}; "
-            f"expected version {argument.version} instead"
-        )
-    if _has_no_memory(argument.alias):
-        raise PlanMismatch(
-            f"a replay needs a tensor {describe(argument.alias)} whose storage is empty, such as a parameter that "
-            "FSDP has not gathered: the backward pass runs in another order than when it was profiled, so profile and "
-            "plan this step again"
-        )
+        refuse(argument.tensor, argument.version)
+    if has_no_memory(argument.alias):
+        refuse(argument.alias, argument.version)
     return argument.alias
-
-
-def _has_no_memory(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has elements and its storage has none."""
-    return has_plain_storage(tensor) and tensor.numel() > 0 and storage_of(tensor).nbytes() == 0

@@ -23,6 +23,7 @@ from ..torchtools.effects import changed_statistics, written_tensors
 from ..torchtools.endings import end_with
 from ..torchtools.operators import call_refusal
 from ..torchtools.out_of_memory import is_out_of_memory, missing_bytes
+from ..torchtools.outside import changed_in_place
 from ..torchtools.tensors import (
     find_tensors,
     has_plain_storage,
@@ -38,7 +39,7 @@ from .owner import FIRST_VALUE, ValueOwner
 from .plan_guide import PlanGuide
 from .planned_values import PlannedValues
 from .recording import CallRecorder, read_by
-from .records import Handle, KeptTensor, Reassigned, changed_in_place, pack_kept
+from .records import HANDLES, Handle, KeptTensor, Reassigned, handle_on, pack_kept
 from .replay import record_call
 from .silence import SavedTensors, Silence
 from .statistics import RunStats
@@ -94,7 +95,7 @@ class Step(SavedTensors):
         self.is_quiet = False
         if advice is not None:
             self._on_mismatch = advice.on_mismatch
-            cursor = watch.region(advice.table.native_path, self.values) or Cursor()
+            cursor = self.recorder.cursor = watch.region(advice.table.native_path, self.values) or Cursor()
             planned = PlannedValues(advice.table, advice.arena, evictor, owner.recipes, owner, cursor)
             owner.moves(planned)
             self.guide = PlanGuide(planned, owner.recipes)
@@ -196,7 +197,7 @@ class Step(SavedTensors):
             return
         if guide.is_due:
             self._act(guide, guide.slot)
-        if not guide.is_to_record or not guide.on_path:
+        if not guide.is_to_record or not guide.on_path or guide.cursor.is_recorded:
             return
         if torch._C._len_torch_dispatch_stack() > 0:
             return  # a mode of the program's around the step may change what the op gives, and sees no replay
@@ -208,7 +209,6 @@ class Step(SavedTensors):
         call = record_call(func, facts, args, kwargs, self.values, self.evictor.device, gathered)
         reads, outer = read_by(call)
         guide.record(call, reads, can_be_late=self.recorder.preserves(outer, gathered))
-        guide.cursor.preserves = True
 
     def _act(self, guide: PlanGuide, slot: int) -> None:
         """Run the actions of a slot. Where they cannot be run, the step goes on without its plan."""
@@ -287,7 +287,7 @@ class Step(SavedTensors):
         for each in kept:
             if each is None or each.tensor is None or each.tensor._version != each.version:
                 continue
-            if each.number in self._written_over:
+            if each.number in self._written_over or guide.cursor.is_written_over(each.number):
                 continue
             if self.values.get(storage_key(each.tensor)) == each.number:
                 while planned and planned[0].number < each.number:
@@ -487,7 +487,7 @@ class Step(SavedTensors):
             elif saved.storage is None:  # it left, and something made the tensor again
                 saved.storage = storage_of(tensor)
                 self.evictor.returned(saved)
-            return Handle(owner, saved, tensor, self.lock.end)
+            return handle_on(owner, saved, tensor, self.lock.end)
 
     def _is_governed(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies on the device whose budget is held.
@@ -505,7 +505,7 @@ class Step(SavedTensors):
         if self.reassigned and (other := self.reassigned.instead_of(packed)) is not None:
             return other
         kind = type(packed)
-        if kind is Handle:
+        if kind in HANDLES:
             return self.read(packed)  # type: ignore[arg-type]
         if kind is tuple:
             return self._read_plain(*packed)  # type: ignore[misc]
@@ -516,7 +516,7 @@ class Step(SavedTensors):
     def _read_plain(self, tensor: torch.Tensor, version: int, number: int | None, _: object) -> torch.Tensor:
         self._before_read(number)
         if tensor._version != version:
-            raise changed_in_place(f"{tensor.type()} {list(tensor.shape)}")
+            raise changed_in_place(tensor.type(), list(tensor.shape))
         return tensor
 
     def _read_kept(self, packed: KeptTensor) -> torch.Tensor:
@@ -542,10 +542,10 @@ class Step(SavedTensors):
                 evictor.look(2 * value.size_bytes)
                 if guide is not None and value.number in guide.values.planned:
                     storage = self._ensure_planned(guide, value)
-                    tensor = packed.geometry.on(storage)
+                    tensor = packed.on(storage)
                 else:
                     storage = evictor.ensure(value)
-                    tensor = packed.geometry.on(storage)
+                    tensor = packed.on(storage)
                     self.values.bind(storage, value.number)
                 if value.saved_at:
                     self._read_ahead(value)

@@ -132,16 +132,19 @@ class ActionTable:
         emptied = frozenset(a.target for a in schedule.actions if a.kind == "empty")
         replayed = frozenset(a.target for a in schedule.actions if a.kind == "replay")
         anchor_of = {value: slot for slot, values in plan.anchors if slot in actions for value in values}
-        awaited = sources | swapped | emptied | from_gathered
+        awaited = emptied | from_gathered
         slots = range(plan.first_slot, plan.first_slot + len(plan.expected))
         native_path = (
             None
             if not actions
             else watch.path(
                 writes=[op.writes for op in plan.expected],
-                due=[slot in actions or slot in replayed for slot in slots],
+                due=[slot in actions or (slot in replayed and bool(plan.gathered)) for slot in slots],
+                replayed=[slot in replayed and not plan.gathered for slot in slots],
                 awaited=[not awaited.isdisjoint(op.writes) for op in plan.expected],
                 moved=sorted(swapped | recomputed),
+                swapped=sorted(swapped),
+                sources=sorted(sources),
                 anchored=sorted(anchor_of),
             )
         )

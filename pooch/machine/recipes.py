@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -71,12 +72,15 @@ class Recipes:
 
     Attributes:
         sources: Storages of values that are held for replays, by number, whether autograd has saved them or not.
+        arriving: Returns calls that were recorded elsewhere since it was last called.
     """
 
     def __init__(self, saved: dict[int, Value], kitchen: Kitchen, speed: CopySpeed) -> None:
         # Not a proxy: whoever looks at all objects of the process, as people do for tensors, would fail on a dead one.
         self._saved, self._kitchen_if_there, self._speed = saved, weakref.ref(kitchen), speed
         self.sources: dict[int, Storage] = {}
+        self.arriving: Callable[[], Collection[Call]] = tuple
+        self._arrival = threading.Lock()
         self._calls: dict[int, Call] = {}  # by what they made, in the order in which they ran
         self._costs_ms: dict[int, float] = {}
         self._looked_at_by: dict[int, set[int]] = {}  # by a value: those whose costs depend on whether it is there
@@ -89,22 +93,38 @@ class Recipes:
         return kitchen
 
     def __contains__(self, number: int) -> bool:
-        return number in self._calls
+        return self.of(number) is not None
 
     def add(self, call: Call) -> None:
         """Keep a call that can run again."""
-        self._calls.update((number, call) for number in call.writes)
+        self._take_arrived()
+        self._keep(call)
+
+    def _take_arrived(self) -> None:
+        with self._arrival:  # whoever waits here finds them
+            for call in self.arriving():
+                self._keep(call)
+
+    def _keep(self, call: Call) -> None:
+        for number in call.writes:
+            self._calls[number] = call
 
     def of(self, number: int) -> Call | None:
         """Return the call that made a value, or None if it cannot run again."""
-        return self._calls.get(number)
+        call = self._calls.get(number)
+        if call is None:
+            self._take_arrived()
+            call = self._calls.get(number)
+        return call
 
     def calls(self) -> list[Call]:
         """Return all calls, in the order in which they ran."""
+        self._take_arrived()
         return list({id(call): call for call in self._calls.values()}.values())
 
     def readers(self, numbers: Collection[int]) -> list[Call]:
         """Return the calls that read or made any of these values."""
+        self._take_arrived()
         wanted = set(numbers)
         return [
             call
@@ -138,7 +158,7 @@ class Recipes:
         read_at = wanted.saved_at if wanted is not None and wanted.saved_at else math.inf
         while ahead:
             current = ahead.pop()
-            call = self._calls.get(current)
+            call = self.of(current)
             if call is None or current in self._out_of_date or self._kitchen.is_banned(call, current):
                 return NEVER_MS
             if id(call) in seen:
@@ -212,7 +232,7 @@ class Recipes:
         ahead = [number]
         while ahead:
             current = ahead.pop()
-            call = self._calls.get(current)
+            call = self.of(current)
             if call is None:
                 raise PlanMismatch(
                     f"the backward pass needs value {current} again, but the op that makes it was not recorded"
@@ -237,6 +257,7 @@ class Recipes:
         changing = {number for call in calls for number in call.writes}
         if not changing:
             return
+        self._take_arrived()
         for number, call in self._calls.items():  # in the order in which they ran
             if not changing.isdisjoint(call.reads):
                 changing.add(number)

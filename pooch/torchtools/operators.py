@@ -129,7 +129,7 @@ def allow_replay(*names: str) -> None:
     if wrong:
         raise UsageError(f"{wrong[0]!r} is no operator: give its namespace and name, such as 'mylib::scan'")
     _REPLAYABLE.update(names)
-    operator_facts.cache_clear()
+    forget_facts()
 
 
 def is_foreign_name(name: str) -> bool:
@@ -149,9 +149,24 @@ def _foreign_refusal(func: Any) -> str | None:
     return f"it is not PyTorch's own, and may not give the same result twice (pooch.allow_replay({name!r}) allows it)"
 
 
-@cache
+# By identity: PyTorch hashes its operators in Python, and these are asked for several times in each op of a step.
+_KNOWN: dict[int, tuple[Any, OperatorFacts]] = {}
+
+
 def operator_facts(func: Any) -> OperatorFacts:
     """Returns the facts about an operator, which are computed only once."""
+    known = _KNOWN.get(id(func))
+    if known is None or known[0] is not func:
+        known = _KNOWN[id(func)] = (func, _facts_about(func))
+    return known[1]
+
+
+def forget_facts() -> None:
+    """Forgets the facts about operators, so that they are computed again."""
+    _KNOWN.clear()
+
+
+def _facts_about(func: Any) -> OperatorFacts:
     if isinstance(func, torch._ops.HigherOrderOperator):
         return OperatorFacts(func.name(), False, (), (), (), False, "it runs functions of the program")
     schema = func._schema

@@ -71,7 +71,7 @@ def region(**options: Any) -> Any:
 
 def path(writes: Any = (), moved: Any = (), anchored: Any = ()) -> Any:
     nothing = [False] * len(writes)
-    return watch.path(writes, nothing, nothing, moved, anchored)
+    return watch.path(writes, nothing, nothing, nothing, moved, moved, (), anchored)
 
 
 # What is watched ------------------------------------------------------------------------------------------------------

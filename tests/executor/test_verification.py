@@ -325,14 +325,14 @@ def test_foreign_operators_are_not_run_twice(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_allowed_operator_that_counts_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "_REPLAYABLE", {"pooch_test::counting"})
-    operators.operator_facts.cache_clear()
+    operators.forget_facts()
     try:
         monkeypatch.setitem(_on, "sabotage", True)
         _, run = train(Forward(inside=counting), "apply")
         assert any("counting" in each.operator for each in run.verified.differences)
         assert any("not PyTorch's own" in each.cause for each in run.verified.differences)
     finally:
-        operators.operator_facts.cache_clear()
+        operators.forget_facts()
 
 
 def test_a_plan_remembers_what_was_banned(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

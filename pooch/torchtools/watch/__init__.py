@@ -23,36 +23,40 @@ import torch
 from ...ground import native
 from ...ground.messages import warn
 from ..effects import StorageMap
-from ..operators import operator_facts
+from ..operators import OperatorFacts, operator_facts
+from ..outside import changed_in_place, refuse
+from ..settings import settings_now
 from ..stand_ins import Place, StandIns
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
-HEADERS = tuple(
-    FOLDER / f"{name}.h" for name in ("python", "storages", "operators", "path", "region", "kernel", "saved")
-)
+_NAMES = "python storages holding operators settings recipe path region kernel handle saved"
+HEADERS = tuple(FOLDER / f"{name}.h" for name in _NAMES.split())
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
 
 
 class _Library:
-    """The module, once somebody has asked for it: None where it cannot be had, for the reason in `why_not`."""
+    """The module, once somebody has asked for it: None where it cannot be had, for the reason in `why_not`.
+
+    `loaded` is the module without asking, for what is done for each saved tensor.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_known = False
-        self._module: ModuleType | None = None
         self.why_not = ""
+        self.loaded: ModuleType | None = None
 
     def get(self) -> ModuleType | None:
         with self._lock:
             if not self._is_known:
                 try:
-                    self._module = _loaded()
+                    self.loaded = _loaded()
                 except (native.BuildError, ImportError, OSError) as error:
                     self.why_not = str(error)
                     warn(f"steps are watched in Python, which takes longer than natively: {self.why_not}")
                 self._is_known = True
-            return self._module
+            return self.loaded
 
 
 LIBRARY = _Library()
@@ -89,18 +93,34 @@ def _loaded() -> ModuleType | None:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    module.describe_with(_described)
+    module.use(_described, settings_now, refuse, changed_in_place)
     return module
 
 
-def _described(name: str, overload: str) -> tuple[Any, int, bool, bool, bool, bool]:
+def _described(name: str, overload: str) -> tuple[Any, int, int, int, bool, bool, bool, bool, bool]:
     """Return an operator for the kernel: itself, which arguments it writes, by bits, and what decides where it goes."""
     namespace, _, base = name.partition("::")
     func = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
     facts = operator_facts(func)
     names = [argument.name for argument in func._schema.arguments]
     written = sum(1 << position for position in {*facts.written, *map(names.index, facts.written_names)})
-    return func, written, facts.is_view, facts.reads_nothing, bool(facts.statistics), facts.may_surprise
+    training = next((names.index(each) for each in ("train", "training") if each in names), -1)
+    return (
+        func,
+        written,
+        sum(1 << position for position in facts.statistics),
+        training,
+        facts.is_view,
+        facts.reads_nothing,
+        facts.may_surprise,
+        _can_be_recorded(facts),
+        facts.depends_on_call,
+    )
+
+
+def _can_be_recorded(facts: OperatorFacts) -> bool:
+    """Whether the kernel can record the calls of an operator. Those that draw random numbers are left to Python."""
+    return not (facts.random or facts.is_foreign or facts.refusal or facts.cast_as)
 
 
 def storage_map() -> Any:
@@ -110,22 +130,26 @@ def storage_map() -> Any:
 
 
 def path(
-    writes: Sequence[tuple[int, ...]], due: Sequence[bool], awaited: Sequence[bool], moved: Sequence[int],
-    anchored: Sequence[int],
+    writes: Sequence[tuple[int, ...]], due: Sequence[bool], replayed: Sequence[bool], awaited: Sequence[bool],
+    moved: Sequence[int], swapped: Sequence[int], sources: Sequence[int], anchored: Sequence[int],
 ) -> Any:  # fmt: skip
     """Return the native path of a plan, or None if there is no native part.
 
     Args:
         writes: The values that each expected op makes.
         due: Whether something is to be done before it.
-        awaited: Whether the plan moves anything that it makes.
+        replayed: Whether its call is to be recorded.
+        awaited: Whether Python is to be told of what it makes.
         moved: The values that the plan moves.
+        swapped: Those of them that it copies.
+        sources: Those that its replays read.
         anchored: Those with whose first read something is due.
     """
     module = LIBRARY.get()
     if module is None:
         return None
-    return module.Path(tuple(writes), bytes(due), bytes(awaited), list(moved), list(anchored))
+    flags = map(bytes, (due, replayed, awaited))
+    return module.Path(tuple(writes), *flags, *map(list, (moved, swapped, sources, anchored)))
 
 
 def region(native_path: Any, values: Any) -> Any:

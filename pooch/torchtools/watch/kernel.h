@@ -35,12 +35,6 @@ inline Arguments arguments_on(const Stack& stack, const c10::OperatorHandle& han
   return {stack.end() - static_cast<std::ptrdiff_t>(handle.schema().arguments().size()), stack.end()};
 }
 
-template <class Function>
-void each_written(const Operator& facts, const Arguments& arguments, Function&& function) {
-  for (size_t index = 0; facts.written >> index != 0 && index < arguments.size(); ++index)
-    if (facts.written >> index & 1) each_tensor(arguments[index], function);
-}
-
 // Asks Python whether an op that has failed can run again. If not, its error is thrown.
 inline void ask_to_run_again(State& state, const Operator& facts) {
   static PyObject* const name = interned("can_run_again");
@@ -106,6 +100,18 @@ inline void tell_after(State& state, PyObject* carrier, const Operator& facts, c
     state.path->learn(position, &handle.schema(), outputs);
 }
 
+// Records the next call on the path, if it is to run again.
+inline std::shared_ptr<Recipe> to_replay(State& state, const Operator& facts, const c10::OperatorHandle& handle,
+                                         const Arguments& arguments) {
+  const size_t position = state.position;
+  if (!state.on_path || position >= state.path->size() || !state.path->at(position).is_replayed) return nullptr;
+  const Recognised* recognised = state.path->at(position).recognised.load(std::memory_order_acquire);
+  if (recognised == nullptr || recognised->schema != &handle.schema() || !is_recordable(facts, arguments)) return nullptr;
+  auto recipe = recorded(*state.values, facts, handle, arguments);
+  state.readers.add(recipe);
+  return recipe;
+}
+
 // Passes an op to Python before and after it runs.
 inline void run_told(State& state, const Operator& facts, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                      const Arguments& arguments, Stack* stack, bool is_alone) {
@@ -131,55 +137,54 @@ inline void run_told(State& state, const Operator& facts, const c10::OperatorHan
       carrier = Reference(), args = Reference(), kwargs = Reference(), storages = Reference();
     }
   } end{carrier, args, kwargs, storages};
+  const int64_t position = state.position;
+  std::shared_ptr<Recipe> recipe = is_alone ? to_replay(state, facts, handle, arguments) : nullptr;
+  state.is_recorded = recipe != nullptr;
   {
     Gil gil;
     Reference alone = Reference::to(is_alone ? Py_True : Py_False);
     storages = call(carrier.get(), before, facts.function, args.get(), kwargs.get(), alone.get());
   }
+  state.is_recorded = false;
   run(state, facts, handle, keys, arguments, stack);
+  if (recipe) state.recorded.add(position, std::move(recipe));
   if (storages.get() == Py_None) return;  // the step is not to see what it gives
   const auto outputs = results_on(*stack, handle);
   Gil gil;
   tell_after(state, carrier.get(), facts, handle, storages.get(), outputs);
 }
 
-// What an expected op has made: a storage for each new value, in the order in which Python would list them.
+// Binds what an expected op has made to its values.
 inline bool bind_new(State& state, const Operator& facts, const Arguments& arguments, const at::Tensor* const* outputs,
                      size_t count, const Expected& expected) {
-  c10::SmallVector<c10::StorageImpl*, 8> read;
-  for (const c10::IValue& argument : arguments)
-    each_tensor(argument, [&](const at::Tensor& tensor) {
-      if (tensor.defined() && tensor.has_storage()) read.push_back(storage_of(tensor).unsafeGetStorageImpl());
-    });
-  c10::SmallVector<const c10::Storage*, 4> written, made;
-  each_written(facts, arguments, [&](const at::Tensor& tensor) {
-    if (is_plain(tensor)) written.push_back(&storage_of(tensor));
-  });
-  const auto is_in = [](const auto& storages, const c10::StorageImpl* wanted) {
-    return std::any_of(storages.begin(), storages.end(), [&](const auto* each) {
-      if constexpr (std::is_same_v<std::decay_t<decltype(*each)>, c10::StorageImpl>) return each == wanted;
-      else return each->unsafeGetStorageImpl() == wanted;
-    });
-  };
-  for (size_t index = 0; index < count; ++index) {
-    const c10::Storage& storage = storage_of(*outputs[index]);
-    const auto* address = storage.unsafeGetStorageImpl();
-    if (is_in(made, address) || (!is_in(written, address) && is_in(read, address))) continue;
-    made.push_back(&storage);
-  }
-  for (const c10::Storage* storage : written)
-    if (!is_in(made, storage->unsafeGetStorageImpl())) made.push_back(storage);
+  const auto made = made_by(facts, arguments, outputs, count);
   if (made.size() != expected.writes.size()) return false;
-  for (size_t index = 0; index < made.size(); ++index) state.values->bind(*made[index], expected.writes[index]);
+  for (size_t index = 0; index < made.size(); ++index) {
+    const int64_t number = expected.writes[index];
+    state.values->bind(*made[index], number);
+    if (Path::holds(state.path->sources, number)) state.sources->put(number, *made[index]);
+    else if (Path::holds(state.path->swapped, number)) state.made->put(number, *made[index]);
+  }
   return true;
+}
+
+// Copies what an op is about to change and calls that are to run again have read.
+inline void preserve(State& state, const Operator& facts, const Arguments& arguments) {
+  if (state.readers.is_empty()) return;
+  const uint64_t changed = facts.written | changed_statistics(facts, arguments);
+  each_marked(changed, arguments, [&](const at::Tensor& tensor) {
+    if (is_plain(tensor)) state.readers.preserve(storage_of(tensor).unsafeGetStorageImpl());
+  });
 }
 
 // Tells Python of values that are about to be written over. All arguments that are written are plain.
 inline void tell_written(State& state, const Operator& facts, const Arguments& arguments) {
   static PyObject* const name = interned("written_over");
-  each_written(facts, arguments, [&](const at::Tensor& tensor) {
+  each_marked(facts.written, arguments, [&](const at::Tensor& tensor) {
     const auto number = state.values->get(storage_of(tensor).unsafeGetStorageImpl());
     if (!number || *number < 0) return;
+    if (!Path::holds(state.path->moved, *number) && !Path::holds(state.path->sources, *number) && !state.has_taken)
+      return state.written_over.add(*number);
     Gil gil;
     if (state.carrier == nullptr) return;
     Reference carrier = Reference::to(state.carrier), wrapped = checked(THPVariable_Wrap(tensor));
@@ -188,7 +193,9 @@ inline void tell_written(State& state, const Operator& facts, const Arguments& a
 }
 
 inline void run_expected(State& state, const Operator& facts, const c10::OperatorHandle& handle,
-                         c10::DispatchKeySet keys, const Arguments& arguments, Stack* stack) {
+                         c10::DispatchKeySet keys, const Arguments& arguments, Stack* stack,
+                         std::shared_ptr<Recipe> recipe) {
+  if (facts.written != 0 || facts.statistics != 0) preserve(state, facts, arguments);
   if (facts.written != 0) tell_written(state, facts, arguments);
   run(state, facts, handle, keys, arguments, stack);
   c10::SmallVector<const at::Tensor*, 8> outputs;
@@ -209,6 +216,7 @@ inline void run_expected(State& state, const Operator& facts, const c10::Operato
   }
   if (outputs.empty() && facts.written == 0) return;  // as `.item()`: the plan does not mind it
   const size_t position = state.position;
+  if (recipe) state.recorded.add(static_cast<int64_t>(position), std::move(recipe));
   Expected* expected = state.on_path && position < state.path->size() ? &state.path->at(position) : nullptr;
   const Recognised* recognised = expected == nullptr ? nullptr : expected->recognised.load(std::memory_order_acquire);
   if (recognised != nullptr && are_plain && !expected->is_awaited &&
@@ -238,12 +246,22 @@ inline bool reads_away(State& state, const Arguments& arguments) {
   return found;
 }
 
+// Whether an op changes what calls that Python has recorded have read.
+inline bool changes_for_python(State& state, const Operator& facts, const Arguments& arguments) {
+  if ((facts.written == 0 && facts.statistics == 0) || state.read_in_python.is_empty()) return false;
+  bool found = false;
+  each_marked(facts.written | changed_statistics(facts, arguments), arguments, [&](const at::Tensor& tensor) {
+    found = found || (is_plain(tensor) && state.read_in_python.holds(storage_of(tensor).unsafeGetStorageImpl()));
+  });
+  return found;
+}
+
 // Whether all that has to be known before an op is known here.
 inline bool is_expected(State& state, const Operator& facts, const c10::OperatorHandle& handle,
                         const Arguments& arguments) {
   if (!state.on_path || state.needs_attention || facts.is_special || !state.is_at_home()) return false;
   if (reads_away(state, arguments)) return false;
-  if ((facts.written != 0 || facts.has_statistics) && state.preserves) return false;
+  if (changes_for_python(state, facts, arguments) || state.awaited.is_any_released()) return false;
   const size_t position = state.position;
   if (position >= state.path->size()) return false;
   const Expected& expected = state.path->at(position);
@@ -251,7 +269,7 @@ inline bool is_expected(State& state, const Operator& facts, const c10::Operator
   if (recognised == nullptr || expected.is_due) return false;
   bool are_plain = true;
   if (facts.written != 0)
-    each_written(facts, arguments, [&](const at::Tensor& tensor) { are_plain = are_plain && is_plain(tensor); });
+    each_marked(facts.written, arguments, [&](const at::Tensor& tensor) { are_plain = are_plain && is_plain(tensor); });
   return are_plain;
 }
 
@@ -286,8 +304,11 @@ inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_ke
     return handle.redispatchBoxed(keys, stack);
   }
   const Running running(state);
-  if (running.is_alone && is_expected(state, facts, handle, arguments))
-    return run_expected(state, facts, handle, keys, arguments, stack);
+  if (running.is_alone && is_expected(state, facts, handle, arguments)) {
+    auto recipe = to_replay(state, facts, handle, arguments);
+    if (recipe || !state.path->at(state.position).is_replayed)
+      return run_expected(state, facts, handle, keys, arguments, stack, std::move(recipe));
+  }
   run_told(state, facts, handle, keys, arguments, stack, running.is_alone);
 }
 

@@ -12,10 +12,12 @@ struct Operator {
   c10::OperatorName name;
   PyObject* function;  // the OpOverload, which is never released
   uint64_t written;    // positions of arguments that it writes, by bits
-  bool is_view, reads_nothing, has_statistics, is_special;
+  uint64_t statistics;  // those of running statistics that it updates unless the argument at `training` is false
+  int training;         // -1: there is no such argument
+  bool is_view, reads_nothing, is_special, is_recordable, depends_on_call;
 };
 
-// `describe(name, overload)` returns the OpOverload, a mask of the arguments that it writes, and flags; see `watch/__init__.py`.
+// `describe(name, overload)` returns the OpOverload, masks of arguments, and flags; see `watch/__init__.py`.
 inline PyObject*& describe() {
   static PyObject* function = nullptr;
   return function;
@@ -43,13 +45,14 @@ inline const Operator& operator_of(const c10::OperatorHandle& handle) {
     const auto& name = handle.operator_name();
     Reference found_facts = checked(PyObject_CallFunction(describe(), "ss", name.name.c_str(), name.overload_name.c_str()));
     PyObject* function = nullptr;
-    unsigned long long written = 0;
-    int is_view = 0, reads_nothing = 0, has_statistics = 0, is_special = 0;
-    if (!PyArg_ParseTuple(found_facts.get(), "OKpppp", &function, &written, &is_view, &reads_nothing, &has_statistics,
-                          &is_special))
+    unsigned long long written = 0, statistics = 0;
+    int training = -1, is_view = 0, reads_nothing = 0, is_special = 0, is_recordable = 0, depends_on_call = 0;
+    if (!PyArg_ParseTuple(found_facts.get(), "OKKippppp", &function, &written, &statistics, &training, &is_view,
+                          &reads_nothing, &is_special, &is_recordable, &depends_on_call))
       raise();
     Py_INCREF(function);
-    made = new Operator{name, function, written, is_view != 0, reads_nothing != 0, has_statistics != 0, is_special != 0};
+    made = new Operator{name, function, written, statistics, training, is_view != 0, reads_nothing != 0, is_special != 0,
+                        is_recordable != 0, depends_on_call != 0};
   }
   std::lock_guard guard(lock);
   (*known)[key] = made;  // one that was there before is never freed: another thread may hold it

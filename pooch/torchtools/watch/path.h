@@ -22,8 +22,9 @@ struct Recognised {
 // One op of the path. What it looks like is learnt when it was recognised in Python for the first time.
 struct Expected {
   std::vector<int64_t> writes;  // the values that it makes
-  bool is_due = false;          // something is to be done before it, or its call is to be recorded
-  bool is_awaited = false;      // the plan moves what it makes
+  bool is_due = false;          // something is to be done before it
+  bool is_replayed = false;     // its call is to be recorded
+  bool is_awaited = false;      // Python is told of what it makes
   std::atomic<const Recognised*> recognised{nullptr};
 };
 
@@ -36,8 +37,9 @@ class Path {
   size_t size() const { return ops_.size(); }
   Expected& at(size_t position) { return ops_[position]; }
 
-  // Values that a plan moves, and those with whose first read something is due.
-  std::vector<bool> moved, anchored;
+  // Values that a plan moves, those of them that it copies, those that its replays read, and those with whose first read
+  // something is due.
+  std::vector<bool> moved, swapped, sources, anchored;
 
   static bool holds(const std::vector<bool>& set, int64_t number) {
     return number >= 0 && static_cast<size_t>(number) < set.size() && set[number];
@@ -69,7 +71,8 @@ class Path {
   std::vector<Expected> ops_;
 };
 
-// In Python: `Path(writes, due, awaited, moved, anchored)`: a tuple of values and two flags for each op; two lists of values.
+// In Python: `Path(writes, due, replayed, awaited, moved, swapped, sources, anchored)`: a tuple of values and three flags
+// for each op; four lists of values.
 struct PathObject {
   PyObject_HEAD
   std::shared_ptr<Path>* path;
@@ -95,19 +98,25 @@ inline bool set_of(PyObject* sequence, std::vector<bool>& set) {
 }
 
 inline PyObject* path_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *writes, *due, *awaited, *moved, *anchored;
-  if (!PyArg_ParseTuple(arguments, "O!SSOO", &PyTuple_Type, &writes, &due, &awaited, &moved, &anchored)) return nullptr;
+  PyObject *writes, *due, *replayed, *awaited, *moved, *swapped, *sources, *anchored;
+  if (!PyArg_ParseTuple(arguments, "O!SSSOOOO", &PyTuple_Type, &writes, &due, &replayed, &awaited, &moved, &swapped,
+                        &sources, &anchored))
+    return nullptr;
   const auto count = static_cast<size_t>(PyTuple_GET_SIZE(writes));
-  if (static_cast<size_t>(PyBytes_GET_SIZE(due)) != count || static_cast<size_t>(PyBytes_GET_SIZE(awaited)) != count)
-    return PyErr_Format(PyExc_ValueError, "a path has two flags for each op");
+  for (PyObject* flags : {due, replayed, awaited})
+    if (static_cast<size_t>(PyBytes_GET_SIZE(flags)) != count)
+      return PyErr_Format(PyExc_ValueError, "a path has three flags for each op");
   auto path = std::make_shared<Path>(count);
   for (size_t position = 0; position < count; ++position) {
     Expected& op = path->at(position);
     if (!numbers_in(PyTuple_GET_ITEM(writes, position), op.writes)) return nullptr;
     op.is_due = PyBytes_AS_STRING(due)[position] != 0;
+    op.is_replayed = PyBytes_AS_STRING(replayed)[position] != 0;
     op.is_awaited = PyBytes_AS_STRING(awaited)[position] != 0;
   }
-  if (!set_of(moved, path->moved) || !set_of(anchored, path->anchored)) return nullptr;
+  if (!set_of(moved, path->moved) || !set_of(swapped, path->swapped) || !set_of(sources, path->sources) ||
+      !set_of(anchored, path->anchored))
+    return nullptr;
   auto* self = reinterpret_cast<PathObject*>(type->tp_alloc(type, 0));
   if (self != nullptr) self->path = new std::shared_ptr<Path>(std::move(path));
   return reinterpret_cast<PyObject*>(self);

@@ -1,6 +1,8 @@
 // A region whose ops are watched, and where a step has come to in it.
 #pragma once
+#include "holding.h"
 #include "path.h"
+#include "recipe.h"
 
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -13,12 +15,8 @@ namespace watch {
 
 struct Kept;
 
-// Of all keys below autograd and Python only this one has no kernels of its own and is no backend. It is in no tensor's
-// keys, so nothing is paid outside of a region, which includes it for its thread.
-constexpr auto KEY = c10::DispatchKey::Fake;
-
-// Storages whose bytes are away while the program holds them. Other storages may have come to their addresses since.
-class Away {
+// Storages that something is known of. Other storages may have come to their addresses since.
+class StorageSet {
  public:
   bool is_empty() const { return count_.load(std::memory_order_acquire) == 0; }
 
@@ -27,9 +25,9 @@ class Away {
     return storages_.contains(storage);
   }
 
-  void note(const c10::StorageImpl* storage, bool is_away) {
+  void note(const c10::StorageImpl* storage, bool is_in) {
     std::lock_guard guard(lock_);
-    if (is_away) storages_.insert(storage);
+    if (is_in) storages_.insert(storage);
     else storages_.erase(storage);
     count_.store(storages_.size(), std::memory_order_release);
   }
@@ -40,22 +38,91 @@ class Away {
   std::atomic<size_t> count_{0};
 };
 
+// Values that were written over, and that autograd keeps.
+class WrittenOver {
+ public:
+  void add(int64_t number) {
+    std::lock_guard guard(lock_);
+    numbers_.insert(number);
+  }
+
+  bool has(int64_t number) {
+    std::lock_guard guard(lock_);
+    return numbers_.contains(number);
+  }
+
+ private:
+  std::mutex lock_;
+  std::unordered_set<int64_t> numbers_;
+};
+
+// Storages that leave as soon as nothing but the step holds them.
+class Awaited {
+ public:
+  void set(std::vector<Weak> storages) {
+    std::lock_guard guard(lock_);
+    storages_.swap(storages);
+    count_.store(storages_.size(), std::memory_order_release);
+  }
+
+  bool has_any() const { return count_.load(std::memory_order_acquire) != 0; }
+
+  bool is_any_released() {
+    if (!has_any()) return false;
+    std::lock_guard guard(lock_);
+    return std::any_of(storages_.begin(), storages_.end(), [](const Weak& each) { return each.use_count() <= 1; });
+  }
+
+ private:
+  std::mutex lock_;
+  std::vector<Weak> storages_;
+  std::atomic<size_t> count_{0};
+};
+
+// Calls that were recorded and that Python has not taken yet, by their positions on the path.
+class Recorded {
+ public:
+  using Calls = std::vector<std::pair<int64_t, std::shared_ptr<Recipe>>>;
+
+  void add(int64_t position, std::shared_ptr<Recipe> recipe) {
+    std::lock_guard guard(lock_);
+    calls_.emplace_back(position, std::move(recipe));
+  }
+
+  Calls take() {
+    std::lock_guard guard(lock_);
+    return std::exchange(calls_, {});
+  }
+
+ private:
+  std::mutex lock_;
+  Calls calls_;
+};
+
 // What op threads read without the interpreter's lock. The region in Python and the threads that are in it own it.
 struct State {
   std::shared_ptr<Path> path;
   std::shared_ptr<StorageMap> values;
   std::atomic<PyObject*> carrier{nullptr};  // what is called in Python, while the region is entered
   PyObject* region = nullptr;   // the region, meanwhile
-  Away away;
+  StorageSet away;             // whose bytes are away while the program holds them
+  StorageSet read_in_python;   // that calls which Python has recorded have read
+  Awaited awaited;
+  // What replays will read, and what is to be copied out once its time has come.
+  std::shared_ptr<Holding> sources = std::make_shared<Holding>(), made = std::make_shared<Holding>();
+  WrittenOver written_over;
+  Readers readers;
   std::optional<c10::Stream> home;
   bool is_watchful = false;
   std::atomic<int64_t> position{0};
-  std::atomic<bool> on_path{false}, needs_attention{false}, preserves{false}, is_silent{false}, is_reassigned{false},
+  std::atomic<bool> on_path{false}, needs_attention{false}, is_silent{false}, is_recorded{false}, is_reassigned{false},
       is_native{false};
   std::atomic<bool> is_busy{false};
   uint64_t serial = 0;
   std::vector<Kept*> kept;  // under the interpreter's lock
   uint64_t saves = 0;
+  std::atomic<bool> has_taken{false};  // whether Python has taken any of these, so that it may have let them leave
+  Recorded recorded;
 
   bool is_at_home() const {
     if (!home) return true;
@@ -216,6 +283,61 @@ inline PyObject* region_note_away(PyObject* self, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// Returns the positions and the calls of ops that were recorded since this was last asked.
+inline PyObject* region_take_calls(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto calls = state_of(self).recorded.take();
+  Reference list = checked(PyList_New(static_cast<Py_ssize_t>(calls.size())));
+  for (size_t index = 0; index < calls.size(); ++index) {
+    Reference position = checked(PyLong_FromLongLong(calls[index].first)), call = to_python(std::move(calls[index].second));
+    PyList_SET_ITEM(list.get(), index, checked(PyTuple_Pack(2, position.get(), call.get())).release());
+  }
+  return list.release();
+  END_HANDLE_TH_ERRORS
+}
+
+inline PyObject* region_is_written_over(PyObject* self, PyObject* value) {
+  const int64_t number = PyLong_AsLongLong(value);
+  if (PyErr_Occurred()) return nullptr;
+  return PyBool_FromLong(state_of(self).written_over.has(number));
+}
+
+template <std::shared_ptr<Holding> State::*Held>
+PyObject* get_holding(PyObject* self, void*) {
+  return to_python(state_of(self).*Held);
+}
+
+// Has the next op that runs after one of these storages was released be passed to Python.
+inline PyObject* region_wait_for(PyObject* self, PyObject* keys) {
+  Reference items(PySequence_Fast(keys, "storages are given as a sequence of keys"));
+  if (!items) return nullptr;
+  std::vector<Weak> storages;
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(items.get()); ++index) {
+    c10::StorageImpl* address = address_in(PySequence_Fast_GET_ITEM(items.get(), index));
+    if (PyErr_Occurred()) return nullptr;
+    storages.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(address));
+  }
+  state_of(self).awaited.set(std::move(storages));
+  Py_RETURN_NONE;
+}
+
+inline PyObject* region_note_read(PyObject* self, PyObject* key) {
+  const c10::StorageImpl* storage = address_in(key);
+  if (PyErr_Occurred()) return nullptr;
+  state_of(self).read_in_python.note(storage, true);
+  Py_RETURN_NONE;
+}
+
+// Copies a storage that an op is about to change, for the calls that have read it.
+inline PyObject* region_preserve(PyObject* self, PyObject* key) {
+  HANDLE_TH_ERRORS
+  const c10::StorageImpl* storage = address_in(key);
+  if (PyErr_Occurred()) return nullptr;
+  state_of(self).readers.preserve(storage);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* region_take_kept(PyObject* self, PyObject*);
 
 inline PyTypeObject* region_type() {
@@ -224,12 +346,19 @@ inline PyTypeObject* region_type() {
       {"leave", region_leave, METH_NOARGS, nullptr},
       {"note_away", region_note_away, METH_VARARGS, nullptr},
       {"take_kept", region_take_kept, METH_NOARGS, nullptr},
+      {"take_calls", region_take_calls, METH_NOARGS, nullptr},
+      {"preserve", region_preserve, METH_O, nullptr},
+      {"note_read", region_note_read, METH_O, nullptr},
+      {"wait_for", region_wait_for, METH_O, nullptr},
+      {"is_written_over", region_is_written_over, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef attributes[] = {
       {"position", get_position, set_position, nullptr, nullptr},
+      {"sources", get_holding<&State::sources>, nullptr, nullptr, nullptr},
+      {"made", get_holding<&State::made>, nullptr, nullptr, nullptr},
       {"on_path", get_flag<&State::on_path>, set_flag<&State::on_path>, nullptr, nullptr},
       {"needs_attention", get_flag<&State::needs_attention>, set_flag<&State::needs_attention>, nullptr, nullptr},
-      {"preserves", get_flag<&State::preserves>, set_flag<&State::preserves>, nullptr, nullptr},
+      {"is_recorded", get_flag<&State::is_recorded>, nullptr, nullptr, nullptr},
       {"is_silent", get_flag<&State::is_silent>, set_flag<&State::is_silent>, nullptr, nullptr},
       {"is_native", get_flag<&State::is_native>, nullptr, nullptr, nullptr},
       {"is_reassigned", get_flag<&State::is_reassigned>, set_flag<&State::is_reassigned>, nullptr, nullptr},

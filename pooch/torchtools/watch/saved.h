@@ -1,10 +1,9 @@
 // Saved tensor hooks: what autograd holds in place of a tensor that a plan keeps, and what passes all others to Python.
 #pragma once
+#include "handle.h"
 #include "region.h"
 
-#include <ATen/SequenceNumber.h>
 #include <structmember.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <chrono>
 
@@ -19,8 +18,7 @@ struct Kept {
   int64_t version;
   uint64_t serial;
   size_t place;  // among those that may leave, or `NOWHERE`
-  uint64_t node;
-  void* identity;  // null: the result of the node that saves it
+  Identity identity;
   bool is_numbered;
   PyObject* handle;
   PyObject* weak_references;
@@ -73,10 +71,7 @@ inline PyObject* kept_get_version(PyObject* self, void*) {
 }
 
 inline PyObject* kept_get_identity(PyObject* self, void*) {
-  const Kept* kept = kept_of(self);
-  if (kept->identity == nullptr) Py_RETURN_NONE;
-  Reference address(PyLong_FromVoidPtr(kept->identity)), node(PyLong_FromUnsignedLongLong(kept->node));
-  return PyTuple_Pack(2, address.get(), node.get());
+  return kept_of(self)->identity.to_python();
 }
 
 inline PyObject* kept_get_handle(PyObject* self, void*) {
@@ -117,6 +112,7 @@ inline PyObject* region_take_kept(PyObject* self, PyObject*) {
   std::sort(listed.begin(), listed.end(), [](const Kept* a, const Kept* b) { return a->serial < b->serial; });
   std::vector<Kept*> taken;
   taken.swap(listed);
+  state_of(self).has_taken = state_of(self).has_taken || !taken.empty();
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(taken.size()));
   for (size_t index = 0; index < taken.size(); ++index) {
     taken[index]->place = NOWHERE;
@@ -167,13 +163,6 @@ inline void hooks_dealloc(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-// Returns the tensor without its history, with the same version counter: autograd's own op would hold itself.
-inline at::Tensor detached(const at::Tensor& tensor, bool has_history) {
-  if (!has_history) return tensor;
-  auto* implementation = tensor.unsafeGetTensorImpl();
-  return at::Tensor(implementation->shallow_copy_and_detach(implementation->version_counter(), false));
-}
-
 inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
   HANDLE_TH_ERRORS
   static PyObject* const pack = interned("pack");
@@ -185,8 +174,7 @@ inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
   if (!is_plain(tensor) || tensor.is_inference()) return in_python();
   const auto number = state->values->get(storage_of(tensor).unsafeGetStorageImpl());
   if (number && Path::holds(state->path->moved, *number)) return in_python();
-  const auto& node = tensor.grad_fn();
-  at::Tensor without_history = detached(tensor, node != nullptr);
+  at::Tensor without_history = detached(tensor, tensor.grad_fn() != nullptr);
   Kept* kept = kept_of(kept_type()->tp_alloc(kept_type(), 0));
   if (kept == nullptr) return nullptr;
   new (&kept->tensor) at::Tensor(std::move(without_history));
@@ -195,10 +183,7 @@ inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
   kept->version = tensor._version();
   kept->is_numbered = number.has_value();
   kept->number = number.value_or(-1);
-  if (node) {
-    kept->node = node->sequence_nr();
-    if (kept->node + 1 != at::sequence_number::peek()) kept->identity = object;
-  }
+  kept->identity = Identity::of(object, tensor);
   if (kept->number >= 0) {
     kept->serial = ++state->saves;
     kept->place = state->kept.size();

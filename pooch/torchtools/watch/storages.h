@@ -11,6 +11,10 @@
 
 namespace watch {
 
+// Of all keys below autograd and Python only this one has no kernels of its own and is no backend. It is in no tensor's
+// keys, so nothing is paid outside of a region, which includes it for its thread.
+constexpr auto KEY = c10::DispatchKey::Fake;
+
 using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 // Whether a tensor has strided memory that can be copied byte by byte. Others are looked at in Python.
@@ -22,6 +26,13 @@ inline bool is_plain(const at::Tensor& tensor) {
 
 inline const c10::Storage& storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage();
+}
+
+// Returns the tensor without its history, with the same version counter: autograd's own op would hold itself.
+inline at::Tensor detached(const at::Tensor& tensor, bool has_history) {
+  if (!has_history) return tensor;
+  auto* implementation = tensor.unsafeGetTensorImpl();
+  return at::Tensor(implementation->shallow_copy_and_detach(implementation->version_counter(), false));
 }
 
 // Weak pointers keep the small structures of storages that are gone, so that no address is used twice.

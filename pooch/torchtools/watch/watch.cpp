@@ -4,8 +4,14 @@
 
 namespace {
 
-PyObject* describe_with(PyObject*, PyObject* function) {
-  Py_XDECREF(std::exchange(watch::describe(), Py_NewRef(function)));
+// `use(describe, settings_now, refuse, changed)`: what is called of Python.
+PyObject* use(PyObject*, PyObject* functions) {
+  PyObject *describe, *settings_now, *refuse, *changed;
+  if (!PyArg_ParseTuple(functions, "OOOO", &describe, &settings_now, &refuse, &changed)) return nullptr;
+  Py_XDECREF(std::exchange(watch::describe(), Py_NewRef(describe)));
+  Py_XDECREF(std::exchange(watch::settings_now(), Py_NewRef(settings_now)));
+  Py_XDECREF(std::exchange(watch::refuse(), Py_NewRef(refuse)));
+  Py_XDECREF(std::exchange(watch::changed(), Py_NewRef(changed)));
   Py_RETURN_NONE;
 }
 
@@ -22,7 +28,7 @@ PyObject* keys(PyObject*, PyObject*) {
 }
 
 PyMethodDef functions[] = {
-    {"describe_with", describe_with, METH_O, nullptr},
+    {"use", use, METH_VARARGS, nullptr},
     {"is_watching", is_watching, METH_NOARGS, nullptr},
     {"keys", keys, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
@@ -44,6 +50,7 @@ PyMODINIT_FUNC PyInit_watch() {
   watch::Reference module(PyModule_Create(&definition));
   if (!module || !add(module.get(), "StorageMap", watch::storage_map_type()) ||
       !add(module.get(), "Path", watch::path_type()) || !add(module.get(), "Region", watch::region_type()) ||
+      !add(module.get(), "Handle", watch::handle_type()) ||
       !add(module.get(), "KeptTensor", watch::kept_type()) || !add(module.get(), "Hooks", watch::hooks_type()))
     return nullptr;
   // It stays for as long as the process: a library that is unloaded would leave PyTorch with nowhere to go.
