@@ -108,8 +108,13 @@ def _plan_row(result: Result) -> Row:
 
 
 def message_rows(results: Sequence[Result]) -> list[Row]:
-    """What Pooch told while each model was trained."""
-    return [{"model": result["model"], "told": line} for result in results for line in result.get("messages", ())]
+    """What Pooch told while each model was trained, but for plans that were made."""
+    return [
+        {"model": result["model"], "told": line}
+        for result in results
+        for line in result.get("messages", ())
+        if not line.startswith("info: planned")
+    ]
 
 
 def tables(results: Sequence[Result]) -> dict[str, list[Row]]:

@@ -35,6 +35,7 @@ def tiny() -> Trainee:
 TINY = Net("tiny", "nothing", tiny)
 
 
+@pytest.mark.slow
 def test_a_net_is_trained_under_auto_and_under_a_plan_with_the_same_bits() -> None:
     found = watched_models.measure(TINY, 0.6, steps=3, turns=1)
     (auto,), (plan,) = watched_rows.auto_rows([found]), watched_rows.plan_rows([found])
