@@ -121,9 +121,9 @@ def of_kind(samples: Sequence[RawSample], kind: str, what: str = "wall_ms") -> t
     return tuple(sample[what] for sample in samples if sample["kind"] == kind and sample["turn"] != WARM_UP_TURN)
 
 
-def ratios(samples: Sequence[RawSample], kind: str, base: str = "plain") -> tuple[float, ...]:
-    """Return the wall times of a kind relative to those of another in the same turn; empty if either is missing."""
-    pairs = zip(of_kind(samples, kind), of_kind(samples, base), strict=False)
+def ratios(samples: Sequence[RawSample], kind: str, base: str = "plain", what: str = "wall_ms") -> tuple[float, ...]:
+    """Return the times of a kind relative to those of another in the same turn; empty if either is missing."""
+    pairs = zip(of_kind(samples, kind, what), of_kind(samples, base, what), strict=False)
     return tuple(one / other for one, other in pairs)
 
 
