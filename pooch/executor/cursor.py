@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
+
+# Values that a step itself numbers. A plan numbers its own from 0.
+FIRST_VALUE = 2**40
 
 
 class Cursor:
@@ -18,20 +22,43 @@ class Cursor:
         sources: Storages of values that replays will read, by number.
         made: Storages of values that are to be copied out.
         is_recorded: Whether the call of the op that begins was recorded natively.
+        has_readers: Whether calls that were recorded natively have read anything from outside of the step.
         is_native: Whether a native watch follows the path.
     """
 
-    __slots__ = ("is_reassigned", "made", "needs_attention", "on_path", "position", "sources")
-    is_native = is_recorded = False
+    __slots__ = ("_numbers", "is_reassigned", "made", "needs_attention", "on_path", "position", "sources")
+    is_native = is_recorded = has_readers = False
 
     def __init__(self) -> None:
         self.on_path, self.position = True, 0
         self.sources: dict[int, torch.UntypedStorage] = {}
+        self._numbers = itertools.count(FIRST_VALUE)
         self.made: dict[int, torch.UntypedStorage] = {}
         self.needs_attention = self.is_reassigned = False
 
     def note_away(self, key: int, is_away: bool) -> None:
         """Note whether the bytes of a storage are away while the program holds it. A mode asks for each op."""
+
+    def next_number(self) -> int:
+        """Return the number of the next value that is not the plan's."""
+        return next(self._numbers)
+
+    def note_call(self, writes: tuple[int, ...], recipe: int) -> None:
+        """Note a call that was recorded in Python, which native ones build upon."""
+
+    def forget(self, numbers: set[int]) -> None:
+        """Note values that can no longer be made again."""
+
+    def outdated(self, key: int) -> list[int]:
+        """Return the first values made by calls recorded natively that have read a storage: none."""
+        return []
+
+    def note_handed_out(self, key: int) -> None:
+        """Note a storage whose address the program has."""
+
+    def take_unplanned(self) -> list[Any]:
+        """Return the calls of a step without a plan that were recorded natively since this was last called: none."""
+        return []
 
     def note_read(self, key: int) -> None:
         """Note a storage that a recorded call has read, and that must not change. A mode looks at each write."""

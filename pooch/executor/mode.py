@@ -89,7 +89,9 @@ def following(step: Step) -> AbstractContextManager[None]:
     are reads too. The latter needs `looking` around each call.
     """
     if not step.replays:
-        return Together(saving(step), RawLooks(_nothing, step.data_assigned))
+        hooks = native_saving(step) if is_native(step) else saving(step)
+        # What is only ever copied stays as long as the program holds it.
+        return Together(hooks, RawLooks(lambda arguments, handed_out: None, step.data_assigned))
     looks = RawLooks(step.look, step.data_assigned)
     if is_native(step):
         return Together(native_saving(step), looks, NativeWatch(step))
@@ -97,10 +99,6 @@ def following(step: Step) -> AbstractContextManager[None]:
         return Together(saving(step), looks, StepMode(step))
     hooks = StepHooks(step.quietly(step.pack), step.quietly(step.unpack), step.fell_silent)
     return Together(hooks, looks, WatchfulMode(step))
-
-
-def _nothing(arguments: Any, handed_out: bool) -> None:
-    """What is only ever copied stays as long as the program holds it."""
 
 
 def saving(step: Step) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from ..torchtools.operators import operator_facts
 from ..torchtools.settings import from_a_kernel, is_within_an_op
 from ..torchtools.standing_aside import StepHooks, Watch
 from ..torchtools.tensors import storage_key
+from .cursor import Cursor
 from .engines.cpu import CpuEngine
 from .own_work import OWN_WORK
 from .step import Step
@@ -31,17 +32,25 @@ def is_native(step: Step) -> bool:
     Dispatch modes of the program around the region see what a dispatch mode of ours calls, and not what a kernel does.
     """
     guide, evictor = step.guide, step.evictor
-    if guide is None or not guide.table.can_be_native or torch._C._len_torch_dispatch_stack():
+    if type(step) is not Step or type(step.cursor) is Cursor or torch._C._len_torch_dispatch_stack():
+        return False
+    if guide is not None and not guide.table.can_be_native:
         return False
     return evictor.device.type != "cpu" or isinstance(evictor.engine, CpuEngine)  # only real streams are looked at
 
 
 def native_saving(step: Step) -> StepHooks:
-    """Pass to the step every tensor that autograd saves and reads, as far as its plan does not keep it."""
-    guide, module = step.guide, watch.LIBRARY.get()
-    assert guide is not None
+    """Pass to the step every tensor that autograd saves and reads, as far as it is not just kept.
+
+    Without a plan all are, until room runs out.
+    """
+    module = watch.LIBRARY.get()
     assert module is not None
-    hooks = module.Hooks(_Quiet(step) if step.empties else step, guide.cursor, step.stats, step.begin)
+    if step.guide is None:
+        first_node: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        region: Any = step.cursor
+        region.go_unplanned(step.replays, not step.replays, first_node, step.evictor.verification.number)
+    hooks = module.Hooks(_Quiet(step) if step.empties else step, step.cursor, step.stats, step.begin)
     return StepHooks(hooks.pack, hooks.unpack, step.fell_silent)
 
 
@@ -56,13 +65,12 @@ class NativeWatch(Watch):
     """Watches the ops of a region, and passes them to the step where something is to be done.
 
     Args:
-        step: The step. It has a plan.
+        step: The step.
     """
 
     def __init__(self, step: Step) -> None:
-        assert step.guide is not None
         self._step = step
-        self._region: Any = step.guide.cursor
+        self._region: Any = step.cursor
 
     def put(self) -> None:
         """Begin to watch in the calling thread."""
@@ -74,6 +82,7 @@ class NativeWatch(Watch):
     def take_away(self) -> None:
         """Watch no longer. May be repeated."""
         self._region.leave()
+        self._step.owner.effort.recording_ms += self._region.take_recording_ms()
         watch.HIGHER_ORDER.leave(self)
 
     @property
@@ -100,6 +109,8 @@ class NativeWatch(Watch):
             storages = self.storages_of(func, args, kwargs)
             with from_a_kernel():
                 step.before_op(func, facts, args, kwargs, storages[1])
+            if not is_alone:
+                step.recorder.overlapped()
             self._wait()
         return storages
 
@@ -138,8 +149,15 @@ class NativeWatch(Watch):
         A mode sees the latter, and the kernel what it does. Where such a step leaves its path, a mode watches the next.
         """
         guide = self._step.guide
-        assert guide is not None
-        return guide.on_path and not guide.table.native_use.is_proven and is_within_an_op()
+        return guide is not None and guide.on_path and not guide.table.native_use.is_proven and is_within_an_op()
+
+    def stall_ms(self) -> float:
+        """Return what making room has taken in this step."""
+        return self._step.evictor.stall_ms
+
+    def note_place(self, recipe: int) -> None:
+        """Remember which module of the program calls the op that is running, for a recipe that is new."""
+        self._step.evictor.verification.note_place(recipe)
 
     def ended(self) -> None:
         """Note that an op which was passed to `before` has ended, in whatever way."""

@@ -15,15 +15,13 @@ from ..machine.recipes import Resolve
 from ..machine.values import Place
 from ..torchtools.operators import has_undefined_bytes, operator_facts
 from ..torchtools.tensors import copied_storage
+from .cursor import FIRST_VALUE
 from .evictor import Evictor
 from .leaving import cause_of
 from .planned_values import PlannedValues
 from .replay import replay_call
 from .tier import StepTier
 from .verification import Difference, new_witness
-
-# Values that a step itself numbers. A plan numbers its own from 0.
-FIRST_VALUE = 2**40
 
 
 @dataclass(slots=True)

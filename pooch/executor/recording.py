@@ -73,6 +73,11 @@ class CallRecorder:
         if self._is_mine():
             self.op.release()
 
+    def overlapped(self) -> None:
+        """Note that the op which runs is not the only one."""
+        if self._running is not None:
+            self._running.is_alone = False
+
     def _is_mine(self) -> bool:
         """Whether the calling thread runs the op that holds `op`. Of ops that overlap, only one does."""
         return self.op.locked() and self._running_thread == threading.get_ident()
@@ -134,8 +139,10 @@ class CallRecorder:
         self._evictor.verification.note_place(recipe)
         kept = Call(call, reads, writes, time_ms, recipe, foreign)
         self._recipes.add(kept)
+        self.cursor.note_call(writes, recipe)
         for each in outer:
             self._readers.setdefault(storage_key(each.tensor), []).append(kept)
+            self.cursor.note_read(storage_key(each.tensor))
 
     def _is_from_outside(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor that holds no value of the step was there before it, or is a view of one that was.
@@ -185,7 +192,7 @@ class CallRecorder:
     @property
     def reads_outside(self) -> bool:
         """Whether a call that was recorded has read anything from outside of the step."""
-        return bool(self._readers)
+        return bool(self._readers) or self.cursor.has_readers
 
     def outdated(self, keys: list[int]) -> list[Call]:
         """Return the calls that have read storages from outside of the step which are about to change.
@@ -193,7 +200,8 @@ class CallRecorder:
         Args:
             keys: Of the storages.
         """
-        return [call for key in keys for call in self._readers.pop(key, ())]
+        native = (self._recipes.of(number) for key in keys for number in self.cursor.outdated(key))
+        return [call for key in keys for call in self._readers.pop(key, ())] + [call for call in native if call]
 
     def outdated_by_address(self, keys: list[int], numbers: set[int]) -> list[Call]:
         """Return the calls that read or made what the program has the address of from now on.
@@ -203,7 +211,15 @@ class CallRecorder:
             numbers: The values of the step in them.
         """
         self._unsafe.update(keys)
+        for key in keys:
+            self.cursor.note_handed_out(key)
         return [*self._recipes.readers(numbers), *self.outdated(keys)]
+
+
+def unplanned_calls(cursor: Cursor) -> list[Call]:
+    """Return the calls of a step without a plan that the native watch has recorded since this was last called."""
+    found = cursor.take_unplanned()
+    return [Call(call, call.reads, writes, time_ms, recipe) for call, writes, time_ms, recipe in found]
 
 
 def read_by(call: RecordedCall) -> tuple[tuple[int, ...], list[OuterArgument]]:

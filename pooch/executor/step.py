@@ -7,24 +7,24 @@ says what is to be done at each of them (`plan_guide.py`). Beneath it is the pre
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..ground.errors import PlanMismatch
 from ..machine import Call, Value
-from ..torchtools import watch
 from ..torchtools.effects import changed_statistics, written_tensors
 from ..torchtools.endings import end_with
 from ..torchtools.operators import call_refusal
 from ..torchtools.out_of_memory import is_out_of_memory, missing_bytes
 from ..torchtools.outside import changed_in_place
 from ..torchtools.tensors import (
+    can_be_dropped,
     find_tensors,
     has_plain_storage,
     may_move,
@@ -32,18 +32,19 @@ from ..torchtools.tensors import (
     storage_of,
     tensors_with_memory,
 )
-from .cursor import Cursor
+from ..torchtools.watch import storage_map
+from .cursor import FIRST_VALUE
 from .evictor import Evictor
 from .own_work import OWN_WORK
-from .owner import FIRST_VALUE, ValueOwner
+from .owner import ValueOwner
 from .plan_guide import PlanGuide
 from .planned_values import PlannedValues
-from .recording import CallRecorder, read_by
+from .recording import CallRecorder, read_by, unplanned_calls
 from .records import HANDLES, Handle, KeptTensor, Reassigned, handle_on, pack_kept
 from .replay import record_call
 from .silence import SavedTensors, Silence
 from .statistics import RunStats
-from .table import Advice, OnMismatch
+from .table import Advice, OnMismatch, cursor_of
 from .tier import StepTier
 
 _AGAIN = "profile and plan again to follow the new path"
@@ -64,6 +65,7 @@ class Step(SavedTensors):
 
     Attributes:
         guide: What the plan has it do, or None.
+        cursor: Where it is on the path of its plan, and what the native watch holds.
         owner: What the machine asks about its values.
         values: Which value each storage holds.
         mismatches: Why the schedule could not be carried out, where pressure has taken over for that.
@@ -77,16 +79,17 @@ class Step(SavedTensors):
         self.evictor, self.stats, self.lock = evictor, evictor.stats, evictor.lock
         self.replays, self._copies_ahead = replays, copies_ahead
         self.begin = time.perf_counter()
-        self.values = watch.storage_map()
+        self.values = storage_map()
         self.tier = StepTier(evictor.engine, evictor.host_bytes, None if advice is None else advice.arena)
         end_with(self, self.tier.close)
         self.owner = owner = ValueOwner(evictor, self.tier)
         self.recorder = CallRecorder(evictor, self.values, owner.recipes, owner.effort)
+        self.cursor = cursor = self.recorder.cursor = cursor_of(None if advice is None else advice.table, self.values)
+        owner.recipes.arriving = partial(unplanned_calls, cursor)
         self.op = self.recorder.op
         self.mismatches: list[str] = []
         self.reassigned = Reassigned()
         self.on_read: Callable[[], None] | None = None
-        self._numbers = itertools.count(FIRST_VALUE)
         self._in_parts: set[int] = set()  # storages that autograd holds for earlier contents as well
         self._kept: list[weakref.ref[KeptTensor]] = []
         self._written_over: set[int] = set()  # values that a plan keeps: no replay may read what is there now
@@ -95,12 +98,11 @@ class Step(SavedTensors):
         self.is_quiet = False
         if advice is not None:
             self._on_mismatch = advice.on_mismatch
-            cursor = self.recorder.cursor = watch.region(advice.table.native_path, self.values) or Cursor()
             planned = PlannedValues(advice.table, advice.arena, evictor, owner.recipes, owner, cursor)
             owner.moves(planned)
             self.guide = PlanGuide(planned, owner.recipes)
             end_with(self, planned.close)
-            evictor.keeps(self)
+        evictor.keeps(self)
 
     @property
     def empties(self) -> bool:
@@ -172,7 +174,7 @@ class Step(SavedTensors):
         return True
 
     def _bind(self, tensor: torch.Tensor) -> int:
-        value = next(self._numbers)
+        value: int = self.cursor.next_number()
         self.values.bind(storage_of(tensor), value)
         return value
 
@@ -276,18 +278,17 @@ class Step(SavedTensors):
                 guide.values.emptied.restore()
 
     def let_kept_leave(self) -> None:
-        """Register what the plan holds on the device, so that it can leave. The caller holds the lock.
+        """Register what is held on the device, so that it can leave. The caller holds the lock.
 
         What was written over since it was saved stays.
         """
-        guide = self.guide
-        assert guide is not None
-        kept, self._kept = [each() for each in self._kept] + guide.cursor.take_kept(), []
-        planned = [value for value in guide.values.may_leave() if not value.saved_at]
+        kept, self._kept = [each() for each in self._kept] + self.cursor.take_kept(), []
+        here = [] if self.guide is None else self.guide.values.may_leave()
+        planned = [value for value in here if not value.saved_at]
         for each in kept:
             if each is None or each.tensor is None or each.tensor._version != each.version:
                 continue
-            if each.number in self._written_over or guide.cursor.is_written_over(each.number):
+            if each.number in self._written_over or self.cursor.is_written_over(each.number):
                 continue
             if self.values.get(storage_key(each.tensor)) == each.number:
                 while planned and planned[0].number < each.number:
@@ -296,6 +297,12 @@ class Step(SavedTensors):
                 each.tensor = None
         for value in planned:
             self.evictor.save(value)
+
+    def look_ahead(self) -> None:
+        """Register what is held once the budget fills up, so that it is copied out ahead of need from here on."""
+        if self.evictor.is_filling:
+            with self.lock, torch._C._DisableTorchDispatch():
+                self.let_kept_leave()
 
     def writing_over(self, tensor: torch.Tensor) -> Callable[[], bool]:
         """Return what tells in the backward pass whether neither autograd nor a replay will read the tensor again."""
@@ -348,8 +355,7 @@ class Step(SavedTensors):
         """Note that the program is about to give a tensor other data."""
         if has_plain_storage(tensor):
             self.reassigned.note(tensor, self._value_in(tensor))
-            if self.guide is not None:
-                self.guide.cursor.is_reassigned = bool(self.reassigned)
+            self.cursor.is_reassigned = bool(self.reassigned)
 
     def quietly(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Wrap a hook so that what it does does not count as a read by the program."""
@@ -434,7 +440,7 @@ class Step(SavedTensors):
         """Prepare for a change after which calls would not give the same any more."""
         if calls:
             with self.lock, torch._C._DisableTorchDispatch(), self.tier.at_home():
-                self.owner.recipes.give_up(calls)
+                self.cursor.forget(self.owner.recipes.give_up(calls))
 
     # Saving and reading -----------------------------------------------------------------------------------------------
 
@@ -447,7 +453,7 @@ class Step(SavedTensors):
         if not may_move(tensor):
             return self.keep_silent(tensor)
         number = self.values.get(storage_of(tensor)._cdata)
-        if number is None and not self.replays and _may_leave(tensor):
+        if number is None and not self.replays and can_be_dropped(tensor):
             number = self._bind(tensor)
         if number is None or number < 0:
             return pack_kept(tensor, number)
@@ -585,16 +591,6 @@ class Step(SavedTensors):
             with torch._C._DisableTorchDispatch(), self.tier.at_home():
                 self._act(guide, slot)
             self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
-
-
-def _may_leave(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of unknown origin can leave once nothing else holds its storage.
-
-    A parameter may be given other data, memory that PyTorch did not allocate can change without its knowledge, and
-    nothing tells whether a conjugate view was changed.
-    """
-    is_parameter = tensor.is_leaf and tensor.requires_grad
-    return not (is_parameter or tensor.is_conj() or tensor.is_neg()) and storage_of(tensor).resizable()
 
 
 def _kind(fingerprint: str) -> str:

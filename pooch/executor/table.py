@@ -11,8 +11,9 @@ import torch
 
 from ..ir import Action, ExpectedOp, Plan
 from ..torchtools import watch
+from ..torchtools.effects import StorageMap
 from ..torchtools.tensors import fingerprint
-from .cursor import NativeUse
+from .cursor import Cursor, NativeUse
 from .engines.protocol import Arena
 from .leaving import CopyTable
 
@@ -185,3 +186,15 @@ class Advice:
     table: ActionTable
     arena: Arena
     on_mismatch: OnMismatch
+
+
+def cursor_of(table: ActionTable | None, values: StorageMap) -> Any:
+    """Return a cursor for a step: a native region, unless there is none, or the plan does nothing.
+
+    Args:
+        table: The plan of the step, or None without one.
+        values: Which value each storage holds.
+    """
+    if table is not None and table.native_path is None:
+        return Cursor()
+    return watch.region(None if table is None else table.native_path, values) or Cursor()

@@ -40,6 +40,7 @@ _MOST_CONTEXTS = 16
 _NEVER = 2**62
 _MOST_RECIPES = 2**16  # in all contexts; beyond, the one that was not used for the longest time is unproven again
 _MOST_DIFFERENCES = 1000  # that are listed
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class Verification:
     def __init__(self, verify: Verify, tell: Callable[[Hashable, str], None]) -> None:
         if verify not in ("always", "first", "off"):
             raise UsageError(f"verify={verify!r}: choose 'always', 'first' or 'off'")
-        self.verify, self._tell = verify, tell
+        self.verify, self._tell, self.number = verify, tell, next(_numbers)
         self._contexts: OrderedDict[Hashable, OrderedDict[Hashable, _Proof]] = OrderedDict()
         self._proofs: OrderedDict[Hashable, _Proof] = OrderedDict()
         self._recipes = 0  # in all contexts

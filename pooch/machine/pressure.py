@@ -33,10 +33,10 @@ _SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking fo
 
 
 class Keeper(Protocol):
-    """A planned step, whose values are at no cost here as long as nothing has to leave."""
+    """A step, what it keeps of which is at no cost here as long as nothing has to leave."""
 
     def let_kept_leave(self) -> None:
-        """Register what the plan holds on the device, so that it can leave."""
+        """Register what is held on the device, so that it can leave."""
 
 
 class Pressure:
@@ -165,7 +165,7 @@ class Pressure:
                 self._candidates.add(other)
 
     def keeps(self, step: Keeper) -> None:
-        """Ask a planned step, before anything leaves, to let what its plan holds leave as well."""
+        """Ask a step, before anything leaves, to let what it keeps leave as well."""
         with self.lock:  # another thread may be looking through them
             self._keeping.add(step)
 
@@ -317,6 +317,11 @@ class Pressure:
         if value in self._values:  # another thread may have ended it
             self._candidates.add(value)
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether so much is live that values are copied out ahead of need."""
+        return self.live.recent() >= self._start_bytes + _WRITE_AHEAD_SHARE * (self.budget_bytes - self._start_bytes)
+
     def write_ahead(self) -> None:
         """Between ops: start to copy out what leaves next while there is still room, so that nobody waits for it."""
         for value in list(self._writing):
@@ -324,9 +329,12 @@ class Pressure:
             if ticket is None or ticket.is_done():
                 with self.lock:
                     self._finish_out(value)
-        full_bytes = self._start_bytes + _WRITE_AHEAD_SHARE * (self.budget_bytes - self._start_bytes)
-        is_early = self._saves < self._look_at or self.live.recent() < full_bytes
-        if is_early or len(self._writing) >= _WRITTEN_AHEAD or not self.policy.may_copy:
+        if (
+            self._saves < self._look_at
+            or not self.is_filling
+            or len(self._writing) >= _WRITTEN_AHEAD
+            or not self.policy.may_copy
+        ):
             return
         with self.lock:
             self._look_at = self._saves + _LOOKS_AGAIN

@@ -248,15 +248,15 @@ class Recipes:
 
     # Changes ----------------------------------------------------------------------------------------------------------
 
-    def give_up(self, calls: Iterable[Call]) -> None:
+    def give_up(self, calls: Iterable[Call]) -> set[int]:
         """Prepare for a change after which calls would not give the same any more, nor what is made from it.
 
         What could only be made again by them is brought back first; what leaves from here on is copied. The caller
-        holds the lock.
+        holds the lock. Returns the values that cannot be made again any more.
         """
         changing = {number for call in calls for number in call.writes}
         if not changing:
-            return
+            return changing
         self._take_arrived()
         for number, call in self._calls.items():  # in the order in which they ran
             if not changing.isdisjoint(call.reads):
@@ -269,6 +269,7 @@ class Recipes:
         for number in changing:
             self._calls.pop(number, None)
         self._out_of_date -= changing
+        return changing
 
 
 def _may_leave(value: Value | None) -> None:

@@ -77,6 +77,16 @@ def may_move(tensor: torch.Tensor) -> bool:
     return has_plain_storage(tensor) and not tensor.is_meta
 
 
+def can_be_dropped(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor of unknown origin can leave once nothing else holds its storage.
+
+    A parameter may be given other data, memory that PyTorch did not allocate can change without its knowledge, and
+    nothing tells whether a conjugate view was changed.
+    """
+    is_parameter = tensor.is_leaf and tensor.requires_grad
+    return not (is_parameter or tensor.is_conj() or tensor.is_neg()) and storage_of(tensor).resizable()
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """Returns how often the tensor was modified in place; inference tensors keep no count."""
     return 0 if tensor.is_inference() else tensor._version

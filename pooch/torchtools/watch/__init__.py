@@ -30,7 +30,7 @@ from ..stand_ins import Place, StandIns
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
-_NAMES = "python storages holding operators settings recipe path region kernel handle saved"
+_NAMES = "python storages holding operators settings recipe path region unplanned kernel handle saved"
 HEADERS = tuple(FOLDER / f"{name}.h" for name in _NAMES.split())
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
 
@@ -153,14 +153,14 @@ def path(
 
 
 def region(native_path: Any, values: Any) -> Any:
-    """Return a native region for a step on a path, or None if there is no native part.
+    """Return a native region for a step, or None if there is no native part.
 
     Args:
-        native_path: From `path`, or None.
+        native_path: From `path`, or None for a step without a plan.
         values: From `storage_map`: takes the values that storages hold.
     """
     module = LIBRARY.get()
-    return None if native_path is None or module is None else module.Region(native_path, values)
+    return None if module is None else module.Region(native_path, values)
 
 
 def _beneath(original: Any) -> Any:

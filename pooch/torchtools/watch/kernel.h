@@ -4,21 +4,19 @@
 // their values, and nothing of it comes to Python unless something is due. All other ops are passed to Python before and
 // after they run. The op itself always runs here.
 #pragma once
-#include "region.h"
-
-#include <ATen/core/LegacyTypeDispatch.h>
+#include "unplanned.h"
 
 namespace watch {
 
 // The keys below this one, to which ops are passed on. `callBoxed` would compute them anew, and enter autograd again.
 inline const c10::DispatchKeySet BELOW(c10::DispatchKeySet::FULL_AFTER, KEY);
 
-using Stack = torch::jit::Stack;
-
 // Notes that an op is running: of those that overlap, none can be told apart from the others.
 class Running {
  public:
-  explicit Running(State& state) : state_(state), is_alone(!state.is_busy.exchange(true)) {}
+  explicit Running(State& state) : state_(state), is_alone(!state.is_busy.exchange(true)) {
+    state.has_overlapped = !is_alone;
+  }
   ~Running() {
     if (is_alone) state_.is_busy = false;
   }
@@ -309,6 +307,9 @@ inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_ke
     if (recipe || !state.path->at(state.position).is_replayed)
       return run_expected(state, facts, handle, keys, arguments, stack, std::move(recipe));
   }
+  if (running.is_alone && is_ordinary_op(state, facts, arguments))
+    return run_unplanned(state, facts, handle, arguments, stack,
+                         [&] { run(state, facts, handle, keys, arguments, stack); });
   run_told(state, facts, handle, keys, arguments, stack, running.is_alone);
 }
 

@@ -6,6 +6,7 @@
 
 namespace watch {
 
+using Stack = torch::jit::Stack;
 using Arguments = c10::SmallVector<c10::IValue, 12>;
 
 struct Operator {

@@ -64,6 +64,7 @@ struct Recipe {
   std::vector<TensorArgument> tensors;
   const Settings* settings;
   bool has_gradients;
+  int64_t made = -1;  // the first value that it made, in a step without a plan
 };
 
 constexpr size_t MOST_PRESERVED_BYTES = 16 << 20;  // of a storage from outside that is copied before an op changes it
@@ -79,6 +80,25 @@ class Readers {
       if (recipe->tensors[index].origin == Origin::OUTSIDE)
         by_storage_[storage_of(recipe->tensors[index].alias).unsafeGetStorageImpl()].push_back({recipe, index});
     count_.store(by_storage_.size(), std::memory_order_release);
+  }
+
+  bool has(const c10::StorageImpl* storage) {
+    if (is_empty()) return false;
+    std::lock_guard guard(lock_);
+    return by_storage_.find(storage) != by_storage_.end();
+  }
+
+  // Returns the first values that calls have made which read a storage, and forgets them.
+  std::vector<int64_t> take(const c10::StorageImpl* storage) {
+    std::lock_guard guard(lock_);
+    std::vector<int64_t> made;
+    const auto found = by_storage_.find(storage);
+    if (found == by_storage_.end()) return made;
+    for (const auto& [recipe, index] : found->second)
+      if (const auto there = recipe.lock()) made.push_back(there->made);
+    by_storage_.erase(found);
+    count_.store(by_storage_.size(), std::memory_order_release);
+    return made;
   }
 
   // Copies a storage that an op is about to change, for the calls that have read it. What is large stays as it is, and
@@ -339,7 +359,7 @@ inline Arguments arguments_again(const Recipe& recipe, PyObject* resolve) {
 }
 
 // Runs a call again, below autograd and under the gradient mode of the first run.
-inline void run_again(const Recipe& recipe, torch::jit::Stack& stack) {
+inline void run_again(const Recipe& recipe, Stack& stack) {
   const pybind11::gil_scoped_release without_lock;
   const at::AutoDispatchBelowAutograd below;
   const c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKeySet({c10::DispatchKey::Python, KEY}));
@@ -352,7 +372,7 @@ inline PyObject* call_replay(PyObject* self, PyObject* resolve) {
   HANDLE_TH_ERRORS
   const Recipe& recipe = recipe_of(self);
   const Arguments arguments = arguments_again(recipe, resolve);
-  torch::jit::Stack stack(arguments.begin(), arguments.end());
+  Stack stack(arguments.begin(), arguments.end());
   run_again(recipe, stack);
   c10::SmallVector<const at::Tensor*, 8> outputs;
   for (const c10::IValue& result : stack)

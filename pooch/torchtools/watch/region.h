@@ -99,6 +99,63 @@ class Recorded {
   Calls calls_;
 };
 
+// A call of a step without a plan.
+struct UnplannedCall {
+  std::shared_ptr<Recipe> recipe;
+  std::vector<int64_t> writes;
+  uint64_t number;  // of its recipe: the same in all steps that do the same
+  double time_ms;
+};
+
+// Those that Python has not taken yet.
+class Unplanned {
+ public:
+  void add(UnplannedCall call) {
+    std::lock_guard guard(lock_);
+    calls_.push_back(std::move(call));
+  }
+
+  std::vector<UnplannedCall> take() {
+    std::lock_guard guard(lock_);
+    return std::exchange(calls_, {});
+  }
+
+ private:
+  std::mutex lock_;
+  std::vector<UnplannedCall> calls_;
+};
+
+// What makes a value again: the number of a recipe, and the place of the value among what that makes.
+struct Source {
+  uint64_t recipe;
+  size_t place;
+};
+
+class Sources {
+ public:
+  void add(int64_t value, Source source) {
+    std::lock_guard guard(lock_);
+    sources_[value] = source;
+  }
+
+  void forget(int64_t value) {
+    std::lock_guard guard(lock_);
+    sources_.erase(value);
+  }
+
+  std::optional<Source> of(int64_t value) {
+    std::lock_guard guard(lock_);
+    const auto found = sources_.find(value);
+    return found == sources_.end() ? std::nullopt : std::optional<Source>(found->second);
+  }
+
+ private:
+  std::mutex lock_;
+  ska::flat_hash_map<int64_t, Source> sources_;
+};
+
+constexpr int64_t FIRST_NUMBER = int64_t{1} << 40;  // a plan numbers its own values from 0
+
 // What op threads read without the interpreter's lock. The region in Python and the threads that are in it own it.
 struct State {
   std::shared_ptr<Path> path;
@@ -120,7 +177,15 @@ struct State {
   std::atomic<bool> is_busy{false};
   uint64_t serial = 0;
   std::vector<Kept*> kept;  // under the interpreter's lock
-  uint64_t saves = 0;
+  uint64_t saves = 0, packs = 0;
+  // Of a step without a plan.
+  Unplanned unplanned;
+  Sources made_here;
+  StorageSet handed_out;  // whose address the program has
+  std::atomic<int64_t> next_number{FIRST_NUMBER}, recording_ns{0};
+  uint64_t first_node = 0, places = 0;
+  double stall_ms = 0;
+  std::atomic<bool> records{false}, keeps{false}, binds{false}, has_overlapped{false};
   std::atomic<bool> has_taken{false};  // whether Python has taken any of these, so that it may have let them leave
   Recorded recorded;
 
@@ -338,6 +403,83 @@ inline PyObject* region_preserve(PyObject* self, PyObject* key) {
   END_HANDLE_TH_ERRORS
 }
 
+inline PyObject* region_take_unplanned(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto calls = state_of(self).unplanned.take();
+  Reference list = checked(PyList_New(static_cast<Py_ssize_t>(calls.size())));
+  for (size_t index = 0; index < calls.size(); ++index) {
+    UnplannedCall& each = calls[index];
+    Reference writes = checked(PyTuple_New(static_cast<Py_ssize_t>(each.writes.size())));
+    for (size_t place = 0; place < each.writes.size(); ++place)
+      PyTuple_SET_ITEM(writes.get(), place, checked(PyLong_FromLongLong(each.writes[place])).release());
+    Reference call = to_python(std::move(each.recipe)), time_ms = checked(PyFloat_FromDouble(each.time_ms));
+    Reference number = checked(PyLong_FromLongLong(static_cast<int64_t>(each.number)));
+    PyList_SET_ITEM(list.get(), index,
+                    checked(PyTuple_Pack(4, call.get(), writes.get(), time_ms.get(), number.get())).release());
+  }
+  return list.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// Have ops be recorded and saved tensors be kept natively, in a step without a plan.
+inline PyObject* region_go_unplanned(PyObject* self, PyObject* arguments) {
+  int records, binds;
+  unsigned long long first_node, places;
+  if (!PyArg_ParseTuple(arguments, "ppKK", &records, &binds, &first_node, &places)) return nullptr;
+  State& state = state_of(self);
+  state.records = records != 0, state.binds = binds != 0, state.keeps = true;
+  state.first_node = first_node, state.places = places;
+  Py_RETURN_NONE;
+}
+
+inline PyObject* region_next_number(PyObject* self, PyObject*) {
+  return PyLong_FromLongLong(state_of(self).next_number++);
+}
+
+// Note what Python has recorded: the values that a call made, and the number of its recipe.
+inline PyObject* region_note_call(PyObject* self, PyObject* arguments) {
+  PyObject* writes;
+  long long number;
+  std::vector<int64_t> numbers;
+  if (!PyArg_ParseTuple(arguments, "OL", &writes, &number) || !numbers_in(writes, numbers)) return nullptr;
+  for (size_t place = 0; place < numbers.size(); ++place)
+    state_of(self).made_here.add(numbers[place], {static_cast<uint64_t>(number), place});
+  Py_RETURN_NONE;
+}
+
+inline PyObject* region_forget(PyObject* self, PyObject* values) {
+  std::vector<int64_t> numbers;
+  if (!numbers_in(values, numbers)) return nullptr;
+  for (const int64_t number : numbers) state_of(self).made_here.forget(number);
+  Py_RETURN_NONE;
+}
+
+// Returns the first values that calls have made which read a storage that is about to change.
+inline PyObject* region_outdated(PyObject* self, PyObject* key) {
+  const c10::StorageImpl* storage = address_in(key);
+  if (PyErr_Occurred()) return nullptr;
+  const auto made = state_of(self).readers.take(storage);
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(made.size()));
+  for (size_t index = 0; list != nullptr && index < made.size(); ++index)
+    PyList_SET_ITEM(list, index, PyLong_FromLongLong(made[index]));
+  return list;
+}
+
+inline PyObject* region_note_handed_out(PyObject* self, PyObject* key) {
+  const c10::StorageImpl* storage = address_in(key);
+  if (PyErr_Occurred()) return nullptr;
+  state_of(self).handed_out.note(storage, true);
+  Py_RETURN_NONE;
+}
+
+inline PyObject* get_has_readers(PyObject* self, void*) {
+  return PyBool_FromLong(!state_of(self).readers.is_empty());
+}
+
+inline PyObject* region_take_recording_ms(PyObject* self, PyObject*) {
+  return PyFloat_FromDouble(static_cast<double>(state_of(self).recording_ns.exchange(0)) / 1e6);
+}
+
 PyObject* region_take_kept(PyObject* self, PyObject*);
 
 inline PyTypeObject* region_type() {
@@ -346,6 +488,14 @@ inline PyTypeObject* region_type() {
       {"leave", region_leave, METH_NOARGS, nullptr},
       {"note_away", region_note_away, METH_VARARGS, nullptr},
       {"take_kept", region_take_kept, METH_NOARGS, nullptr},
+      {"take_recording_ms", region_take_recording_ms, METH_NOARGS, nullptr},
+      {"take_unplanned", region_take_unplanned, METH_NOARGS, nullptr},
+      {"go_unplanned", region_go_unplanned, METH_VARARGS, nullptr},
+      {"next_number", region_next_number, METH_NOARGS, nullptr},
+      {"note_call", region_note_call, METH_VARARGS, nullptr},
+      {"forget", region_forget, METH_O, nullptr},
+      {"outdated", region_outdated, METH_O, nullptr},
+      {"note_handed_out", region_note_handed_out, METH_O, nullptr},
       {"take_calls", region_take_calls, METH_NOARGS, nullptr},
       {"preserve", region_preserve, METH_O, nullptr},
       {"note_read", region_note_read, METH_O, nullptr},
@@ -354,6 +504,7 @@ inline PyTypeObject* region_type() {
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef attributes[] = {
       {"position", get_position, set_position, nullptr, nullptr},
+      {"has_readers", get_has_readers, nullptr, nullptr, nullptr},
       {"sources", get_holding<&State::sources>, nullptr, nullptr, nullptr},
       {"made", get_holding<&State::made>, nullptr, nullptr, nullptr},
       {"on_path", get_flag<&State::on_path>, set_flag<&State::on_path>, nullptr, nullptr},

@@ -163,17 +163,33 @@ inline void hooks_dealloc(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
+constexpr uint64_t SAVES_BETWEEN_LOOKS = 32;  // at whether room runs out
+
+// Whether a tensor of unknown origin can leave once nothing else holds its storage, as `tensors.can_be_dropped` has it.
+inline bool can_be_dropped(const at::Tensor& tensor) {
+  return !(tensor.is_leaf() && tensor.requires_grad()) && storage_of(tensor).resizable();
+}
+
 inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
   HANDLE_TH_ERRORS
-  static PyObject* const pack = interned("pack");
+  static PyObject *const pack = interned("pack"), *const look = interned("look_ahead");
   Hooks* hooks = hooks_of(self);
   const auto& state = *hooks->state;
   const auto in_python = [&] { return PyObject_CallMethodOneArg(hooks->step, pack, object); };
-  if (!state->on_path || !THPVariable_CheckExact(object)) return in_python();
+  const bool keeps = state->keeps && !state->has_taken;
+  if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return in_python();
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  if (!is_plain(tensor) || tensor.is_inference()) return in_python();
-  const auto number = state->values->get(storage_of(tensor).unsafeGetStorageImpl());
-  if (number && Path::holds(state->path->moved, *number)) return in_python();
+  if (!is_ordinary(tensor) || tensor.is_inference()) return in_python();
+  auto number = state->values->get(storage_of(tensor).unsafeGetStorageImpl());
+  if (state->on_path && number && Path::holds(state->path->moved, *number)) return in_python();
+  if (keeps && ++state->packs % SAVES_BETWEEN_LOOKS == 0) {
+    Reference none(PyObject_CallMethodNoArgs(hooks->step, look));
+    if (!none) return nullptr;
+  }
+  if (keeps && !number && state->binds && can_be_dropped(tensor)) {
+    number = state->next_number++;
+    state->values->bind(storage_of(tensor), *number);
+  }
   at::Tensor without_history = detached(tensor, tensor.grad_fn() != nullptr);
   Kept* kept = kept_of(kept_type()->tp_alloc(kept_type(), 0));
   if (kept == nullptr) return nullptr;
