@@ -206,9 +206,7 @@ class StepDriver:
         self._changes = ModuleChanges()
         self._standstill = Standstill()
         self._standstill.begin()
-        self._closed = weakref.finalize(
-            self, _close, self._standstill, self._backward, self._changes, library, evictor
-        )
+        self._closed = weakref.finalize(self, _close, self._standstill, self._backward, self._changes, library, evictor)
         self._closed.atexit = False
         LOST_INTERRUPTS.use(evictor)
         _ACTIVE[governed.device.type] = self
@@ -241,7 +239,7 @@ class StepDriver:
         return _Call(self, number, args, kwargs, quiet)
 
     def _begins_quietly(self, args: Any, kwargs: Any, quiet: QuietCalls) -> bool:
-        """Whether a call begins a step that is known to be far away from the budget, so that nothing is prepared for it.
+        """Whether a call begins a step that is known to be far away from the budget: nothing is prepared for it.
 
         It is an ordinary call of the thread that has trained last, and nothing is left over that has to be seen to.
         """
@@ -266,7 +264,7 @@ class StepDriver:
                 return False
             self._claimed = running.thread
         try:
-            kind = quiet.find(args, kwargs, self._changes.count)
+            kind = quiet.find(args, kwargs, self._changes.given.count)
             if kind is None:
                 return False
             start_bytes = self._live.now()
@@ -382,7 +380,7 @@ class StepDriver:
         far_bytes = FAR_SHARE * (self.budget.size_bytes or 0)
         is_far = self.budget.is_told and kind.expected_bytes(running.start_bytes) <= far_bytes
         if is_far and not self.evictor.has_values and self.evictor.engine.health.known is None and not has_own_hooks():
-            quiet.add(model, args, kwargs, kind, self._changes.count)
+            quiet.add(model, args, kwargs, kind, self._changes.given.count)
             self._quiet = self._here.quiet = running.as_quiet()
         return kind
 

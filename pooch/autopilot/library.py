@@ -13,8 +13,8 @@ from ..ground.units import format_bytes
 from ..ir import Link, Plan, Profile
 from .cache import Cached, PlanCache
 from .costs import CostSource
-from .quiet import QuietKind
 from .known import Family, Known, Trial, described, without_replays
+from .quiet import QuietKind
 from .requests import Arrival, PlanRequests
 from .shapes import KnownShapes
 from .signature import StepKey

@@ -25,7 +25,7 @@ MOST_KINDS = 256  # that are known again; beyond, all of them are looked at anew
 
 _requires_grad = attrgetter("requires_grad")
 _END = (object(),)  # equal to nothing else: what is compared must also be as long
-_is_any_cast: Any = torch._C._is_any_autocast_enabled  # type: ignore[attr-defined]
+_is_any_cast = torch._C._is_any_autocast_enabled
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class _Seen:
         has_gradients = ends[0].grad is not None or ends[1].grad is not None
         found: list[Hashable] = [model.training, has_gradients, casts_now() if _is_any_cast() else None]
         for item in (*args, *kwargs, *kwargs.values()) if kwargs else args:
-            kind = type(item)
+            kind: Any = type(item)
             if kind is torch.Tensor:
                 found += (item.shape, item.dtype, item.requires_grad)
             elif kind is str or kind is bool or item is None:

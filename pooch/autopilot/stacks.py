@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-
 _C: Any = torch._C
 _top_hooks = _C._autograd._top_saved_tensors_default_hooks
 hooks_are_allowed: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
