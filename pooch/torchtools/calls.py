@@ -78,7 +78,7 @@ class CallRegion:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module."""
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             if not torch.compiler.is_exporting():
                 _refuse_to_compile_a_planned_model()
         elif callable(_compiling_now()):  # in a part of a compiled function that Dynamo runs in Python
@@ -112,6 +112,7 @@ class CallRegion:
             del vars(module)[PLACE]
 
 
+_is_compiling = torch.compiler.is_compiling  # asked in every call of every part of a model
 _compiling_now = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
