@@ -19,6 +19,7 @@ from pooch.autopilot.library import Library
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.torchtools.memory_trace import live_bytes
+from tests.interrupts import Interrupts
 
 pytestmark = pytest.mark.cpu
 FAR = "1GiB"
@@ -286,6 +287,28 @@ def test_a_backward_pass_that_failed_ends_the_step(chosen: list[StepKey]) -> Non
 
 def _interrupt(_: Tensor) -> None:
     raise KeyboardInterrupt
+
+
+def test_after_an_interrupt_at_any_byte_code_steps_are_governed_counted_and_quiet_again(chosen: list[StepKey]) -> None:
+    model, interrupts = Net(depth=1), Interrupts("autopilot", "torchtools")
+    with pooch.auto(model, FAR, quiet=True) as auto:
+        train(model, 101)
+        while interrupts.next(lambda: train(model, 1)):
+            place = interrupts.place
+            model.zero_grad()
+            train(model, 1)  # in which what was left over is seen to
+            steps = auto.summary().steps
+            chosen.clear()
+            train(model, 3)
+            assert auto.summary().steps == steps + 3, place
+            assert len(chosen) <= 2, place
+            assert not auto.is_within_call(), place
+            chosen.clear()
+            model.layers[0](batch()).sum().backward()
+            model.zero_grad()
+            assert len(chosen) == 1, place  # a call of a part on its own is governed too
+            train(model, 2)
+    assert interrupts.count > 300
 
 
 def test_a_model_that_is_called_more_often_than_it_was_recorded_goes_on_online(chosen: list[StepKey]) -> None:
