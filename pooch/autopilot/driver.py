@@ -48,7 +48,7 @@ from .summary import Counters, Decision, StepTimes, counted
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
 TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched, though it fits
 _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
-_RECOUNTED_STEPS = frozenset((1, 2, 3, 10, 100))
+_RECOUNTED_STEPS = (1, 2, 3, 10, 100)  # or the next one that is not far away from the budget
 
 
 class _Here(CallingThread):
@@ -188,6 +188,7 @@ class StepDriver:
         self._live = live
         self.last = LastStep()
         self._counters, self._steps, self._between_peak_bytes = Counters(), 0, 0
+        self._recounts = 0  # that were due so far
         self._tally, self._quiet_call = QuietTally(), _QuietCall(self)
         self._quiet: RunningStep | None = None  # what runs the next step, if that may be quiet
         self._remarks = remarks
@@ -251,7 +252,6 @@ class StepDriver:
             or self._running is not None
             or RUNNING.depth
             or (last is not None and not last.is_ended)
-            or self._steps + 1 in _RECOUNTED_STEPS
             or not nothing_is_around()
         ):
             return False
@@ -325,9 +325,11 @@ class StepDriver:
         key = step_key(number, args, kwargs, models, parameters)
         self._look_between()
         # Counting looks at all tensors, and PyTorch ends the process if another thread is just releasing one of them.
-        if self._steps + 1 in _RECOUNTED_STEPS and is_alone():
+        reached = sum(self._steps + 1 >= number for number in _RECOUNTED_STEPS)
+        if reached > self._recounts and is_alone():
             self._live.recount()
             self.budget.hold()
+        self._recounts = reached
         stats = RunStats()
         start_bytes = self._live.now()
         settled = self._steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))

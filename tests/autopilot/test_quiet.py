@@ -83,7 +83,7 @@ def train(model: nn.Module, steps: int, data: Tensor | None = None) -> list[Tens
 
 
 def settle(model: nn.Module, keys: list[StepKey]) -> None:
-    """Train until steps are quiet. In the tenth one bytes are counted again."""
+    """Train until steps are quiet."""
     train(model, 10)
     keys.clear()
     train(model, 2)
