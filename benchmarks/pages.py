@@ -144,6 +144,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "plain op": sentences.plain_op,
         "hook cost": table("hook-cost-cpu"),
         "in-core overhead": table("in-core-overhead-cpu"),
+        "far away": table("far-away-cpu"),
         "long skips": sentences.long_skips,
     },
     "docs/several_devices.md": {

@@ -17,6 +17,20 @@ _NAME = "_engine_run_backward"
 # Our wrappers and what they wrap. An attribute of theirs would be copied to what is wrapped around them.
 _OURS: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
 _PLACES = (torch.autograd.graph, torch.autograd)  # the second has its own reference
+_transform: Any = torch._C._functorch.peek_interpreter_stack
+
+
+class _Running(threading.local):
+    """What the calling thread runs.
+
+    Attributes:
+        depth: Number of backward passes, one within the other.
+    """
+
+    depth = 0
+
+
+RUNNING = _Running()
 
 
 class BackwardWatch:
@@ -25,26 +39,39 @@ class BackwardWatch:
     Args:
         begin: A method that is called before it begins, with whether it builds a graph of its own. Its object is not
             kept alive.
-        end: A method that is called after it ended, with whether it ended without an error, and the same.
+        end: A method of the same object that is called after it ended, with whether it ended without an error, and the
+            same.
     """
 
-    _listeners: list[BackwardWatch] = []  # noqa: RUF012  (of the process, like what it wraps)
+    _listeners: tuple[BackwardWatch, ...] = ()  # of the process, like what it wraps
     _lock = threading.Lock()
-    _running = threading.local()
 
     def __init__(self, begin: Callable[[bool], None], end: Callable[[bool, bool], None]) -> None:
-        self._begin, self._end = weakref.WeakMethod(begin), weakref.WeakMethod(end)
+        self._owner = weakref.ref(begin.__self__)  # type: ignore[attr-defined]
+        self._begin, self._end = begin.__func__, end.__func__  # type: ignore[attr-defined]
 
-    @classmethod
-    def is_running(cls) -> bool:
+    @staticmethod
+    def is_running() -> bool:
         """Whether the calling thread runs a backward pass."""
-        return getattr(cls._running, "depth", 0) > 0
+        return RUNNING.depth > 0
+
+    def tell_begin(self, builds_graph: bool) -> None:
+        """Tell of the begin of a backward pass."""
+        owner = self._owner()
+        if owner is not None:
+            self._begin(owner, builds_graph)
+
+    def tell_end(self, is_finished: bool, builds_graph: bool) -> None:
+        """Tell of its end."""
+        owner = self._owner()
+        if owner is not None:
+            self._end(owner, is_finished, builds_graph)
 
     def start(self) -> None:
         """Begin to listen."""
         cls = type(self)
         with cls._lock:
-            cls._listeners.append(self)
+            cls._listeners += (self,)
             if len(cls._listeners) == 1:
                 for place in _PLACES:
                     if not _is_within(getattr(place, _NAME)):
@@ -56,7 +83,7 @@ class BackwardWatch:
         with cls._lock:
             if self not in cls._listeners:
                 return
-            cls._listeners.remove(self)
+            cls._listeners = tuple(each for each in cls._listeners if each is not self)
             if not cls._listeners:
                 for place in _PLACES:
                     _take_away(place)
@@ -79,14 +106,14 @@ def _take_away(place: Any) -> None:
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if _transform() is not None:
             return original(*args, **kwargs)  # within a transform such as `torch.func.grad`: part of a forward pass
-        running = BackwardWatch._running
-        depth = getattr(running, "depth", 0)
+        running = RUNNING
+        depth = running.depth
         builds_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph", False))
-        listeners = [] if depth else list(BackwardWatch._listeners)
+        listeners = () if depth else BackwardWatch._listeners
         for listener in listeners:
-            _tell(listener._begin, builds_graph)
+            listener.tell_begin(builds_graph)
         running.depth = depth + 1
         finished = False
         try:
@@ -96,13 +123,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             running.depth = depth
             for listener in listeners:
-                _tell(listener._end, finished, builds_graph)
+                listener.tell_end(finished, builds_graph)
 
     _OURS[run_backward] = original
     return run_backward
-
-
-def _tell(listener: weakref.WeakMethod[Callable[..., None]], *arguments: object) -> None:
-    method = listener()
-    if method is not None:
-        method(*arguments)

@@ -44,13 +44,14 @@ class HeldBudget:
 
     Attributes:
         size_bytes: The budget, or None before the first step if it is a share.
+        is_told: Whether it is what it will stay, unless a further optimizer appears.
     """
 
     def __init__(self, size_bytes: int | None, share: float | None, evictor: Evictor, remarks: Remarks) -> None:
         self.size_bytes, self._share = size_bytes, share
         self._evictor, self._remarks = evictor, remarks
         self._state: OptimizerWatch | None = None
-        self._is_told, self._steps = share is None, 0
+        self.is_told, self._steps = share is None, 0
         if share is not None:
             self._state = OptimizerWatch(self._state_appeared)
         self.hold()
@@ -88,13 +89,13 @@ class HeldBudget:
         self.size_bytes = size_bytes
         self._evictor.grow_with(None)
         self._evictor.set_budget(size_bytes)
-        if self._is_told:
+        if self.is_told:
             self._remarks.larger_budget(size_bytes)
 
     def _tell(self) -> None:
         """Tell the budget, once it is what it will stay."""
-        if not self._is_told and self.size_bytes is not None and self._share is not None:
-            self._is_told = True
+        if not self.is_told and self.size_bytes is not None and self._share is not None:
+            self.is_told = True
             self._remarks.budget(self.size_bytes, self._share)
 
     def stop(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -22,48 +23,46 @@ from ..ir import Profile
 from ..machine.account import LiveBytes
 from ..profiler.live import needs_profiler
 from ..profiler.step import is_profiling
-from ..torchtools.calls import CallContext
+from ..torchtools.calls import CallContext, CallingThread
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
+from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.threads import OwnThread, is_alone
 from ..torchtools.training_state import model_device
-from .backward import BackwardWatch
+from .backward import RUNNING, BackwardWatch
 from .budget import HeldBudget
 from .counting import margin_bytes
 from .governed import GovernedModels
 from .known import Known
 from .last_step import LastStep
 from .library import MOST_FAILURES, Library
+from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
 from .remarks import BY_OTHER_HOOKS, MORE_THAN_RECORDED, NOTHING_LEFT, PLAN_NEEDS_MORE, Remarks
 from .running import RunningStep
 from .signature import StepKey, step_key
-from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call
+from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothing_is_around
 from .standstill import Standstill
-from .steps import DrivenStep, GovernedStep, InCoreStep, RecordedStep
+from .steps import IN_CORE, DrivenStep, GovernedStep, RecordedStep
 from .summary import Counters, Decision, StepTimes, counted
 
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
 TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched, though it fits
 _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
-_RECOUNTED_STEPS = (1, 2, 3, 10, 100)
+_RECOUNTED_STEPS = (1, 2, 3, 10, 100)  # or the next one that is not far away from the budget
 
 
-class _Here(threading.local):
+class _Here(CallingThread):
     """What the calling thread does.
 
     Attributes:
         call: The outermost call of a governed module that it was in.
-        is_beside: Whether that is beside a step of another thread.
+        is_beside: Whether its call is beside a step of another thread.
+        quiet: What runs its steps for which nothing is to be done.
     """
 
-    def __init__(self) -> None:
-        self.call: _Call | None = None
-        self.is_beside = False
-
-    @property
-    def is_within_call(self) -> bool:
-        """Whether it is in that call now."""
-        return self.call is not None and not self.call.is_left
+    call: _Call | _QuietCall | None = None
+    is_beside = False
+    quiet: RunningStep | None = None
 
 
 class _Call(CallContext):
@@ -77,14 +76,15 @@ class _Call(CallContext):
         number: Of the model.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
+        quiet: The calls of the module that begin steps far away from the budget; None for what is no module.
 
     Attributes:
         is_ended: Whether all was done that follows the call.
     """
 
-    def __init__(self, driver: StepDriver, number: int, args: Any, kwargs: Any) -> None:
+    def __init__(self, driver: StepDriver, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> None:
         super().__init__()
-        self._driver, self._call = driver, (number, args, kwargs)
+        self._driver, self._call = driver, (number, args, kwargs, quiet)
         self._begins = self._is_outermost = self.is_ended = False
         self._around: AbstractContextManager[None] | None = None
 
@@ -93,7 +93,7 @@ class _Call(CallContext):
         here = driver._here
         if here.is_within_call:
             return
-        call, self._call = self._call, (0, (), {})  # it must not hold the arguments, as it is known until the next one
+        call, self._call = self._call, _NO_CALL  # it must not hold the arguments, as it is known until the next one
         self._begins = driver._begins(*call)
         del call
         if not self._begins and not here.is_beside:
@@ -128,6 +128,32 @@ class _Call(CallContext):
         self.is_ended = True
 
 
+_NO_CALL: tuple[int, Any, Any, QuietCalls | None] = (0, (), {}, None)
+
+
+class _QuietCall(CallContext):
+    """Surrounds the call that begins a step far away from the budget. One serves all of them, one after the other.
+
+    Attributes:
+        is_ended: Whether all was done that follows the call.
+    """
+
+    def __init__(self, driver: StepDriver) -> None:
+        super().__init__()
+        self._driver = driver
+        self.is_left = self.is_ended = True
+
+    def __enter__(self) -> None:
+        self.is_left = self.is_ended = False
+        self._driver._here.call = self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.is_left = True
+        if exception[0] is not None:
+            self._driver._abandon()
+        self.is_ended = True
+
+
 class StepDriver:
     """Runs each step of some models within a budget. The models keep it alive.
 
@@ -143,7 +169,6 @@ class StepDriver:
         remarks: Tells the user.
 
     Attributes:
-        counters: What happened so far.
         last: The step that ended last.
 
     Raises:
@@ -161,30 +186,41 @@ class StepDriver:
     ) -> None:
         self.governed, self.budget, self.evictor, self.library = governed, budget, evictor, library
         self._live = live
-        self.counters, self.last = Counters(), LastStep()
+        self.last = LastStep()
+        self._counters, self._steps, self._between_peak_bytes = Counters(), 0, 0
+        self._recounts = 0  # that were due so far
+        self._tally, self._quiet_call = QuietTally(), _QuietCall(self)
+        self._quiet: RunningStep | None = None  # what runs the next step, if that may be quiet
         self._remarks = remarks
         self._running: RunningStep | None = None  # of the thread that `_claimed` names, and changed by it alone
         self._claimed: OwnThread | None = None
         self._claiming = threading.Lock()
-        self._here = _Here()
+        self._here = _Here()  # the models hold it too: it must not be needed once this is gone
         self._is_removed = False
         self._of_tier: list[str] = []  # to be told between steps: the tier may fail in the middle of an op
         evictor.engine.health.tell = self._of_tier.append
         evictor.engine.probe()
         self._tell_of_tier()
-        governed.place(self._surround)
+        governed.place(self._surround, self._here)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
+        self._changes = ModuleChanges()
         self._standstill = Standstill()
         self._standstill.begin()
-        self._closed = weakref.finalize(self, _close, self._standstill, self._backward, library, evictor)
+        self._closed = weakref.finalize(self, _close, self._standstill, self._backward, self._changes, library, evictor)
         self._closed.atexit = False
         LOST_INTERRUPTS.use(evictor)
         _ACTIVE[governed.device.type] = self
 
+    @property
+    def counters(self) -> Counters:
+        """What happened so far."""
+        counted = self._counters.with_step(self._tally.counters())
+        return replace(counted, between_peak_bytes=self._between_peak_bytes)
+
     def add(self, model: torch.nn.Module) -> None:
         """Govern a further model too."""
-        if self.governed.add(model, self._surround) and self._running is not None:
+        if self.governed.add(model, self._surround, self._here) and self._running is not None:
             self._running.is_whole = False
 
     def is_within_call(self) -> bool:
@@ -195,13 +231,56 @@ class StepDriver:
 
     def region(self) -> AbstractContextManager[None]:
         """Return a context that counts as a call of a governed module."""
-        return self._surround(-1, (), {})
+        return _Call(self, -1, (), {}, None)
 
-    def _surround(self, number: int, args: Any, kwargs: Any) -> _Call:
-        """Surround one call of a governed module."""
-        return _Call(self, number, args, kwargs)
+    def _surround(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls) -> CallContext:
+        """Surround one call of a governed module that is not within another one."""
+        if quiet.kinds and self._begins_quietly(args, kwargs, quiet):
+            return self._quiet_call
+        return _Call(self, number, args, kwargs, quiet)
 
-    def _begins(self, number: int, args: Any, kwargs: Any) -> bool:
+    def _begins_quietly(self, args: Any, kwargs: Any, quiet: QuietCalls) -> bool:
+        """Whether a call begins a step that is known to be far away from the budget: nothing is prepared for it.
+
+        It is an ordinary call of the thread that has trained last, and nothing is left over that has to be seen to.
+        """
+        here = self._here
+        running, last = here.quiet, here.call
+        if (
+            running is None
+            or running is not self._quiet
+            or self._running is not None
+            or RUNNING.depth
+            or (last is not None and not last.is_ended)
+            or not nothing_is_around()
+        ):
+            return False
+        standstill = self._standstill
+        standstill.is_in_step = True
+        if standstill.is_ending:
+            standstill.pass_by(is_in_step=True)
+        with self._claiming:
+            if self._claimed is not None:
+                return False
+            self._claimed = running.thread
+        try:
+            kind = quiet.find(args, kwargs, self._changes.given.count)
+            if kind is None:
+                return False
+            start_bytes = self._live.now()
+            far_bytes = FAR_SHARE * (self.budget.size_bytes or 0)
+            if kind.expected_bytes(start_bytes) > far_bytes or not self.library.choose_again(kind):
+                return False
+            self._look_between()
+            self._live.reset_peak()
+            running.begin_again(kind, start_bytes, far_bytes)
+            self._running = running
+        finally:
+            if self._running is None:
+                self._claimed = None
+        return True
+
+    def _begins(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> bool:
         """Whether an outermost call belongs to a step, which begins now if none is running."""
         self._here.is_beside = False
         last, self._here.call = self._here.call, None
@@ -213,13 +292,13 @@ class StepDriver:
         if self._claim() and self._running is not None and self._running.is_over(MOST_FORWARDS):
             self._end(is_complete=False)
         if not self._claim():
-            self._here.is_beside = True  # another thread trains under the budget
+            self._here.is_beside, self._quiet = True, None  # another thread trains under the budget
             self.evictor.rest()
             return False
         if self._running is None:
             try:
                 with torch._C.DisableTorchFunction():
-                    self._begin(number, args, kwargs)
+                    self._begin(number, args, kwargs, quiet)
             finally:
                 self._claimed = None if self._running is None else self._running.thread
         assert self._running is not None
@@ -239,19 +318,21 @@ class StepDriver:
         if running.decision == "in-core" and 0 < running.known.calls < running.calls and can_outlast_the_call():
             self._go_online(running)
 
-    def _begin(self, number: int, args: Any, kwargs: Any) -> None:
+    def _begin(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> None:
         # PyTorch ends the process if one thread reads `parameter.grad` of a model that another one is training.
         models = self.governed.living if is_alone() else self.governed.called(number)
         parameters = [parameter for model in models for parameter in model.parameters()]
         key = step_key(number, args, kwargs, models, parameters)
         self._look_between()
         # Counting looks at all tensors, and PyTorch ends the process if another thread is just releasing one of them.
-        if self.counters.steps + 1 in _RECOUNTED_STEPS and is_alone():
+        reached = sum(self._steps + 1 >= number for number in _RECOUNTED_STEPS)
+        if reached > self._recounts and is_alone():
             self._live.recount()
             self.budget.hold()
+        self._recounts = reached
         stats = RunStats()
         start_bytes = self._live.now()
-        settled = self.counters.steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
+        settled = self._steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
         has_tier = self.evictor.engine.health.begin_step(self.evictor.engine.probe)
         decision, known = self.library.choose(
             key, start_bytes, self.budget.size_bytes, is_settled=settled, has_tier=has_tier
@@ -263,9 +344,7 @@ class StepDriver:
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
             known.reason = "the program has saved tensor hooks of its own around it"
-        OWN_WORK.is_over()
-        self.evictor.begin_step(stats)
-        self.evictor.verification.begin_step(models)
+        self._prepare(stats, models)
         self.budget.step_begins()
         try:
             step = self._new_step(key, decision, known, models, start_bytes)
@@ -275,12 +354,37 @@ class StepDriver:
             self.evictor.engine.health.failed(error)
             decision, known.reason = "online", str(error)  # there is no room for all that the plan swaps
             step = self._new_step(key, decision, known, models, start_bytes)
-        self._running = RunningStep(key, decision, known, step, stats, outlasts)
+        self._quiet = None
+        self._running = running = RunningStep(key, decision, known, step, stats, outlasts, start_bytes)
+        if step is IN_CORE and quiet is not None and number >= 0 and self.governed.is_one:
+            running.kind = self._kept_kind(running, models[0], args, kwargs, quiet)
         try:
             step.open()
         except BaseException:
             self._abandon()
             raise
+
+    def _prepare(self, stats: RunStats, models: list[torch.nn.Module]) -> None:
+        """Prepare for a step whose values may leave."""
+        OWN_WORK.is_over()
+        self.evictor.begin_step(stats)
+        self.evictor.verification.begin_step(models)
+
+    def _kept_kind(
+        self, running: RunningStep, model: torch.nn.Module, args: Any, kwargs: Any, quiet: QuietCalls
+    ) -> QuietKind | None:
+        """Note a step that begins, so that the next one of its kind can be quiet if it is far away from the budget."""
+        known, profile = running.known, running.known.profile
+        if profile is None:
+            return None
+        rise_bytes = profile.peak_bytes - profile.persistent_bytes
+        kind = QuietKind(running.key, known, profile, running.start_bytes, rise_bytes, self.library.forgotten)
+        far_bytes = FAR_SHARE * (self.budget.size_bytes or 0)
+        is_far = self.budget.is_told and kind.expected_bytes(running.start_bytes) <= far_bytes
+        if is_far and not self.evictor.has_values and self.evictor.engine.health.known is None and not has_own_hooks():
+            quiet.add(model, args, kwargs, kind, self._changes.given.count)
+            self._quiet = self._here.quiet = running.as_quiet()
+        return kind
 
     def _new_step(
         self, key: StepKey, decision: Decision, known: Known, models: list[torch.nn.Module], start_bytes: int
@@ -289,7 +393,7 @@ class StepDriver:
             case "in-core":
                 if self._is_tight(known, start_bytes):
                     return GovernedStep(Step(self.evictor, replays=False, copies_ahead=False))
-                return InCoreStep()
+                return IN_CORE
             case "plan":
                 assert known.plan is not None
                 return GovernedStep.on_plan(self.evictor, known.plan, known)
@@ -328,11 +432,17 @@ class StepDriver:
     def _abandon(self) -> None:
         """End a step that failed."""
         if self._running is not None and self._running.is_of_this_thread:
+            self._quiet = None
             self._end(is_complete=False)
 
     # The backward pass ------------------------------------------------------------------------------------------------
 
     def _backward_begins(self, builds_graph: bool) -> None:
+        running = self._running
+        if running is not None and running.is_quiet and self._here.quiet is running and not builds_graph:
+            running.is_in_backward, running.is_open = True, False
+            if not self._standstill.is_ending:
+                return
         self._standstill.pass_by(is_in_step=True)
         self._raise_failure()
         running = self._running
@@ -351,6 +461,8 @@ class StepDriver:
 
     def _backward_ended(self, is_complete: bool, builds_graph: bool) -> None:
         running = self._running
+        if running is not None and running.is_quiet and is_complete and self._ends_quietly(running):
+            return
         if running is None or not running.is_of_this_thread:
             self._here.is_beside = False
             return
@@ -362,6 +474,35 @@ class StepDriver:
         if is_complete:  # else its own error goes first
             self._raise_failure()
 
+    def _ends_quietly(self, running: RunningStep) -> bool:
+        """Whether a step is over for which nothing was done, and nothing had to be."""
+        peak_bytes = self._live.peak()
+        if (
+            self._here.quiet is not running
+            or not running.is_in_backward
+            or peak_bytes > running.far_bytes  # else no allocation has asked for room, so none has failed to
+            or not running.is_whole
+            or self._of_tier
+        ):
+            return False
+        running.is_ending = True
+        tally = self._tally
+        tally.steps += 1
+        tally.steps_ms += (time.perf_counter() - running.begin_s) * 1000
+        if peak_bytes > tally.peak_bytes:
+            tally.peak_bytes = peak_bytes
+        self._steps += 1
+        last = self.last
+        if last.peak_bytes != peak_bytes or last.mode != "in-core":
+            self.last = LastStep.of("in-core", False, peak_bytes, None)
+        self._live.reset_peak()
+        self._running = self._claimed = None
+        standstill = self._standstill
+        standstill.is_in_step = False
+        if standstill.is_ending:
+            standstill.pass_by(is_in_step=False)
+        return True
+
     def _go_online(self, running: RunningStep) -> None:
         """Go on under the online policy, unless the step is under it already."""
         step = running.step
@@ -370,6 +511,10 @@ class StepDriver:
             return
         running.step.close_forward()
         running.step.end(is_complete=False)
+        if running.is_quiet:
+            self._quiet, running.is_quiet = None, False
+            running.stats, running.earlier_peak_bytes = RunStats(), self._live.peak()
+            self._prepare(running.stats, self.governed.living)
         if running.decision == "record":
             self.library.cannot_record(running.key, running.known)
         running.decision = "online"
@@ -380,7 +525,9 @@ class StepDriver:
         running = self._running
         assert running is not None
         running.is_ending = True  # an interrupt leaves it here, and it is ended before the next step begins
-        step_ms, peak_bytes = running.elapsed_ms, self._live.peak()
+        step_ms, peak_bytes = running.elapsed_ms, max(self._live.peak(), running.earlier_peak_bytes)
+        if running.kind is not None:
+            running.kind.seen(peak_bytes - running.start_bytes)
         try:
             running.close_forward()
             profile = running.step.end(is_complete and running.is_whole)
@@ -428,7 +575,7 @@ class StepDriver:
         plain_ms = 0.0 if known.profile is None else known.profile.step_ms
         times = StepTimes(step_ms, plain_ms, known.predicted_step_ms)
         step = counted(running.decision, left, running.stats, peak_bytes, times, budget_bytes)
-        self.counters = self.counters.with_step(step)
+        self._counters, self._steps = self._counters.with_step(step), self._steps + 1
         self.last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
         if budget_bytes is not None and step.steps_over_budget:
             excess_bytes = peak_bytes - budget_bytes
@@ -461,8 +608,7 @@ class StepDriver:
 
     def _look_between(self) -> None:
         """Take the peak since the last backward pass into account."""
-        between_bytes = max(self.counters.between_peak_bytes, self._live.peak())
-        self.counters = replace(self.counters, between_peak_bytes=between_bytes)
+        self._between_peak_bytes = max(self._between_peak_bytes, self._live.peak())
 
     def remove(self) -> None:
         """Hold the budget no longer. A step that is running ends under it.
@@ -474,7 +620,7 @@ class StepDriver:
             return
         if not self._claim():
             raise UsageError("a step is running in another thread: call remove() there, or after its backward pass")
-        self._is_removed = True
+        self._is_removed, self._quiet = True, None
         if self._running is not None:
             self._end(is_complete=False)
         self._claimed = None
@@ -488,7 +634,7 @@ class StepDriver:
 
     def leave_alone(self) -> None:
         """In a forked child, such as a worker that loads data: hold nothing. The threads of its parent are not here."""
-        self._is_removed = True
+        self._is_removed, self._quiet = True, None
         if self._running is not None:
             self._running.close_forward()
             self._running = None
@@ -537,10 +683,13 @@ def _leave_child_alone() -> None:
 os.register_at_fork(after_in_child=_leave_child_alone)
 
 
-def _close(standstill: Standstill, backward: BackwardWatch, library: Library, evictor: Evictor) -> None:
+def _close(
+    standstill: Standstill, backward: BackwardWatch, changes: ModuleChanges, library: Library, evictor: Evictor
+) -> None:
     """Undo what a budget has put in place. It must not hold the driver, whose end may call it."""
     LOST_INTERRUPTS.leave(evictor)
     standstill.end()
     backward.stop()
+    changes.stop()
     library.close()
     evictor.close()

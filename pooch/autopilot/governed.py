@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from ..executor.attachment import callable_parts
 from ..ground.errors import UsageError
-from ..torchtools.calls import PLACE, CallRegion, refuse_compiled, refuse_taken
+from ..torchtools.calls import PLACE, CallContext, CallingThread, CallRegion, refuse_compiled, refuse_taken
 from ..torchtools.training_state import model_device
+from .quiet import QuietCalls
 
-# Surrounds one call: the number of what is called (negative for parts of a model), and its arguments.
-Surround = Callable[[int, Any, Any], AbstractContextManager[object]]
+# Surrounds one outermost call: the number of what is called (negative for parts of a model), its arguments, and the
+# calls of the same module that need next to nothing.
+Surround = Callable[[int, Any, Any, QuietCalls], CallContext]
 
 
 _USE = 'pooch.auto(model, "16GiB")'
@@ -38,12 +40,18 @@ def models_of(given: object) -> list[Any]:
 class _GovernedCall(CallRegion):
     """A call of a governed module, which may begin a step."""
 
-    def __init__(self, module: torch.nn.Module, surround: Surround, number: int) -> None:
-        super().__init__(module, nullcontext, "auto" if number >= 0 else "watch")
+    def __init__(self, module: torch.nn.Module, surround: Surround, here: CallingThread, number: int) -> None:
+        super().__init__(module, nullcontext, "auto" if number >= 0 else "watch", here)
         self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
+        self._quiet = QuietCalls()
 
-    def region_of(self, args: Any, kwargs: Any) -> AbstractContextManager[object]:
-        return self._surround(self._number, args, kwargs)
+    def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        around = self._surround(self._number, args, kwargs, self._quiet)
+        try:
+            with around:
+                return module._call_impl(*args, **kwargs)
+        finally:
+            around.is_left = True
 
 
 class GovernedModels:
@@ -80,6 +88,11 @@ class GovernedModels:
         """The models that are still there."""
         return [model for model in (each() for each in self._models) if model is not None]
 
+    @property
+    def is_one(self) -> bool:
+        """Whether no other model was ever governed than the first."""
+        return len(self._models) == 1
+
     def called(self, number: int) -> list[torch.nn.Module]:
         """The model of a call, given its number: that of the model, or a negative one for a part of it."""
         place = number if number >= 0 else -1 - number
@@ -91,18 +104,18 @@ class GovernedModels:
         """Their kinds, for people."""
         return " + ".join(type(model).__name__ for model in self.living)
 
-    def place(self, surround: Surround) -> None:
+    def place(self, surround: Surround, here: CallingThread) -> None:
         """Put regions around the calls of all models."""
         for number, model in enumerate(self.living):
-            self._place(model, number, surround)
+            self._place(model, number, surround, here)
 
-    def _place(self, model: torch.nn.Module, number: int, surround: Surround) -> None:
-        placed = [_GovernedCall(model, surround, number)]
-        placed += [_GovernedCall(part, surround, -1 - number) for _, part in callable_parts(model)]
+    def _place(self, model: torch.nn.Module, number: int, surround: Surround, here: CallingThread) -> None:
+        placed = [_GovernedCall(model, surround, here, number)]
+        placed += [_GovernedCall(part, surround, here, -1 - number) for _, part in callable_parts(model)]
         living = [each for each in self._calls if each() is not None]  # models may come and go with every step
         self._calls = living + [weakref.ref(each) for each in placed]
 
-    def add(self, model: torch.nn.Module, surround: Surround) -> bool:
+    def add(self, model: torch.nn.Module, surround: Surround, here: CallingThread) -> bool:
         """Govern a further model, and return whether it is no part of one that is governed already.
 
         A part of a governed model is from now on also governed where it is called on its own. Parts that were governed
@@ -114,7 +127,7 @@ class GovernedModels:
         for number, whole in enumerate(self._models):
             if any(each is model for each in _modules_of(whole())):
                 if not isinstance(vars(model).get(PLACE), _GovernedCall):
-                    self._calls.append(weakref.ref(_GovernedCall(model, surround, -1 - number)))
+                    self._calls.append(weakref.ref(_GovernedCall(model, surround, here, -1 - number)))
                 return False
         if model_device(model) != self.device:
             raise UsageError(f"the budget is held on {self.device}, and the model is on {model_device(model)}")
@@ -124,7 +137,7 @@ class GovernedModels:
         free = (number for number, each in enumerate(self._models) if each() is None)
         number = next(free, len(self._models))  # copies that live for one step share a number, and so their plans
         self._models[number : number + 1] = [weakref.ref(model)]
-        self._place(model, number, surround)
+        self._place(model, number, surround, here)
         return True
 
     def release(self, model: torch.nn.Module) -> None:

@@ -14,6 +14,7 @@ from ..ir import Link, Plan, Profile
 from .cache import Cached, PlanCache
 from .costs import CostSource
 from .known import Family, Known, Trial, described, without_replays
+from .quiet import QuietKind
 from .requests import Arrival, PlanRequests
 from .shapes import KnownShapes
 from .signature import StepKey
@@ -92,6 +93,24 @@ class Library:
         if known.decision == "record":
             self._requests.warm_up()
         return known.decision, known
+
+    def choose_again(self, kind: QuietKind) -> bool:
+        """Note a further step of a kind that runs in-core, unless it has to be chosen anew.
+
+        Args:
+            kind: What was chosen before.
+        """
+        known = kind.known
+        if self._requests.have_come or self._known.forgotten != kind.forgotten or known.profile is not kind.profile:
+            return False
+        known.steps += 1
+        known.decision, known.reason = "in-core", ""
+        return True
+
+    @property
+    def forgotten(self) -> int:
+        """How many kinds of steps were forgotten so far."""
+        return self._known.forgotten
 
     def replays(self, key: StepKey) -> bool:
         """Whether an online step of a key that begins now records its ops, so that values can be replayed."""

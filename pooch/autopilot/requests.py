@@ -51,6 +51,7 @@ class PlanRequests:
         cache: Keeps profiles and plans for the next run, or None.
 
     Attributes:
+        have_come: Whether there are answers to be taken.
         planning_s: Time for which was planned, and measured what planning needs, beside training.
     """
 
@@ -60,6 +61,7 @@ class PlanRequests:
         self._child = Child("plan beside training")
         self._thread: threading.Thread | None = None
         self._arrivals: list[Arrival] = []
+        self.have_come = False
         self._lock = threading.Lock()
         self.planning_s = 0.0
 
@@ -126,12 +128,8 @@ class PlanRequests:
             return []
         with self._lock:
             arrivals, self._arrivals = self._arrivals, []
+            self.have_come = False
         return arrivals
-
-    @property
-    def have_come(self) -> bool:
-        """Whether there are answers to be taken."""
-        return bool(self._arrivals)
 
     def close(self) -> None:
         """End the process, and have the thread end. A request that is being served is not answered."""
@@ -177,6 +175,7 @@ class PlanRequests:
         table = None if answer.plan is None else ActionTable.of(answer.plan)
         with self._lock:
             self._arrivals.append(Arrival(request, answer, table))
+            self.have_come = True
         if self._cache is not None and answer.profile is not None and answer.plan is not None:
             is_recorded = key.sizes in (anchor.shapes for anchor in job.anchors) and "derived" not in known.origin
             self._cache.keep(key, Cached(answer.profile, answer.plan, is_recorded))

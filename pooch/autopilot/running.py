@@ -7,6 +7,7 @@ import time
 from ..executor.statistics import RunStats
 from ..torchtools.threads import OwnThread
 from .known import Known
+from .quiet import QuietKind
 from .signature import StepKey
 from .steps import DrivenStep
 from .summary import Decision
@@ -22,10 +23,15 @@ class RunningStep:
         step: What runs it.
         stats: What is counted meanwhile.
         outlasts: Whether hooks and modes can stay in place after the call, until the backward pass.
+        start_bytes: Bytes that are live before it.
 
     Attributes:
         begin_s: When it began.
         thread: The thread that it began in.
+        is_quiet: Whether nothing was prepared for it, as it is far away from the budget.
+        far_bytes: Up to which peak it is far away from the budget, if it is quiet.
+        kind: What later steps of its kind are compared with, if it is far away from the budget.
+        earlier_peak_bytes: Its peak before the budget was held over it.
         is_open: Whether its forward pass is not over.
         is_whole: Whether no model was added while it ran, so that it can be recorded.
         is_in_backward: Whether its backward pass has begun, and has not told its end.
@@ -35,16 +41,47 @@ class RunningStep:
     """
 
     def __init__(
-        self, key: StepKey, decision: Decision, known: Known, step: DrivenStep, stats: RunStats, outlasts: bool
+        self,
+        key: StepKey,
+        decision: Decision,
+        known: Known,
+        step: DrivenStep,
+        stats: RunStats,
+        outlasts: bool,
+        start_bytes: int,
     ) -> None:
         self.key, self.decision, self.known, self.step, self.stats = key, decision, known, step, stats
-        self.outlasts = outlasts
+        self.outlasts, self.start_bytes = outlasts, start_bytes
         self.begin_s = time.perf_counter()
         self.thread = OwnThread()
+        self.is_quiet, self.far_bytes = False, 0.0
+        self.kind: QuietKind | None = None
+        self.earlier_peak_bytes = 0
         self.is_open = True
         self.is_whole = True
         self.is_in_backward = self.is_ending = self.is_read_elsewhere = False
         self.calls = 0
+
+    def as_quiet(self) -> RunningStep:
+        """Return what runs later steps of its thread for which nothing is to be done, one after the other."""
+        quiet = RunningStep(self.key, "in-core", self.known, self.step, RunStats(), self.outlasts, self.start_bytes)
+        quiet.is_quiet = True
+        return quiet
+
+    def begin_again(self, kind: QuietKind, start_bytes: int, far_bytes: float) -> None:
+        """Begin a further step, which is quiet as the one before.
+
+        Args:
+            kind: Its kind.
+            start_bytes: Bytes that are live before it.
+            far_bytes: Up to which peak it is far away from the budget.
+        """
+        self.begin_s = time.perf_counter()
+        self.key, self.known, self.kind = kind.key, kind.known, kind
+        self.start_bytes, self.far_bytes = start_bytes, far_bytes
+        self.is_open = self.is_whole = True
+        self.is_in_backward = self.is_ending = self.is_read_elsewhere = False
+        self.calls = 1
 
     @property
     def elapsed_ms(self) -> float:

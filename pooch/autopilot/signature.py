@@ -59,12 +59,13 @@ def step_key(
     with_gradient = sum(parameter.grad is not None for parameter in parameters)
     trainable = sum(parameter.requires_grad for parameter in parameters)
     modes = tuple(model.training for model in models)
-    state = (call, with_gradient > 0, trainable, modes, *_autocast())
+    state = (call, with_gradient > 0, trainable, modes, *casts_now())
     return StepKey((tuple(kinds), *state), tuple(sizes))
 
 
-def _autocast() -> tuple[object, ...]:
-    found: list[object] = []
+def casts_now() -> tuple[str, ...]:
+    """Return to what ops are cast now, on which kinds of devices."""
+    found: list[str] = []
     for device_type in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device_type):
             found.append(f"{device_type} {torch.get_autocast_dtype(device_type)}")

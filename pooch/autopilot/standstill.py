@@ -13,10 +13,15 @@ _IN_STEP_S, _BETWEEN_STEPS_S = 2.0, 0.2  # what the end of the program waits for
 
 
 class Standstill:
-    """Has the thread that trains stand still where it next passes by, once the interpreter ends."""
+    """Has the thread that trains stand still where it next passes by, once the interpreter ends.
+
+    Attributes:
+        is_ending: Whether the interpreter ends.
+        is_in_step: Whether a step is running.
+    """
 
     def __init__(self) -> None:
-        self._is_ending = self._is_in_step = False
+        self.is_ending = self.is_in_step = False
         self._trains: threading.Thread | None = None
         self._stands = threading.Event()
 
@@ -30,8 +35,8 @@ class Standstill:
         Args:
             is_in_step: Whether a step is running from here on.
         """
-        self._trains, self._is_in_step = threading.current_thread(), is_in_step
-        if self._is_ending:
+        self._trains, self.is_in_step = threading.current_thread(), is_in_step
+        if self.is_ending:
             self._stands.set()
             threading.Event().wait()
 
@@ -43,5 +48,5 @@ class Standstill:
         trains = self._trains
         if trains is None or trains is threading.current_thread() or not trains.is_alive():
             return
-        self._is_ending = True
-        self._stands.wait(_IN_STEP_S if self._is_in_step else _BETWEEN_STEPS_S)
+        self.is_ending = True
+        self._stands.wait(_IN_STEP_S if self.is_in_step else _BETWEEN_STEPS_S)

@@ -69,6 +69,9 @@ class InCoreStep:
         """Do nothing."""
 
 
+IN_CORE = InCoreStep()  # it has nothing of its own
+
+
 class GovernedStep:
     """A step under pressure, with a plan above it or without.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
 from ..ground.errors import TierError
 from ..ground.units import format_bytes
 from ..ir import Plan
+from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.tensors import storage_bytes
 
 AGAIN = "profile and plan again"
@@ -33,6 +33,7 @@ class Cause:
 
 
 # Most likely first: what certainly needs memory comes before what may be harmless.
+GRADIENTS = "gradients"
 ORDER = (
     "tier",
     "off the path",
@@ -41,7 +42,7 @@ ORDER = (
     "second order",
     "forwards",
     "retained",
-    "gradients",
+    GRADIENTS,
     "bytes",
     "unknown",
 )
@@ -85,7 +86,7 @@ def gradients(size_bytes: int) -> Cause:
     remedy = (
         "call zero_grad() with set_to_none=True before the forward pass, or, where gradients accumulate, profile with "
     )
-    return Cause("gradients", text, remedy + "accumulate=True and plan again")
+    return Cause(GRADIENTS, text, remedy + "accumulate=True and plan again")
 
 
 def tier(size_bytes: int, fault: TierError) -> Cause:
@@ -149,38 +150,46 @@ def unmeasured_text(step: int, cause: Cause, plan: Plan) -> str:
 class ParameterWatch:
     """Notices parameters that were added or became trainable after a plan was applied.
 
-    Each step only compares identities and flags. Names are looked up once something differs.
+    The model is looked through once some module was given something. In other steps only the flags of those parameters
+    are compared that were not trainable at first.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = weakref.ref(model)  # the training program holds it
         self._trainable_at_first = {name: p.requires_grad for name, p in model.named_parameters()}
         self._causes: tuple[Cause, ...] = ()
+        self.changes = ModuleChanges()
         self._remember(model)
 
     def _remember(self, model: torch.nn.Module) -> None:
-        self._modules = [weakref.ref(module) for module in model.modules()]
-        self._seen = self._look()
+        self._seen = self.changes.given.count
+        named, before = dict(model.named_parameters()), self._trainable_at_first
+        self._parameters = [weakref.ref(parameter) for parameter in named.values()]
+        self._frozen = [weakref.ref(parameter) for name, parameter in named.items() if not before.get(name, True)]
+        self._flags = self._flags_now()
 
-    def _look(self) -> tuple[list[int], list[bool]]:
-        """Return the identities of submodules and parameters, and which parameters are trainable."""
-        modules = [module for module in (each() for each in self._modules) if module is not None]
-        children = chain.from_iterable(module._modules.values() for module in modules)
-        parameters = _parameters_of(modules)
-        return [*map(id, children), *map(id, parameters)], [p.requires_grad for p in parameters]
+    def _flags_now(self) -> list[bool]:
+        return [p.requires_grad for p in (each() for each in self._frozen) if p is not None]
 
     def causes(self) -> tuple[Cause, ...]:
         """Return what differs from when the plan was applied."""
+        is_as_seen = self._seen == self.changes.given.count and (not self._frozen or self._flags_now() == self._flags)
+        if is_as_seen and not self._causes:  # what differs may be taken away again, which nothing tells
+            return ()
         model = self._model()
-        if model is not None and self._look() != self._seen:
+        if model is not None:
             self._remember(model)
             self._causes = tuple(self._compare(model))
         return self._causes
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients that are alive."""
-        modules = [module for module in (each() for each in self._modules) if module is not None]
-        return [p.grad for p in _parameters_of(modules) if p.grad is not None]
+        found = []
+        for reference in self._parameters:  # of every step: a generator takes twice as long
+            parameter = reference()
+            if parameter is not None and (gradient := parameter.grad) is not None:
+                found.append(gradient)
+        return found
 
     def _compare(self, model: torch.nn.Module) -> Iterator[Cause]:
         now, before = dict(model.named_parameters()), self._trainable_at_first
@@ -192,10 +201,6 @@ class ParameterWatch:
         if added:
             text = f"{_named(added)} of {_size(added)} joined the model after the plan was made"
             yield Cause("parameters", text, AGAIN)
-
-
-def _parameters_of(modules: list[torch.nn.Module]) -> list[torch.nn.Parameter]:
-    return [p for module in modules for p in module._parameters.values() if p is not None]
 
 
 def _named(parameters: dict[str, torch.nn.Parameter]) -> str:

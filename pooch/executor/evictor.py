@@ -61,6 +61,11 @@ class Evictor(Pressure):
         self.begin(stats)
         self.hold()
 
+    @property
+    def has_values(self) -> bool:
+        """Whether anything is registered that could leave."""
+        return bool(self._values)
+
     def hold(self) -> None:
         """Have the calling thread ask for room before it passes the budget."""
         if not getattr(self._asking, "on", False):

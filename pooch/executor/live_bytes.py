@@ -40,6 +40,7 @@ class CountedBytes:
         self, allocator: CountingAllocator, *, reads_peak: bool = True, live_now_bytes: int | None = None
     ) -> None:
         self._allocator, self._reads_peak = allocator, reads_peak
+        self._live, self._peak = allocator.live, allocator.peak
         user = object()
         self._remove = end_with(self, allocator.remove, user)
         self._earlier_bytes = 0
@@ -60,7 +61,7 @@ class CountedBytes:
 
     def now(self) -> int:
         """Live bytes."""
-        return self._earlier_bytes + self._allocator.live_bytes()
+        return self._earlier_bytes + self._live.value
 
     def recent(self) -> int:
         """Live bytes."""
@@ -68,12 +69,12 @@ class CountedBytes:
 
     def peak(self) -> int:
         """Highest live bytes since `reset_peak`."""
-        return self._earlier_bytes + self._allocator.peak_bytes()
+        return self._earlier_bytes + self._peak.value
 
     def reset_peak(self) -> None:
         """Begin to look for the highest live bytes from now on."""
         if self._reads_peak:
-            self._allocator.reset_peak()
+            self._peak.value = self._live.value
 
     def look(self) -> tuple[int, int] | None:
         """Return None, since allocations ask for room by themselves."""

@@ -89,8 +89,7 @@ def following(step: Step) -> AbstractContextManager[None]:
     are reads too. The latter needs `looking` around each call.
     """
     if not step.replays:
-        hooks = native_saving(step) if is_native(step) else saving(step)
-        # What is only ever copied stays as long as the program holds it.
+        hooks = native_saving(step) if is_native(step) else saving(step)  # what is only copied stays while it is held
         return Together(hooks, RawLooks(lambda arguments, handed_out: None, step.data_assigned))
     looks = RawLooks(step.look, step.data_assigned)
     if is_native(step):

@@ -258,14 +258,17 @@ class Run:
         if self._memory is not None:
             self._memory.begin_step()
         self._stats = RunStats(peak_bytes=self._stats.peak_bytes, reserved_bytes=self._stats.reserved_bytes)
-        self._engine.health.tell_if_slow()
         self._watch.begin(self._stats)
         if self._table.does_nothing:
-            if self.plan.splits:
+            if not self._plan.splits and not self._watch.is_measuring:
+                yield
+                return
+            if self._plan.splits:
                 self._attachment.refuse_compiled()
             with self._in_slices(None), self._keeping() if self._watch.is_measuring else nullcontext():
                 yield
             return
+        self._engine.health.tell_if_slow()
         _refuse_capture()
         self._attachment.refuse_compiled()
         self._verification.begin_step([self.model])
@@ -367,7 +370,7 @@ class Run:
             return
         self._removed = True
         LOST_INTERRUPTS.leave(self)
-        self._watch.close()
+        self._watch.stop()
         # Training that bypasses the plan, as after model.compile(), goes unnoticed except for the changed parameters.
         if not self._begun and not self._table.does_nothing and self._attachment.was_trained():
             self._warn_once(

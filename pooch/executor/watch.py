@@ -24,6 +24,7 @@ from ..torchtools.requested_sizes import rounding_bytes
 from ..torchtools.tensors import storage_bytes
 from .causes import (
     CHECKSUMS,
+    GRADIENTS,
     OFF_PATH,
     ORDER,
     RETAINED,
@@ -155,6 +156,7 @@ class RunWatch:
             causes = tuple(self._causes_at_the_beginning())
             if self._measurement is None and self._is_to_measure(causes):
                 self._open(stats)
+                causes = tuple(self._causes_at_the_beginning())  # all of them are of use now
             for cause in causes:
                 self._notice(cause)
 
@@ -187,6 +189,11 @@ class RunWatch:
         if measurement is not None and measurement.window is not None:
             self._end(measurement)
 
+    def stop(self) -> None:
+        """End a measurement in progress, and look at the model no longer."""
+        self.close()
+        self._parameters.changes.stop()
+
     @contextmanager
     def measured_outside(self) -> Iterator[Callable[[int], None]]:
         """Let the caller measure what runs inside. Yields a function that takes the peak."""
@@ -206,7 +213,8 @@ class RunWatch:
         yield from self._parameters.causes()
         in_flight = self._plan.microbatches_in_flight
         expects_gradients = self._plan.accumulates or in_flight > 1  # of earlier microbatches
-        living = [] if expects_gradients else self._parameters.gradients()
+        is_of_use = GRADIENTS not in self._noticed or self._measurement is not None or self._looks_anyway
+        living = [] if expects_gradients or not is_of_use else self._parameters.gradients()
         if living:
             yield gradients(storage_bytes(living))
         if self._waiting >= in_flight:
@@ -263,6 +271,15 @@ class RunWatch:
             measurement.window.mark()
 
     # Measuring --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _looks_anyway(self) -> bool:
+        """Whether the step that begins is to be measured, whatever is noticed at its beginning."""
+        if accelerators.has_streams(self._device) and self._plan.schedule.actions:
+            return True
+        number, every = self.totals.steps, self._measure_every
+        is_planned = every > 0 and (number in FIRST_MEASURED or number % every == 0)
+        return every > 0 and (is_planned or self._is_due or bool(self._to_confirm))
 
     def _is_to_measure(self, causes: tuple[Cause, ...]) -> bool:
         """Whether to measure the step that begins."""

@@ -7,6 +7,7 @@ copies of the module do not have it. `Module.compile()` uses it, so a module has
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -37,6 +38,21 @@ class CallContext(AbstractContextManager[None]):
     is_left = False
 
 
+class CallingThread(threading.local):
+    """What the calling thread does.
+
+    Attributes:
+        call: The outermost call that it was in of those that share this.
+    """
+
+    call: CallContext | None = None
+
+    @property
+    def is_within_call(self) -> bool:
+        """Whether it is in that call now."""
+        return self.call is not None and not self.call.is_left
+
+
 class CallRegion:
     """Runs each call of a module, including the module's own hooks, within a region.
 
@@ -46,37 +62,37 @@ class CallRegion:
         module: the module; it holds the region, and the region does not keep it alive.
         region: creates the context manager for one call.
         purpose: what the region is for. A region that only watches yields to one that does not.
+        here: what the calling thread does. Within an outermost call nothing is done around others.
 
     Raises:
         UsageError: if the module is compiled, under a plan, or being profiled.
     """
 
-    def __init__(self, module: torch.nn.Module, region: Region, purpose: Purpose) -> None:
+    def __init__(
+        self, module: torch.nn.Module, region: Region, purpose: Purpose, here: CallingThread | None = None
+    ) -> None:
         refuse_taken(module)
-        self.purpose = purpose
+        self.purpose, self._here = purpose, here
         self._module, self._region = weakref.ref(module), region
         vars(module)[PLACE] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module."""
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             if not torch.compiler.is_exporting():
                 _refuse_to_compile_a_planned_model()
         elif callable(_compiling_now()):  # in a part of a compiled function that Dynamo runs in Python
             _refuse_to_compile_a_planned_model()
-        module = self._module()
+        module, here = self._module(), self._here
         assert module is not None, "the module is being called"
-        region = self.region_of(args, kwargs)
-        try:
-            with region:
-                return module._call_impl(*args, **kwargs)
-        finally:
-            if isinstance(region, CallContext):
-                region.is_left = True
+        if here is not None and (call := here.call) is not None and not call.is_left:
+            return module._call_impl(*args, **kwargs)  # each part of a model comes here in each call of the model
+        return self.run(module, args, kwargs)
 
-    def region_of(self, args: Any, kwargs: Any) -> AbstractContextManager[object]:
-        """Returns the context manager for one call."""
-        return self._region()
+    def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Runs one call of the module within the region."""
+        with self._region():
+            return module._call_impl(*args, **kwargs)
 
     def __deepcopy__(self, memo: object) -> None:
         return None
@@ -96,6 +112,7 @@ class CallRegion:
             del vars(module)[PLACE]
 
 
+_is_compiling = torch.compiler.is_compiling  # asked in every call of every part of a model
 _compiling_now = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 

@@ -42,6 +42,18 @@ def test_a_plan_for_all_of_the_memory_moves_nothing() -> None:
     assert str(row["overhead"]).endswith("%")
 
 
+def test_a_budget_that_is_far_away_is_compared_with_steps_without_pooch() -> None:
+    times = hook_cost.far_away_times(1)
+    assert len(times) == hook_cost.IN_CORE_TURNS_FACTOR
+    assert all(len(turn[name]) == 2 for turn in times for name in ("plain_us", "counted_us", "auto_us"))
+    turns = [
+        {"plain_us": [100.0, 100.0], "counted_us": [101.0, 103.0], "auto_us": [share, 110.0]} for share in (98, 110)
+    ]
+    counted, auto = hook_cost.far_away_rows(turns)
+    assert (counted["overhead"], counted["us a step"], counted["kept"]) == ("+2.0%", "+2", "")
+    assert (auto["overhead"], auto["us a step"], auto["kept"]) == ("+7.0%", "+7", "NO")
+
+
 def test_costs_are_told_above_the_plain_steps_of_the_same_turn_with_their_spread() -> None:
     costs = [
         {"what": "plain", "us_an_op": [5.0, 6.0, 9.0]},

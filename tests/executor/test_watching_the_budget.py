@@ -693,6 +693,28 @@ def test_on_a_gpu_every_step_is_measured_when_its_backward_pass_ends(monkeypatch
         assert not is_profiling()
 
 
+def test_what_differs_in_a_model_is_seen_at_once_and_until_it_is_taken_back() -> None:
+    model = Deep()
+    model.layers[0].requires_grad_(False)
+    watch = ParameterWatch(model)
+
+    def kinds() -> list[str]:
+        return [cause.kind for cause in watch.causes()]
+
+    assert kinds() == []
+    model.layers[0].bias.requires_grad_(True)
+    assert kinds() == ["trainable"]
+    model.layers.insert(1, nn.Linear(2, 2))
+    assert kinds() == ["trainable", "parameters"]
+    model.layers[0].requires_grad_(False)
+    del model.layers[1]
+    assert kinds() == []
+    model.more = nn.Parameter(torch.ones(2))
+    assert kinds() == ["parameters"]
+    model.more.grad = torch.ones(2)
+    assert len(watch.gradients()) == 1
+
+
 def test_what_is_watched_is_not_held() -> None:
     model = Deep()
     watch, gone = ParameterWatch(model), weakref.ref(model.layers[0].weight)

@@ -18,9 +18,8 @@ _Callback = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _SIGNATURES: Signatures = {
     "install": ([], ctypes.c_int),
     "remove": ([], None),
-    "live_bytes": ([], ctypes.c_int64),
-    "peak_bytes": ([], ctypes.c_int64),
-    "reset_peak": ([], None),
+    "live_address": ([], ctypes.c_int64),
+    "peak_address": ([], ctypes.c_int64),
     "knows": ([ctypes.c_void_p], ctypes.c_int),
     "set_limit": ([ctypes.c_int64, _Callback], None),
     "end_request": ([], None),
@@ -37,6 +36,8 @@ class CountingAllocator:
 
     Attributes:
         library: the compiled library.
+        live: the place of `live_bytes`, for those who look in every step: `live.value`.
+        peak: the place of `peak_bytes`.
         arena: recording of steps, and the arena that serves them, while the allocator is installed.
     """
 
@@ -46,12 +47,23 @@ class CountingAllocator:
         self.arena = ArenaFunctions(library)
         self._make_room: MakeRoom | None = None
         self._callback = _Callback(self._ask)  # one for good: another thread may be about to call it at any time
-        self.live_bytes: Callable[[], int] = self._functions["live_bytes"]
-        self.peak_bytes: Callable[[], int] = self._functions["peak_bytes"]
-        self.reset_peak: Callable[[], None] = self._functions["reset_peak"]
+        self.live = ctypes.c_int64.from_address(self._functions["live_address"]())
+        self.peak = ctypes.c_int64.from_address(self._functions["peak_address"]())
         self._users = dict[Hashable, bool]()  # and whether they read the peak
         self._lock = threading.RLock()  # the garbage collector may remove a user while one is added
         self._failure: BaseException | None = None
+
+    def live_bytes(self) -> int:
+        """Return how many bytes are live."""
+        return self.live.value
+
+    def peak_bytes(self) -> int:
+        """Return the most that were live since `reset_peak`."""
+        return self.peak.value
+
+    def reset_peak(self) -> None:
+        """Begin to look for the peak from now on."""
+        self.peak.value = self.live.value
 
     @property
     def is_in_use(self) -> bool:
