@@ -135,7 +135,7 @@ HANDLES: set[type] = {Handle}
 def handle_on(step: object, value: Value, tensor: torch.Tensor, ended: Callable[[Value], None]) -> Handle:
     """Return a handle, a native one if there is a native part. Its arguments are those of `Handle`."""
     module = watch.LIBRARY.loaded
-    if module is None or tensor.is_conj() or tensor.is_neg():
+    if module is None or not module.is_ordinary(tensor):
         return Handle(step, value, tensor, ended)
     HANDLES.add(module.Handle)
     return module.Handle(step, value, tensor, ended)  # type: ignore[no-any-return]

@@ -18,8 +18,8 @@ import pooch
 from pooch.autopilot.autopilot import Auto
 from pooch.autopilot.known import Known
 from pooch.autopilot.library import Library
-from pooch.executor import records
 from pooch.executor.own_work import OWN_WORK
+from pooch.machine import StepLock, Value
 from pooch.torchtools import endings, raw_looks, standing_aside
 from pooch.torchtools.memory_trace import CollectorOff
 from tests.interrupts import Interrupts
@@ -127,20 +127,20 @@ def test_the_next_step_is_right_after_an_interrupt_at_any_byte_code(held: tuple[
 
 @pytest.mark.parametrize("number", range(6))
 def test_a_handle_whose_end_is_lost_disturbs_no_later_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """As when Ctrl-C comes at the entry of `__del__`, which Python then prints and forgets."""
+    """As when Ctrl-C comes at the entry of what is called then, which Python then prints and forgets."""
     model, step = small_step()
-    ends, real = [0], records.Handle.__del__
+    ends, real = [0], StepLock.end
 
-    def once_lost(handle: records.Handle) -> None:
+    def once_lost(lock: StepLock, value: Value) -> None:
         ends[0] += 1
         if ends[0] != number:
-            real(handle)
+            real(lock, value)
 
     with pooch.auto(model, "70%", tell=lambda _: None) as run:
         step()
         monkeypatch.setattr(Library, "choose", lambda *_, **__: ("online", Known()))
         reference = step()
-        monkeypatch.setattr(records.Handle, "__del__", once_lost)
+        monkeypatch.setattr(StepLock, "end", once_lost)
         for _ in range(4):
             assert step() == reference
         assert ends[0] > number

@@ -14,7 +14,8 @@ from torch import nn
 
 import pooch
 from pooch.executor.records import Handle
-from pooch.machine import Value
+from pooch.machine import StepLock, Value
+from pooch.torchtools import watch
 from pooch.torchtools.cpu_allocator.counting import CountingAllocator, counting_allocator
 from pooch.torchtools.lost_interrupts import _Unraisable
 from pooch.torchtools.stand_ins import Place, StandIns
@@ -36,6 +37,7 @@ def raising(error: type[BaseException]) -> Callable[[object], None]:
     def ended(record: object) -> None:
         raise error
 
+    ended.__module__ = Handle.__module__  # as what is called for Pooch
     return ended
 
 
@@ -57,14 +59,25 @@ def wait_for(action: Callable[[], None]) -> None:
 
 
 def drop_a_handle(error: type[BaseException]) -> None:
-    Handle(None, Value(0), torch.ones(2), raising(error))
+    drop(Handle, error)
+
+
+def drop_a_native_handle(error: type[BaseException]) -> None:
+    module = watch.LIBRARY.get()
+    assert module is not None
+    drop(module.Handle, error)
+
+
+def drop(kind: Any, error: type[BaseException]) -> None:
+    kind(None, Value(0), torch.ones(2), raising(error))
     for _ in range(10):
         pass
 
 
-def test_what_comes_in_a_destructor_of_ours_is_raised_after_it(printed: list[Any]) -> None:
+@pytest.mark.parametrize("drop_one", [drop_a_handle, drop_a_native_handle])
+def test_what_comes_in_a_destructor_of_ours_is_raised_after_it(drop_one: Any, printed: list[Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
-        drop_a_handle(KeyboardInterrupt)
+        drop_one(KeyboardInterrupt)
     assert printed == []
 
 
@@ -150,16 +163,16 @@ def test_it_ends_a_backward_pass(way: str, monkeypatch: pytest.MonkeyPatch) -> N
         profile = pooch.profile(lambda: model(rows).square().mean(), model)
         run = pooch.apply(pooch.plan(profile, "70%"), model)
     assert isinstance(sys.unraisablehook, _Unraisable)
-    expected, real, calls = step(), Handle.__del__, [0]
+    expected, real, calls = step(), StepLock.end, [0]
 
-    def once(handle: Handle) -> None:
-        real(handle)
+    def once(lock: StepLock, value: Value) -> None:
+        real(lock, value)
         calls[0] += 1
         if calls[0] == 3:
             raise KeyboardInterrupt
 
-    once.__module__ = Handle.__module__
-    monkeypatch.setattr(Handle, "__del__", once)
+    once.__module__ = StepLock.__module__
+    monkeypatch.setattr(StepLock, "end", once)
     with pytest.raises(KeyboardInterrupt):
         step()
     monkeypatch.undo()

@@ -86,7 +86,7 @@ inline void handle_finalize(PyObject* self) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   Reference none(PyObject_CallOneArg(handle->ended, handle->value));
-  if (!none) PyErr_WriteUnraisable(self);
+  if (!none) PyErr_WriteUnraisable(handle->ended);  // its name says whose it is
   PyErr_Restore(type, value, trace);
 }
 

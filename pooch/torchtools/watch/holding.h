@@ -80,6 +80,7 @@ inline PyObject* holding_pop(PyObject* self, PyObject* const* arguments, Py_ssiz
 }
 
 inline int holding_contains(PyObject* self, PyObject* key) {
+  if (key == Py_None) return 0;  // what is no value
   const int64_t number = PyLong_AsLongLong(key);
   if (PyErr_Occurred()) return -1;
   return holding_of(self).has(number);

@@ -27,8 +27,14 @@ PyObject* keys(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
+// Whether a tensor is all in its bytes and its geometry, so that a handle can be on it.
+PyObject* is_ordinary(PyObject*, PyObject* tensor) {
+  return PyBool_FromLong(THPVariable_Check(tensor) && watch::is_ordinary(THPVariable_Unpack(tensor)));
+}
+
 PyMethodDef functions[] = {
     {"use", use, METH_VARARGS, nullptr},
+    {"is_ordinary", is_ordinary, METH_O, nullptr},
     {"is_watching", is_watching, METH_NOARGS, nullptr},
     {"keys", keys, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
