@@ -72,11 +72,7 @@ inline void run(State& state, const Operator& facts, const c10::OperatorHandle& 
 
 inline std::vector<at::Tensor> results_on(const Stack& stack, const c10::OperatorHandle& handle) {
   std::vector<at::Tensor> found;
-  for (auto value = stack.end() - static_cast<std::ptrdiff_t>(handle.schema().returns().size()); value != stack.end();
-       ++value)
-    each_tensor(*value, [&](const at::Tensor& tensor) {
-      if (tensor.defined()) found.push_back(tensor);
-    });
+  each_result(stack, handle, [&](const at::Tensor& tensor) { found.push_back(tensor); });
   return found;
 }
 
@@ -175,43 +171,18 @@ inline void preserve(State& state, const Operator& facts, const Arguments& argum
   });
 }
 
-// Tells Python of values that are about to be written over. All arguments that are written are plain.
-inline void tell_written(State& state, const Operator& facts, const Arguments& arguments) {
-  static PyObject* const name = interned("written_over");
-  each_marked(facts.written, arguments, [&](const at::Tensor& tensor) {
-    const auto number = state.values->get(storage_of(tensor).unsafeGetStorageImpl());
-    if (!number || *number < 0) return;
-    if (!Path::holds(state.path->moved, *number) && !Path::holds(state.path->sources, *number) && !state.has_taken)
-      return state.written_over.add(*number);
-    Gil gil;
-    if (state.carrier == nullptr) return;
-    Reference carrier = Reference::to(state.carrier), wrapped = checked(THPVariable_Wrap(tensor));
-    call(carrier.get(), name, wrapped.get());
-  });
-}
-
 inline void run_expected(State& state, const Operator& facts, const c10::OperatorHandle& handle,
                          c10::DispatchKeySet keys, const Arguments& arguments, Stack* stack,
                          std::shared_ptr<Recipe> recipe) {
   if (facts.written != 0 || facts.statistics != 0) preserve(state, facts, arguments);
-  if (facts.written != 0) tell_written(state, facts, arguments);
+  if (facts.written != 0) note_written(state, facts, arguments);
   run(state, facts, handle, keys, arguments, stack);
   c10::SmallVector<const at::Tensor*, 8> outputs;
   bool are_plain = true;
-  for (auto value = stack->end() - static_cast<std::ptrdiff_t>(handle.schema().returns().size()); value != stack->end();
-       ++value) {
-    const auto take = [&](const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
-      outputs.push_back(&tensor);
-      are_plain = are_plain && is_plain(tensor);
-    };
-    if (value->isTensor()) {
-      take(value->toTensor());
-    } else if (value->isList()) {
-      for (const c10::IValue& each : value->toListRef())
-        if (each.isTensor()) take(each.toTensor());
-    }
-  }
+  each_result(*stack, handle, [&](const at::Tensor& tensor) {
+    outputs.push_back(&tensor);
+    are_plain = are_plain && is_plain(tensor);
+  });
   if (outputs.empty() && facts.written == 0) return;  // as `.item()`: the plan does not mind it
   const size_t position = state.position;
   if (recipe) state.recorded.add(static_cast<int64_t>(position), std::move(recipe));

@@ -71,6 +71,16 @@ void each_tensor(const c10::IValue& value, Function&& function) {
   }
 }
 
+// The tensors among the results of an op.
+template <class Function>
+void each_result(const Stack& stack, const c10::OperatorHandle& handle, Function&& function) {
+  const auto count = static_cast<std::ptrdiff_t>(handle.schema().returns().size());
+  for (auto value = stack.end() - count; value != stack.end(); ++value)
+    each_tensor(*value, [&](const at::Tensor& tensor) {
+      if (tensor.defined()) function(tensor);
+    });
+}
+
 inline bool is_of_kind(const c10::Argument& argument, c10::TypeKind kind) {
   const auto& type = argument.real_type();
   if (type->kind() == kind) return true;

@@ -45,6 +45,9 @@ class Path {
     return number >= 0 && static_cast<size_t>(number) < set.size() && set[number];
   }
 
+  // Whether the plan moves a value, or replays read it.
+  bool minds(int64_t number) const { return holds(moved, number) || holds(sources, number); }
+
   // Called under the interpreter's lock. Other threads may be reading.
   void learn(size_t position, const c10::FunctionSchema* schema, const std::vector<at::Tensor>& outputs) {
     if (ops_[position].recognised.load(std::memory_order_relaxed) != nullptr) return;

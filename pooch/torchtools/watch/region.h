@@ -525,4 +525,23 @@ inline PyTypeObject* region_type() {
   return type;
 }
 
+// Notes what an op is about to write over, and returns whether those are values of the step alone, so that it can run
+// again on copies of them. Python is told where it may have to act.
+inline bool note_written(State& state, const Operator& facts, const Arguments& arguments) {
+  static PyObject* const name = interned("written_over");
+  bool can_repeat = true;
+  each_marked(facts.written, arguments, [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const auto number = state.values->get(storage_of(tensor).unsafeGetStorageImpl());
+    can_repeat = can_repeat && number && *number >= 0;
+    if (!number || *number < 0) return;
+    if (!state.has_taken && !(state.path && state.path->minds(*number))) return state.written_over.add(*number);
+    Gil gil;
+    if (state.carrier == nullptr) return;
+    Reference carrier = Reference::to(state.carrier), wrapped = checked(THPVariable_Wrap(tensor));
+    call(carrier.get(), name, wrapped.get());
+  });
+  return can_repeat;
+}
+
 }  // namespace watch

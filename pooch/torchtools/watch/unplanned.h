@@ -55,25 +55,6 @@ inline bool is_ordinary_op(State& state, const Operator& facts, const Arguments&
   return is_ordinary;
 }
 
-// Notes what an op is about to write over, and returns whether those are values of the step alone, so that it can run
-// again on copies of them.
-inline bool note_written(State& state, const Operator& facts, const Arguments& arguments) {
-  static PyObject* const name = interned("written_over");
-  bool can_repeat = true;
-  each_marked(facts.written, arguments, [&](const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
-    const auto number = state.values->get(storage_of(tensor).unsafeGetStorageImpl());
-    can_repeat = can_repeat && number && *number >= 0;
-    if (!number || *number < 0) return;
-    if (!state.has_taken) return state.written_over.add(*number);
-    Gil gil;
-    if (state.carrier == nullptr) return;
-    Reference carrier = Reference::to(state.carrier), wrapped = checked(THPVariable_Wrap(tensor));
-    call(carrier.get(), name, wrapped.get());
-  });
-  return can_repeat;
-}
-
 // The time that an op took, without what making room for it took. Only that takes long.
 inline double op_ms(State& state, int64_t elapsed_ns) {
   constexpr int64_t LONG_NS = 50'000;
@@ -132,13 +113,10 @@ void run_unplanned(State& state, const Operator& facts, const c10::OperatorHandl
   const int64_t end_ns = now_ns();
   c10::SmallVector<const at::Tensor*, 8> outputs;
   bool are_ordinary = true;
-  for (auto value = stack->end() - static_cast<std::ptrdiff_t>(handle.schema().returns().size()); value != stack->end();
-       ++value)
-    each_tensor(*value, [&](const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
-      are_ordinary = are_ordinary && is_ordinary(tensor);
-      if (is_plain(tensor)) outputs.push_back(&tensor);
-    });
+  each_result(*stack, handle, [&](const at::Tensor& tensor) {
+    are_ordinary = are_ordinary && is_ordinary(tensor);
+    if (is_plain(tensor)) outputs.push_back(&tensor);
+  });
   const auto made = made_by(facts, arguments, outputs.data(), outputs.size());
   if (!made.empty()) {
     const bool is_kept = recipe && are_ordinary && !state.has_overlapped;
