@@ -50,7 +50,8 @@ def _auto_row(result: Result) -> Row:
     last = planned[-ENOUGH:]
     predicted = last[-1][1]["predicted"] if last else None
     own = found["ms_on_plan"] / found["plain_ms_on_plan"] if found["plain_ms_on_plan"] else None
-    recorded_ms = found["plain_ms_on_plan"] / len(planned) if planned else None
+    planned_ms = [held["wall_ms"] for _, held in planned]
+    recorded_ms = None if own is None or not planned_ms else sum(planned_ms) / len(planned_ms) / own
     return {
         "model": result["model"],
         "plain step": told([plain["wall_ms"] for plain, _ in pairs], ".0f", unit=" ms"),

@@ -24,6 +24,7 @@ _SHORT_ELEMENTS = 4096  # the smallest tensors that are decided on
 # Ops of real networks on a CPU leave little of what Python needs in the cache, so that hooks take two to three times as
 # long as between short ops. An op on two tensors of this size passes over 2 MiB, the second-level cache of many cores.
 _EVICTING_ELEMENTS = 2**18
+_OPS, _TIMES_FEWER = 32, 8  # of a chain of these, and of one whose steps take little but what each step takes
 _LINK = Link("not used", 0.01, 0.01, 1e6, 1e6)
 
 
@@ -79,19 +80,39 @@ def _measured(device_type: str) -> tuple[HookCosts, float]:
     # Copies are priced by the link and kernels by the device, so what starts them is seen where both are short.
     short = _taken(_Chain(device, 64, _SHORT_ELEMENTS), ("kept", "swapped", "replayed"))
     elements = _SHORT_ELEMENTS if has_streams(device) else _EVICTING_ELEMENTS
-    seen = short if has_streams(device) else _taken(_Chain(device, 32, elements), ("kept", "replayed"))
-    viewed = _taken(_Chain(device, 32, elements, VIEWS), ("kept",))
-    op_ms, view_ms = seen.more_ms("kept", "plain"), viewed.more_ms("kept", "plain")
+    seen = short if has_streams(device) else _taken(_Chain(device, _OPS, elements), ("kept", "replayed"))
+    few, viewed = (_taken(chain, ("kept",)) for chain in (_few(seen.chain), _Chain(device, _OPS, elements, VIEWS)))
+    op_ms, step_ms = _op_and_step_ms(few, seen)
+    if seen is not short:  # an op takes at least what it takes between short ones, which are timed with less noise
+        op_ms = max(op_ms, _op_and_step_ms(_taken(_few(short.chain), ("kept",)), short)[0])
+    viewed_ms = viewed.more_ms("kept", "plain") - step_ms / _OPS
     copy_ms = short.more_ms("swapped", "kept") * short.chain.ops / max(1, short.copies)
     again_ms = seen.more_ms("replayed", "kept") * seen.chain.ops / max(1, seen.replays)
     costs = HookCosts(
         op_ms=max(0.0, op_ms),
         replay_ms=max(0.0, again_ms - seen.forward_ms - op_ms),
         copy_ms=max(0.0, copy_ms),
-        view_ms=max(0.0, (view_ms - op_ms) / VIEWS),
+        view_ms=max(0.0, (viewed_ms - op_ms) / VIEWS),
         adds_in_place=watch.LIBRARY.get() is not None,
+        step_ms=step_ms,
     )
     return costs, short.forward_ms
+
+
+def _few(chain: _Chain) -> _Chain:
+    return replace(chain, ops=chain.ops // _TIMES_FEWER)
+
+
+def _op_and_step_ms(few: _Taken, many: _Taken) -> tuple[float, float]:
+    """What hooks cost for each op and for each step: a step takes a part of it however few ops it has.
+
+    Args:
+        few: what a chain of few ops took.
+        many: what one of many ops took.
+    """
+    few_ms, many_ms = (each.more_ms("kept", "plain") * each.chain.ops for each in (few, many))
+    op_ms = max(0.0, (many_ms - few_ms) / (many.chain.ops - few.chain.ops))
+    return op_ms, max(0.0, few_ms - op_ms * few.chain.ops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ def dataflow_of(profile: Profile, region: Region, *, hooked: bool) -> Dataflow:
     """
     plain = Dataflow(profile, region)
     under_hooks = set(plain.forward_slots) if hooked else set()
-    are_free = profile.hooks.op_ms == profile.hooks.view_ms == 0
+    are_free = profile.hooks.op_ms == profile.hooks.view_ms == profile.hooks.step_ms == 0
     if are_free and not any(_raised_bytes(profile.ops[slot], profile) for slot in under_hooks):
         return plain
-    ops = tuple(_hooked(op, profile) if op.index in under_hooks else op for op in profile.ops)
-    return Dataflow(replace(profile, ops=ops), region)
+    ops = [_hooked(op, profile) if op.index in under_hooks else op for op in profile.ops]
+    if under_hooks:  # what each step takes once comes with its closing op, which no plan replays
+        ops[-1] = replace(ops[-1], time_ms=ops[-1].time_ms + profile.hooks.step_ms)
+    return Dataflow(replace(profile, ops=tuple(ops)), region)
 
 
 def _hooked(op: Op, profile: Profile) -> Op:

@@ -46,7 +46,15 @@ def link_seen(speed: CopySpeed) -> Link:
 
 
 class CostSource(Protocol):
-    """Where the costs come from."""
+    """Where the costs come from.
+
+    Attributes:
+        is_final: Whether nothing better is still being measured.
+    """
+
+    @property
+    def is_final(self) -> bool:
+        """See above."""
 
     def prepare(self, room_bytes: int) -> None:
         """Measure what has to be measured in the training thread. It is called between steps, before each job.
@@ -76,6 +84,8 @@ class DeviceCosts:
         speed: What copies take as seen in training, which serves where nothing can be measured. It is told what was.
         gather: Waits a little for other ranks of the machine, or None.
     """
+
+    is_final = True
 
     def __init__(self, device: torch.device, speed: CopySpeed, gather: Gather | None = None) -> None:
         self._device, self._speed, self._gather = device, speed, gather
@@ -123,6 +133,11 @@ class HostCosts:
         self._child = Child("measure beside training")
         self._thread: threading.Thread | None = None
         self._found: tuple[Link, HookCosts | None] | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the measuring has ended, with an answer or without."""
+        return self._found is not None or (self._thread is not None and not self._thread.is_alive())
 
     def prepare(self, room_bytes: int) -> None:
         """Do nothing: another process measures."""

@@ -573,7 +573,7 @@ class StepDriver:
         if running.decision == "plan":
             known.left_plan = MOST_FAILURES if running.step.mismatches else known.left_plan + 1 if left else 0
         plain_ms = 0.0 if known.profile is None else known.profile.step_ms
-        times = StepTimes(step_ms, plain_ms, known.predicted_step_ms)
+        times = StepTimes(step_ms, plain_ms, 0.0 if known.is_provisional else known.predicted_step_ms)
         step = counted(running.decision, left, running.stats, peak_bytes, times, budget_bytes)
         self._counters, self._steps = self._counters.with_step(step), self._steps + 1
         self.last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)

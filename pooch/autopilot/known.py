@@ -70,6 +70,7 @@ class Known:
         is_pending: Whether an answer is on its way.
         is_improved: Whether its plan was or is being searched for longer.
         is_outdated: Whether its plan has replays that gave other bits, and is to be made again.
+        is_provisional: Whether its plan does not know yet what copies and hooks cost, and is to be made again then.
         cannot_derive: Whether its profile cannot be derived from other shapes.
         never_recorded: Whether it cannot be recorded either.
         failed_records: Number of times that recording it failed.
@@ -91,6 +92,7 @@ class Known:
     is_pending: bool = False
     is_improved: bool = False
     is_outdated: bool = False
+    is_provisional: bool = False
     cannot_derive: bool = False
     never_recorded: bool = False
     failed_records: int = 0
@@ -112,6 +114,7 @@ class Known:
     def has_no_plan(self) -> None:
         """Forget its plan, if there is one."""
         self.plan = self.table = None
+        self.is_provisional = False
         self.needed_bytes, self.moving_ms = 0, 0.0
 
     def shape(self, key: StepKey) -> PlannedShape:

@@ -27,6 +27,7 @@ PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where
 MOST_EVENTS = 1000  # lines on what was planned that the summary can list
 COPIED_STEPS = 50  # after which it is looked again whether replaying is worth its cost
 _NEVER = 2**62
+_STILL_MEASURED = "what hooks cost is not in it yet, as it is still being measured"
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 
 
@@ -143,10 +144,11 @@ class Library:
             return "in-core"
         anchors, most_bytes = [KnownStep(key.sizes, known.profile)], _followed_bytes(known, budget_bytes)
         if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= most_bytes:
-            if known.is_outdated and not known.is_pending:
+            knows_costs = not known.is_provisional or self._requests.knows_costs
+            if (known.is_outdated or (known.is_provisional and knows_costs)) and not known.is_pending:
                 known.is_outdated = False
                 self._ask(key, known, anchors, start_bytes, target_bytes)
-            elif known.steps >= OFTEN and not known.is_improved:
+            elif known.steps >= OFTEN and not known.is_improved and knows_costs and not known.is_pending:
                 known.is_improved = True
                 self._requests.ask_for_better(key, known, self._held_bytes)
             if self._has_tier or not (known.plan.schedule.host_bytes or known.needed_bytes):
@@ -238,6 +240,7 @@ class Library:
         if answer.minimum_bytes and known.trial.is_lost:
             return
         known.reason = answer.refusal
+        known.is_provisional = arrival.is_provisional and answer.plan is not None
         if answer.profile is None:
             known.cannot_derive, known.minimum_bytes = known.profile is None, _NEVER if known.profile else 0
             self._say(f"steps of {key.text} run online: {answer.refusal}")
@@ -253,6 +256,7 @@ class Library:
                 self._needs_more(known, answer.minimum_bytes)
             how = described(answer.plan, known.predicted_step_ms)
             more = f"; it {known.reason}" if known.reason else ""
+            more += f"; {_STILL_MEASURED}" if known.is_provisional else ""
             self._say(f"planned{again} for steps of {key.text}: {how}{more}")
         elif answer.refusal:
             known.minimum_bytes = answer.minimum_bytes or _NEVER

@@ -35,11 +35,13 @@ class Arrival:
         request: What was asked for.
         answer: The answer.
         table: Its plan, indexed; None without a plan.
+        is_provisional: Whether it was still being measured what copies and hooks cost.
     """
 
     request: Request
     answer: Answer
     table: ActionTable | None
+    is_provisional: bool = False
 
 
 class PlanRequests:
@@ -64,6 +66,11 @@ class PlanRequests:
         self.have_come = False
         self._lock = threading.Lock()
         self.planning_s = 0.0
+
+    @property
+    def knows_costs(self) -> bool:
+        """Whether a plan that is asked for now knows what copies and hooks cost, as far as that will ever be known."""
+        return self._costs.is_final
 
     def warm_up(self) -> None:
         """Start the process, which takes a while, since a plan will be asked for soon."""
@@ -145,7 +152,7 @@ class PlanRequests:
 
     def serve(self, request: Request | None) -> None:
         """Start the process, and have it do what was asked for, if anything was."""
-        begin_s = time.monotonic()
+        begin_s, is_provisional = time.monotonic(), not self.knows_costs
         answer: Answer | None = None
         try:
             self._child.start()
@@ -156,7 +163,7 @@ class PlanRequests:
             answer = Answer(None, refusal=f"planning failed: {error}")
         self.planning_s += time.monotonic() - begin_s
         if request is not None and answer is not None and not self._waiting.is_stopped:
-            self.arrived(request, answer)
+            self.arrived(request, answer, is_provisional=is_provisional)
 
     def _completed(self, job: Job) -> Job:
         """Return a job with the costs of copies and hooks in its profiles, as far as they are known by now."""
@@ -167,14 +174,14 @@ class PlanRequests:
         )
         return replace(job, anchors=tuple(anchors))
 
-    def arrived(self, request: Request, answer: Answer) -> None:
-        """Take an answer, if it is of use."""
+    def arrived(self, request: Request, answer: Answer, *, is_provisional: bool = False) -> None:
+        """Take an answer, if it is of use; arguments as of `Arrival`."""
         if not request.is_of_use(answer):
             return
         key, known, job = request.key, request.known, request.job
         table = None if answer.plan is None else ActionTable.of(answer.plan)
         with self._lock:
-            self._arrivals.append(Arrival(request, answer, table))
+            self._arrivals.append(Arrival(request, answer, table, is_provisional))
             self.have_come = True
         if self._cache is not None and answer.profile is not None and answer.plan is not None:
             is_recorded = key.sizes in (anchor.shapes for anchor in job.anchors) and "derived" not in known.origin

@@ -13,7 +13,7 @@ from ..ground.wording import budget_verdict, in_all, slower, slower_than_predict
 Decision = Literal["in-core", "plan", "online", "record"]
 
 MOST_SHAPES = 12  # that are printed
-THIRD = 4 / 3  # by which times may differ from their prediction
+TENTH = 1.1  # by which times may differ from their prediction
 FEW = 3  # steps, of which the first compare replays in full
 
 
@@ -57,7 +57,8 @@ class Counters:
         steps_over_budget: Number of steps whose measured peak was over the budget.
         lost_ms: Time lost against plain training, as far as the recorded op times tell.
         steps_ms: Time of all steps.
-        ms_on_plan: Time of the steps that followed a plan to the end.
+        ms_on_plan: Time of the steps that followed a plan to the end which knew what hooks cost, so that what it
+            predicts can be compared with it.
         plain_ms_on_plan: Time that these would take in plain training, as recorded.
         predicted_ms_on_plan: Time that their plans predict.
         swapped_bytes: Bytes copied to the tier.
@@ -137,7 +138,7 @@ class StepTimes:
     Attributes:
         step_ms: Its time.
         plain_ms: That of plain training, as recorded; 0 if it is not known.
-        predicted_ms: That under its plan; 0 without one.
+        predicted_ms: That under its plan; 0 without one, and as long as it is not known what hooks cost.
     """
 
     step_ms: float
@@ -159,6 +160,7 @@ def counted(
         budget_bytes: The budget, or None if it was not known yet.
     """
     follows = decision == "plan" and not left_plan
+    is_predicted = follows and times.plain_ms > 0 and times.predicted_ms > 0
     is_lost = decision != "in-core" and times.plain_ms > 0
     return Counters(
         steps_in_core=int(decision == "in-core"),
@@ -170,9 +172,9 @@ def counted(
         steps_over_budget=int(budget_bytes is not None and peak_bytes > budget_bytes),
         lost_ms=max(0.0, times.step_ms - times.plain_ms) if is_lost else 0.0,
         steps_ms=times.step_ms,
-        ms_on_plan=times.step_ms if follows and is_lost else 0.0,
-        plain_ms_on_plan=times.plain_ms if follows and is_lost else 0.0,
-        predicted_ms_on_plan=times.predicted_ms if follows and is_lost else 0.0,
+        ms_on_plan=times.step_ms if is_predicted else 0.0,
+        plain_ms_on_plan=times.plain_ms if is_predicted else 0.0,
+        predicted_ms_on_plan=times.predicted_ms if is_predicted else 0.0,
         swapped_bytes=stats.swapped_out_bytes,
         recomputed_ops=stats.recomputed_ops,
         ungoverned=stats.ungoverned,
@@ -299,18 +301,25 @@ def _time(summary: AutoSummary) -> str:
     if summary.steps_in_core == summary.steps:
         return "everything fits: you do not need a plan"
     if not summary.plain_ms_on_plan:
-        return "" if summary.steps_on_plan else "no step on a plan yet"
+        known = "steps on a plan: what hooks cost is still being measured"
+        return known if summary.steps_on_plan else "no step on a plan yet"
     ratio = summary.ms_on_plan / summary.plain_ms_on_plan
     predicted = summary.predicted_ms_on_plan / summary.plain_ms_on_plan
     return f"steps on a plan {slower_than_predicted(ratio, predicted)}"
 
 
 def _doubt(summary: AutoSummary) -> str | None:
-    """Why the times of steps on a plan are not to be trusted, in one line, or None."""
+    """That steps on a plan did not take what was predicted, and what that may come from, in one line, or None.
+
+    What a step takes without Pooch is never measured under it: it is the sum of its ops' times as they were recorded.
+    """
     if summary.steps_on_plan < FEW or not summary.predicted_ms_on_plan:
         return None
     ratio = summary.ms_on_plan / summary.predicted_ms_on_plan
-    if max(ratio, 1 / ratio) < THIRD:
+    if max(ratio, 1 / ratio) < TENTH:
         return None
-    when = "was busy when the step was recorded" if ratio < 1 else "is busy"
-    return f"times vary: steps on a plan took {ratio:.1f}x what was predicted, so the machine {when}"
+    if ratio < 1:
+        why = "ops took longer when the step was recorded, so against plain steps it may be slower than told"
+    else:
+        why = "hooks and copies cost more than was measured, or the machine is busier than when the step was recorded"
+    return f"the prediction was not kept: steps on a plan took {ratio:.2f}x what was predicted; {why}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,6 +86,17 @@ class Evictor(Pressure):
         """
         self._asking.on = False
         self.live.ask(False)
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Have the calling thread ask for no room inside of this context."""
+        asks = getattr(self._asking, "on", False)
+        self.rest()
+        try:
+            yield
+        finally:
+            if asks:
+                self.hold()
 
     def plan_left(self) -> None:
         """Note that the plan of the step that is running has fallen silent."""

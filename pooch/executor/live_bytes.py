@@ -32,6 +32,7 @@ class CountedBytes:
 
     Attributes:
         is_in_place: Whether the allocator could be installed: False if another one than PyTorch's is in place.
+        has_given_up: Whether nobody is asked for room, as nothing could leave.
     """
 
     asks = True
@@ -45,6 +46,7 @@ class CountedBytes:
         self._remove = end_with(self, allocator.remove, user)
         self._earlier_bytes = 0
         self._make_room: MakeRoom | None = None
+        self.has_given_up = False
         self.is_in_place = allocator.install(user, reads_peak=reads_peak)
         if self.is_in_place and live_now_bytes is None:
             self.recount()
@@ -75,6 +77,22 @@ class CountedBytes:
         """Begin to look for the highest live bytes from now on."""
         if self._reads_peak:
             self._peak.value = self._live.value
+        self._allocator.reset_missed()
+
+    def give_up(self) -> None:
+        """Ask for no room until `resume`, as nothing can leave: a plain step allocates thousands of times."""
+        self.has_given_up = True
+        self._allocator.give_up()
+
+    def resume(self) -> None:
+        """Ask for room again."""
+        if self.has_given_up:
+            self.has_given_up = False
+            self._allocator.resume()
+
+    def missed_bytes(self) -> int:
+        """The most by which the budget was passed since `reset_peak` while room was given up."""
+        return self._allocator.missed_bytes()
 
     def look(self) -> tuple[int, int] | None:
         """Return None, since allocations ask for room by themselves."""
@@ -83,6 +101,7 @@ class CountedBytes:
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
         """Ask for room before live bytes pass the budget, in threads that `ask`."""
         self._make_room = make_room
+        self.has_given_up = False
         self._allocator.set_limit(budget_bytes - self._earlier_bytes, make_room)
 
     def ask(self, asks: bool) -> None:

@@ -138,7 +138,8 @@ class PlanGuide:
             if slot in self._acted:
                 return
             self._acted.add(slot)
-            self._skip_replays()
+            while self._replays_ahead and self._replays_ahead[-1] in self._acted:
+                self._replays_ahead.pop()
             actions = self.table.actions.get(slot, ())
             # Without the parameters that replays read, they wait until their results are read: they may be there then.
             are_gathered = self._are_gathered(actions)
@@ -188,7 +189,3 @@ class PlanGuide:
         number, table = drop.target, self.table
         may_be_read = number in table.sources or number in table.swapped or number in table.recomputed
         return may_be_read and bool(self._replays_ahead) and self._replays_ahead[-1] < drop.slot
-
-    def _skip_replays(self) -> None:
-        while self._replays_ahead and self._replays_ahead[-1] in self._acted:
-            self._replays_ahead.pop()

@@ -241,7 +241,8 @@ class Run:
         """Train plainly inside of this context, to compare planned and plain steps in turns."""
         self._paused = True
         try:
-            yield
+            with self._floor.resting():
+                yield
         finally:
             self._paused = False
 

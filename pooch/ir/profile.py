@@ -107,6 +107,7 @@ class HookCosts:
         copy_ms: for each copy that is started.
         view_ms: for each call of the planned region that computes nothing, see `Op.views`.
         adds_in_place: whether steps are watched natively, so that no `Op.hooked_bytes` are taken.
+        step_ms: for each step, however many ops it has.
     """
 
     op_ms: float = 0.0
@@ -114,6 +115,7 @@ class HookCosts:
     copy_ms: float = 0.0
     view_ms: float = 0.0
     adds_in_place: bool = False
+    step_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 MakeRoom = Callable[[int], None]
+
+
+def weakly(make_room: Any) -> MakeRoom:
+    """Return a method that makes room, without keeping its object alive; does nothing once that is gone."""
+    method: weakref.WeakMethod[MakeRoom] = weakref.WeakMethod(make_room)
+
+    def ask(missing_bytes: int) -> None:
+        alive = method()
+        if alive is not None:
+            alive(missing_bytes)
+
+    return ask
 
 
 class LiveBytes(Protocol):
@@ -16,6 +29,15 @@ class LiveBytes(Protocol):
     """
 
     asks: bool
+
+    def give_up(self) -> None:
+        """Ask for no room until `resume`, as nothing can leave: a plain step allocates thousands of times."""
+
+    def resume(self) -> None:
+        """Ask for room again. It is called often."""
+
+    def missed_bytes(self) -> int:
+        """The most by which the budget was passed since `reset_peak` while room was given up."""
 
     def look(self) -> tuple[int, int] | None:
         """Live bytes now, and by how much they were higher since the last look. None if looking costs too much now."""
@@ -56,6 +78,16 @@ class LiveBytes(Protocol):
 
 class NobodyAsks:
     """What live bytes do not need where no allocation asks for room, and every figure is counted anew."""
+
+    def give_up(self) -> None:
+        """Do nothing."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+    def missed_bytes(self) -> int:
+        """Return 0."""
+        return 0
 
     def recount(self) -> None:
         """Do nothing."""

@@ -10,10 +10,11 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Protocol
 
-from .account import LiveBytes
+from .account import LiveBytes, weakly
 from .away import Away
 from .candidates import Candidates, ranked
 from .eviction import OURS, EvictionPolicy, ours
@@ -54,8 +55,6 @@ class Pressure:
     Attributes:
         lock: Guards all values. An allocation asks for room in the middle of an op, in any thread.
         store: Moves values.
-        missing_bytes: The most by which live bytes had to pass the budget in the current step, as nothing more could
-            leave.
         stayed_bytes: The most that had to stay then because the tier did not take it.
         stall_ms: Time that making room has taken in the current step.
     """
@@ -74,7 +73,7 @@ class Pressure:
         self.live, self.memory, self._health, self.speed, self.stats = live, memory, health, speed, stats
         self.store = Store(memory, health, speed)
         self.lock = StepLock(self._handle_ended)
-        self.missing_bytes = self.stayed_bytes = 0
+        self._missing_bytes = self.stayed_bytes = 0
         self.stall_ms = 0.0
         self._values: dict[Value, None] = {}  # in the order in which they were saved
         self._saves = 0
@@ -97,7 +96,8 @@ class Pressure:
         with self.lock:  # an interrupt may have kept a handle from telling its end
             for value in [each for each in self._values if each.owner() is None]:
                 self._let_go(value)
-        self.stats, self.missing_bytes, self.stayed_bytes, self.stall_ms = stats, 0, 0, 0.0
+        self.stats, self._missing_bytes, self.stayed_bytes, self.stall_ms = stats, 0, 0, 0.0
+        self.live.resume()
         self._start_bytes = self.live.now()
         self._last_look_bytes = 0
         self.live.reset_peak()
@@ -127,14 +127,12 @@ class Pressure:
     def set_budget(self, budget_bytes: int) -> None:
         """Change the budget."""
         self.budget_bytes = budget_bytes
-        me = weakref.ref(self)
+        self.live.hold(budget_bytes, weakly(self.make_room))
 
-        def ask(missing_bytes: int) -> None:
-            pressure = me()
-            if pressure is not None:
-                pressure.make_room(missing_bytes)
-
-        self.live.hold(budget_bytes, ask)
+    @property
+    def missing_bytes(self) -> int:
+        """The most by which live bytes had to pass the budget in the current step, as nothing more could leave."""
+        return max(self._missing_bytes, self.live.missed_bytes())
 
     # What can leave ---------------------------------------------------------------------------------------------------
 
@@ -159,6 +157,7 @@ class Pressure:
     def returned(self, value: Value) -> None:
         """Note that a value is there."""
         if value in self._values:
+            self.live.resume()
             self._candidates.add(value)
             owner = value.owner()
             for other in () if owner is None else owner.moved(value):
@@ -168,39 +167,39 @@ class Pressure:
         """Ask a step, before anything leaves, to let what it keeps leave as well."""
         with self.lock:  # another thread may be looking through them
             self._keeping.add(step)
+            self.live.resume()
 
     def make_room(self, missing_bytes: int) -> None:
         """Evict until so many bytes are free, or until nothing more can leave."""
-        start = time.perf_counter()
-        with self.lock:
+        with self._stalling():
             if self._share is not None:
                 missing_bytes = self._grow(missing_bytes)
                 if missing_bytes <= 0:
                     return
-            for step in list(self._keeping):
-                step.let_kept_leave()
             spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
             freed_bytes = self._evict_cheapest(max(missing_bytes, spare_bytes))
             if freed_bytes < missing_bytes and self._health.fault is not None:
                 here_bytes = sum(value.size_bytes for value in self._values if self._can_leave(value))
                 self.stayed_bytes = max(self.stayed_bytes, here_bytes)
-        if freed_bytes < missing_bytes:
-            self.missing_bytes = max(self.missing_bytes, missing_bytes - freed_bytes)
-        elapsed_ms = (time.perf_counter() - start) * 1000
-        self.stall_ms += elapsed_ms
-        self.stats.host_stall_ms += elapsed_ms
+            if freed_bytes < missing_bytes:
+                self._missing_bytes = max(self._missing_bytes, missing_bytes - freed_bytes)
+                if self._share is None and not self._keeping and all(each.storage is None for each in self._values):
+                    self.live.give_up()
 
     def relieve(self) -> int:
         """Have everything leave that can, as an allocation has failed, and return how many bytes that frees."""
+        with self._stalling():
+            return self._evict_cheapest(_EVERYTHING_BYTES)
+
+    @contextmanager
+    def _stalling(self) -> Iterator[None]:
+        """Hold the lock, and count the time that making room takes."""
         start = time.perf_counter()
         with self.lock:
-            for step in list(self._keeping):
-                step.let_kept_leave()
-            freed_bytes = self._evict_cheapest(_EVERYTHING_BYTES)
+            yield
         elapsed_ms = (time.perf_counter() - start) * 1000
         self.stall_ms += elapsed_ms
         self.stats.host_stall_ms += elapsed_ms
-        return freed_bytes
 
     def look(self, needed_bytes: int) -> None:
         """Make room before an op or a read where allocations do not ask for it.
@@ -222,7 +221,9 @@ class Pressure:
         self._last_look_bytes = now
 
     def _evict_cheapest(self, missing_bytes: int) -> int:
-        """Evict in the order of cost, and return how many bytes that frees."""
+        """Evict in the order of cost, what plans hold too, and return how many bytes that frees."""
+        for step in list(self._keeping):
+            step.let_kept_leave()
         freed_bytes = 0
         for value in self._next_to_leave():
             freed_bytes += self._evict(value)

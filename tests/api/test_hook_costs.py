@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import pooch
-from pooch.api.hook_costs import measure_hook_costs, with_hook_costs
+from pooch.api.hook_costs import _Chain, _op_and_step_ms, _Taken, measure_hook_costs, with_hook_costs
 from pooch.api.planning import plan_from_decisions
 from pooch.api.simulation import simulate_in_core
 from pooch.errors import FileFormatError, TierError
-from pooch.ir import HookCosts, Profile
+from pooch.ir import Choice, HookCosts, Profile, Region
 from tests.rescaling import rescale
 from tests.toys import FAST_LINK, blocks, chain
 
@@ -22,10 +22,11 @@ COSTS = HookCosts(op_ms=0.5, replay_ms=0.25, copy_ms=0.125)
 
 def test_they_are_measured_on_this_machine() -> None:
     costs = measure_hook_costs()
-    assert 0 < costs.op_ms < 100
+    assert 0 <= costs.op_ms < 100
     assert 0 < costs.copy_ms < 100
     assert 0 <= costs.replay_ms < 100
     assert 0 <= costs.view_ms < 100
+    assert 0 <= costs.step_ms < 1000
     assert measure_hook_costs() is costs  # once in a process
 
 
@@ -169,3 +170,28 @@ def test_nonsense_in_a_file_is_told(tmp_path: Path) -> None:
     replace(chain(3), hooks=HookCosts(-1.0, 0.0, 0.0)).save(tmp_path / "p.json")
     with pytest.raises(FileFormatError, match="the hooks cost"):
         Profile.load(tmp_path / "p.json")
+
+
+def test_what_a_step_takes_once_is_no_cost_of_its_ops() -> None:
+    """Steps with thousands of ops would be predicted to take several times as long as they do."""
+
+    def taken(ops: int, more_ms: float) -> _Taken:
+        chain = _Chain(torch.device("cpu"), ops, 4096)
+        return _Taken(chain, {"plain": ops * 1.0, "kept": ops * 1.0 + more_ms}, 0.5, 0, 0)
+
+    assert _op_and_step_ms(taken(4, 2.4), taken(32, 5.2)) == pytest.approx((0.1, 2.0))
+    assert _op_and_step_ms(taken(4, 2.4), taken(32, 2.0)) == pytest.approx((0.0, 2.4))
+
+
+@pytest.mark.parametrize("region", ["step", "model"])
+def test_what_a_step_takes_once_is_predicted_once(region: Region) -> None:
+    profile = chain(6, link=FAST_LINK)
+    ids = [value.id for value in profile.activations]
+
+    def predicted_ms(hooks: HookCosts, choice: Choice) -> float:
+        decisions = dict.fromkeys(ids, choice)
+        return plan_from_decisions(replace(profile, hooks=hooks), decisions, region=region).predicted_step_ms
+
+    once = HookCosts(step_ms=3.0)
+    assert predicted_ms(once, "recompute") - predicted_ms(HookCosts(), "recompute") == pytest.approx(3.0)
+    assert predicted_ms(once, "keep") == predicted_ms(HookCosts(), "keep")

@@ -14,7 +14,7 @@ from pooch.api.options import PlanOptions
 from pooch.autopilot import library as library_module
 from pooch.autopilot import shapes
 from pooch.autopilot.cache import PlanCache, Purpose
-from pooch.autopilot.costs import HostCosts
+from pooch.autopilot.costs import Costs, HostCosts
 from pooch.autopilot.jobs import Answer, Job, done
 from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Known
 from pooch.autopilot.library import PLANNED_SHARE, Library
@@ -22,7 +22,7 @@ from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.autopilot.waiting import JobQueue, Request
 from pooch.ground.bounded import RecentlyUsed, Topics
-from pooch.ir import Profile
+from pooch.ir import HookCosts, Profile
 from pooch.machine import CopySpeed
 from tests.toys import blocks
 
@@ -402,3 +402,65 @@ def test_what_was_used_last_is_kept() -> None:
     assert kept.items() == [("a", 1), ("c", 3)]
     topics = Topics(2)
     assert [topics.is_new(topic) for topic in "aabacab"] == [True, False, True, False, True, False, True]
+
+
+# Costs that are measured beside training ------------------------------------------------------------------------------
+
+
+class LateCosts:
+    """What copies and hooks cost is known later than the first plan."""
+
+    def __init__(self) -> None:
+        self.is_final = False
+
+    def prepare(self, room_bytes: int) -> None:
+        """Do nothing."""
+
+    def now(self, profile: Profile) -> Costs:
+        return Costs(profile.link, HookCosts(op_ms=1.0) if self.is_final else HookCosts())
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _PlansHere:
+    """In place of the process that plans."""
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def ask(self, job: Job) -> Answer:
+        return done(job)
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would stay, as every plan that knows of these costs is predicted to take longer."""
+    monkeypatch.setattr(PlanRequests, "_put", PlanRequests.serve)
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
+    profile, costs, told = blocks(6), LateCosts(), list[str]()
+    start_bytes, budget_bytes = profile.persistent_bytes, int(0.7 * profile.peak_bytes)
+    library = Library(PlanOptions(region="step", explain=False), told.append, costs)
+    library._requests._child = _PlansHere()  # type: ignore[assignment]
+    for _ in range(2):
+        _, known = library.choose(KEY, start_bytes, budget_bytes)
+    library.recorded(KEY, known, profile, 1)
+    decisions = [library.choose(KEY, start_bytes, budget_bytes)[0] for _ in range(6)]
+    assert decisions[-5:] == ["plan"] * 5
+    assert (known.is_provisional, known.is_improved) == (True, False), "nothing is compared with what may not hold"
+    early = known.slowdown
+    costs.is_final = True
+    for _ in range(6):
+        assert library.choose(KEY, start_bytes, budget_bytes)[0] == "plan"
+    assert early is not None
+    assert known.slowdown is not None
+    assert known.slowdown > early + 0.2, "each op of the forward pass takes longer"
+    assert (known.is_provisional, known.is_improved) == (False, True)
+    assert known.plan is not None
+    assert known.profile is not None
+    assert known.profile.hooks.op_ms == 1.0
+    assert [line.split(" for ")[0] for line in told] == ["planned", "planned again"]
+    assert told[0].endswith("; what hooks cost is not in it yet, as it is still being measured")
+    assert "measured" not in told[1]

@@ -21,7 +21,7 @@ from pooch.executor.evictor import Evictor
 from pooch.executor.live_bytes import CountedBytes
 from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.records import VersionProbe
-from pooch.ir import Choice
+from pooch.ir import Choice, Region
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.settings import called_as_unwatched
 from tests.counting import counting, the_allocator
@@ -163,6 +163,30 @@ def test_a_plan_that_fails_in_the_middle_of_the_backward_pass_falls_silent(monke
         assert run.stats.mismatches == 1
         assert run.stats.late_swaps > 0
         assert peak_bytes <= plan.budget_bytes
+
+
+@pytest.mark.parametrize("region", ["step", "model"])
+def test_a_plain_step_while_the_plan_pauses_asks_for_no_room(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if it never enters the region of its plan."""
+    model, rows, _ = planned()
+    profile = quick_profile(lambda: model(rows), model)
+    plan = pooch.plan(profile, budget_at(profile, 0.6), region=region, time_limit_s=3)
+    model.zero_grad()
+    asked = list[int]()
+    make_room = Evictor.make_room
+    monkeypatch.setattr(Evictor, "make_room", lambda *given: asked.append(given[1]) or make_room(*given))
+    with pooch.apply(plan, model, measure_every=0) as run:
+        for _ in range(2):
+            with run.forward_region():
+                loss = model(rows)
+            loss.backward()
+        asked.clear()
+        with run.paused():
+            plain_bytes = counted_peak(lambda: gradients(model, rows))
+            assert plain_bytes > plan.budget_bytes
+            assert not asked
+        torch.empty(plan.budget_bytes)
+        assert asked, "it was asked for before, so it is again"
 
 
 @pytest.mark.parametrize("choice", ["swap", "recompute"])

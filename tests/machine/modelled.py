@@ -84,13 +84,15 @@ class ModelledMemory(modelled.ModelledMemory):
     Attributes:
         after: Called after each allocation.
         asked: How often room was asked for.
+        has_given_up: Whether nobody is asked, as nothing could leave.
     """
 
     def __init__(self, chance: Chance) -> None:
         super().__init__()
         self._chance = chance
         self.after: Callable[[], None] = lambda: None
-        self.asked = 0
+        self.asked = self._missed_bytes = 0
+        self.has_given_up = False
 
     def new(self, size_bytes: int) -> ModelledStorage:
         """Allocate, after room was made."""
@@ -110,7 +112,32 @@ class ModelledMemory(modelled.ModelledMemory):
             self.asked += 1
             make_room(missing_bytes)
 
+        self.has_given_up = False
         super().hold(budget_bytes, asked)
+
+    def ask_for(self, more_bytes: int) -> None:
+        """Ask for room, unless nothing can leave, or note how much is missing."""
+        if not self.has_given_up:
+            super().ask_for(more_bytes)
+        elif self.budget_bytes is not None:
+            self._missed_bytes = max(self._missed_bytes, self.live_bytes + more_bytes - self.budget_bytes)
+
+    def give_up(self) -> None:
+        """Ask nobody from now on."""
+        self.has_given_up = True
+
+    def resume(self) -> None:
+        """Ask again."""
+        self.has_given_up = False
+
+    def missed_bytes(self) -> int:
+        """The most by which the budget was passed while nobody was asked, since `reset_peak`."""
+        return self._missed_bytes
+
+    def reset_peak(self) -> None:
+        """Begin to look for the highest live bytes from now on."""
+        super().reset_peak()
+        self._missed_bytes = 0
 
 
 @dataclass

@@ -102,7 +102,7 @@ STORE = (
 )  # fmt: skip
 
 PRESSURE = (
-    Mutation("no room is made", "pressure", "            if pressure is not None:\n                pressure.make_room(missing_bytes)", "            if pressure is None:\n                pressure.make_room(missing_bytes)"),
+    Mutation("no room is made", "pressure", "self.live.hold(budget_bytes, weakly(self.make_room))", "self.live.hold(budget_bytes, lambda _: None)"),
     Mutation("half of the room is made", "pressure", "            if freed_bytes >= missing_bytes:", "            if freed_bytes >= missing_bytes // 2:"),
     Mutation("values that the program writes over leave", "pressure", " or value.changed or value.is_pinned:\n", " or value.is_pinned:\n"),
     Mutation("values leave while they are read", "pressure", "value.storage is None or value.is_busy or value.changed or", "value.storage is None or value.changed or"),
@@ -132,7 +132,7 @@ PRESSURE = (
     Mutation("the bytes of a value that has ended stay", "pressure", "        self.store.settle(value)\n        value.storage = None\n", "        self.store.settle(value)\n"),
     Mutation("a value that has ended keeps its room", "pressure", "        value.storage = None\n        self.store.forget_copy(value)\n        value.forget_witness()", "        value.storage = None\n        value.forget_witness()"),
     Mutation("a value that has ended keeps the room of its copy", "pressure", "        value.storage = None\n        self.store.forget_copy(value)\n        value.forget_witness()", "        value.storage = None\n        self.store.forget_copy(value)"),
-    Mutation("what is over the budget is not told", "pressure", "            self.missing_bytes = max(self.missing_bytes, missing_bytes - freed_bytes)\n", "            pass\n"),
+    Mutation("what is over the budget is not told", "pressure", "                self._missing_bytes = max(self._missing_bytes, missing_bytes - freed_bytes)\n", ""),
 )  # fmt: skip
 
 RECIPES = (

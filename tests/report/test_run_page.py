@@ -13,6 +13,8 @@ import pytest
 
 import pooch
 from pooch.autopilot import AutoSummary, PlannedShape
+from pooch.autopilot.summary import Counters, StepTimes, counted
+from pooch.executor.statistics import RunStats
 from pooch.report.page import live
 from pooch.report.page.live import LivePage
 from pooch.report.page.run import write_run_report
@@ -88,8 +90,20 @@ def test_the_verdict_of_a_summary_comes_first(changes: dict[str, Any], verdict: 
 
 def test_times_far_from_their_prediction_are_doubted() -> None:
     busy = replace(SUMMARY, ms_on_plan=312.0, plain_ms_on_plan=100.0, predicted_ms_on_plan=104.0)
-    assert "steps on a plan took 3.0x what was predicted, so the machine is busy" in busy.totals[1]
-    assert not any("times vary" in line for line in replace(busy, ms_on_plan=120.0).totals)
+    assert "steps on a plan took 3.00x what was predicted; hooks and copies cost more than" in busy.totals[1]
+    slow = replace(busy, ms_on_plan=80.0)
+    assert "steps on a plan took 0.77x what was predicted; ops took longer when the step was rec" in slow.totals[1]
+    for kept_ms in (96.0, 113.0):
+        assert not any("was not kept" in line for line in replace(busy, ms_on_plan=kept_ms).totals)
+
+
+def test_steps_on_a_plan_that_does_not_know_what_hooks_cost_are_compared_with_nothing() -> None:
+    steps = [counted("plan", False, RunStats(), 1, StepTimes(120.0, 100.0, predicted), 2) for predicted in (0.0, 110.0)]
+    early = replace(SUMMARY, **{name: getattr(steps[0], name) for name in TIMES})
+    assert "steps on a plan: what hooks cost is still being measured" in str(early)
+    both = Counters().with_step(steps[0]).with_step(steps[1])
+    assert (both.steps_on_plan, both.ms_on_plan, both.plain_ms_on_plan, both.predicted_ms_on_plan) == (2, 120, 100, 110)
+    assert both.lost_ms == 40.0
 
 
 def test_what_happened_inside_of_the_steps_is_only_told_when_asked_for() -> None:

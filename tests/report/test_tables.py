@@ -121,7 +121,7 @@ def test_what_hooks_cost_is_told_where_it_was_measured(profile: Profile) -> None
     )
     assert "hooks cost" not in text_of(tables.profile_table(hooked))
     costs_ms = {"op_ms": 0.0125, "replay_ms": 0.009, "copy_ms": 0.04, "view_ms": 0.006}
-    assert summaries.profile_record(hooked)["hooks"] == costs_ms | {"adds_in_place": False}
+    assert summaries.profile_record(hooked)["hooks"] == costs_ms | {"adds_in_place": False, "step_ms": 0.0}
 
 
 def test_decisions_tables_keep_to_the_largest(plan: Plan) -> None:

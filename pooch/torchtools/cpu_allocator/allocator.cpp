@@ -59,6 +59,10 @@ std::atomic<int64_t> limit_bytes{INT64_MAX};
 std::atomic<MakeRoom> make_room{nullptr};
 std::atomic<bool> was_interrupted{false};
 
+// Whether nothing can leave, so that nobody is asked, and the most by which the limit was passed then.
+std::atomic<bool> has_given_up{false};
+std::atomic<int64_t> missed_bytes{0};
+
 // Only threads that compute the user's step ask for room: a worker thread of an operator may hold locks, and the thread
 // that copies would wait for itself.
 thread_local bool asks_for_room = false;
@@ -67,11 +71,14 @@ thread_local bool asks_for_room = false;
 // in the first Python code that runs, which is the callback, and it goes no further.
 thread_local bool has_ended = false;
 
-void count(int64_t size) {
-  const int64_t now = live_bytes.fetch_add(size, std::memory_order_relaxed) + size;
-  int64_t highest = peak_bytes.load(std::memory_order_relaxed);
-  while (now > highest && !peak_bytes.compare_exchange_weak(highest, now, std::memory_order_relaxed)) {
+void raise_to(std::atomic<int64_t>& highest_bytes, int64_t bytes) {
+  int64_t highest = highest_bytes.load(std::memory_order_relaxed);
+  while (bytes > highest && !highest_bytes.compare_exchange_weak(highest, bytes, std::memory_order_relaxed)) {
   }
+}
+
+void count(int64_t size) {
+  raise_to(peak_bytes, live_bytes.fetch_add(size, std::memory_order_relaxed) + size);
 }
 
 void release(void* pointer) {
@@ -131,7 +138,9 @@ class CountingAllocator final : public c10::Allocator {
     if (asks_for_room && limit != INT64_MAX) {
       const int64_t missing = live_bytes.load(std::memory_order_relaxed) + needed - limit;
       const MakeRoom ask = make_room.load(std::memory_order_acquire);
-      if (missing > 0 && ask != nullptr) {
+      if (missing > 0 && has_given_up.load(std::memory_order_relaxed)) {
+        raise_to(missed_bytes, missing);
+      } else if (missing > 0 && ask != nullptr) {
         asks_for_room = false;  // what makes room may itself allocate
         has_ended = false;
         ask(missing);
@@ -249,6 +258,25 @@ int pooch_allocator_knows(void* pointer) {
 void pooch_allocator_set_limit(int64_t bytes, MakeRoom ask) {
   make_room.store(ask, std::memory_order_release);
   limit_bytes.store(bytes, std::memory_order_relaxed);
+  has_given_up.store(false, std::memory_order_relaxed);
+}
+
+// Has nobody asked any more, as nothing can leave. What is missing from now on is noted.
+void pooch_allocator_give_up() {
+  has_given_up.store(true, std::memory_order_relaxed);
+}
+
+void pooch_allocator_resume() {
+  has_given_up.store(false, std::memory_order_relaxed);
+}
+
+// The most by which the limit was passed while room was given up.
+int64_t pooch_allocator_missed_bytes() {
+  return missed_bytes.load(std::memory_order_relaxed);
+}
+
+void pooch_allocator_reset_missed() {
+  missed_bytes.store(0, std::memory_order_relaxed);
 }
 
 // Called at the end of what makes room.
