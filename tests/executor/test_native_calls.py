@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pooch.errors import ReplayDiffers
+from pooch.errors import PlanMismatch, ReplayDiffers
 from pooch.executor import apply_plan, replay
 from pooch.executor.mode import following
 from pooch.executor.native_watch import NativeWatch
@@ -178,6 +178,34 @@ def test_a_replay_runs_under_the_settings_of_the_first_run() -> None:
         finally:
             torch.set_default_dtype(torch.float32)
         assert torch.equal(bytes_of(storage), bytes_of(storage_of(expected)))
+
+
+@contextmanager
+def kernel_of_tanh(kernel: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("tanh", kernel, "CPU", allow_override=True)
+        yield
+
+
+@pytest.mark.parametrize("had_gradients", [True, False])
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_a_replay_runs_under_the_gradient_mode_of_the_first_run(had_gradients: bool, has_gradients: bool) -> None:
+    """Some kernels look at it. The backward pass runs without, and more so that of a second derivative."""
+    outside, modes = torch.rand(4), list[bool]()
+
+    def noting(rows: Tensor) -> Tensor:
+        modes.append(torch.is_grad_enabled())
+        return rows.clone()
+
+    with unplanned() as step, kernel_of_tanh(noting):
+        with watched(step), torch.set_grad_enabled(had_gradients):
+            made = outside.tanh()
+        call = call_of(step, made)
+        assert call is not None
+        with torch.set_grad_enabled(has_gradients):
+            replay_call(call.call, nothing_to_read)
+            assert torch.is_grad_enabled() == has_gradients
+    assert modes == [had_gradients, had_gradients]
 
 
 # Replays have the bits of the first run -------------------------------------------------------------------------------
@@ -580,10 +608,56 @@ def test_what_a_call_has_read_comes_back_before_it_changes(change: Any) -> None:
             change(outside)
             assert [*states, value.state] == ["unmade", "here"]
             assert step.owner.recipes.of(value.number) is None
-            assert call_of(step, made) is None, "what is made from it is not what it was"
+            later = made.detach().exp()
+            for each in (made, later):
+                assert call_of(step, each) is None, "what is made from it is not what it was"
         made.sum().backward()
     assert leaf.grad is not None
     assert torch.equal(leaf.grad, expected)
+
+
+@pytest.mark.parametrize("change", [by_an_op, by_data])
+def test_what_a_call_that_python_has_recorded_has_read_is_known_too(change: Any) -> None:
+    outside = torch.rand(WIDTH)
+    with unplanned() as step:
+        with watched(step):
+            drawn = torch.bernoulli(outside)
+            made = drawn.exp()
+        call = step.owner.recipes.of(number_of(step, drawn))
+        assert call is not None
+        assert not is_native(call), "it draws random numbers"
+        assert call_of(step, made) is not None
+        expected = bytes_of(storage_of(made))
+        assert torch.equal(bytes_of(step.owner.recipes.make_again(number_of(step, made))), expected)
+        with watched(step):
+            change(outside)
+        assert step.owner.recipes.of(number_of(step, drawn)) is None
+        assert call_of(step, made) is None
+
+
+def test_what_is_outside_may_be_given_other_data_that_changes() -> None:
+    outside, other = torch.rand(WIDTH), torch.zeros(WIDTH)
+    with unplanned() as step:
+        with watched(step):
+            made = outside.exp()
+        expected, call = bytes_of(storage_of(made)), call_of(step, made)
+        assert call is not None
+        outside.data = other
+        outside.add_(1)
+        (storage,) = replay_call(call.call, nothing_to_read)
+        assert torch.equal(bytes_of(storage), expected)
+
+
+def test_what_is_outside_and_has_no_memory_any_more_is_refused() -> None:
+    outside = torch.rand(WIDTH)
+    with unplanned() as step:
+        with watched(step):
+            made = outside.exp()
+        call = call_of(step, made)
+        assert call is not None
+        storage_of(outside).resize_(0)
+        with pytest.raises(PlanMismatch, match="storage is empty"):
+            replay_call(call.call, nothing_to_read)
 
 
 def test_running_statistics_that_a_call_has_read_make_it_give_up() -> None:
@@ -683,22 +757,16 @@ def test_recipes_that_differ_have_different_numbers() -> None:
     assert numbers(False, torch.exp) != numbers(False, lambda rows: rows.exp().exp())
 
 
-@contextmanager
-def waiting_tanh(begun: threading.Event, over: threading.Event) -> Iterator[None]:
+def test_ops_that_overlap_are_not_recorded() -> None:
+    begun, over, rows = threading.Event(), threading.Event(), torch.rand(4)
+    made: dict[str, Tensor] = {}
+
     def waiting(each: Tensor) -> Tensor:
         begun.set()
         assert over.wait(60)
         return each.clone()
 
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("tanh", waiting, "CPU", allow_override=True)
-        yield
-
-
-def test_ops_that_overlap_are_not_recorded() -> None:
-    begun, over, rows = threading.Event(), threading.Event(), torch.rand(4)
-    made: dict[str, Tensor] = {}
-    with unplanned() as step, waiting_tanh(begun, over):
+    with unplanned() as step, kernel_of_tanh(waiting):
 
         def beside() -> None:
             with following(step):
@@ -787,7 +855,8 @@ def test_what_the_step_has_made_unseen_is_not_from_outside() -> None:
         assert call_of(step, view) is not None
 
 
-def test_what_was_written_over_since_it_was_saved_stays() -> None:
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_what_was_written_over_since_it_was_saved_stays(is_taken: bool) -> None:
     """Plain autograd reads what is there by then."""
     leaf = torch.rand(ROWS, WIDTH, requires_grad=True)
     with unplanned() as step:
@@ -795,15 +864,78 @@ def test_what_was_written_over_since_it_was_saved_stays() -> None:
             hidden = leaf + 1
             made = hidden.sin()
             number = number_of(step, hidden)
+            if is_taken:
+                leave(step)
             by_data(hidden)
-            assert step.cursor.is_written_over(number)
+            assert step.cursor.is_written_over(number) == (not is_taken)
             assert not step.cursor.is_written_over(number + 1)
-        leave(step)
         expected = hidden.detach().cos()
         del hidden
+        leave(step)
         made.sum().backward()
+        assert step.stats.recomputed_ops == 0
     assert leaf.grad is not None
     assert torch.equal(leaf.grad, expected)
+
+
+def test_once_python_holds_values_it_holds_those_that_come_as_well() -> None:
+    """So that they are copied ahead of need like the others."""
+    leaf = torch.rand(ROWS, WIDTH, requires_grad=True)
+    with unplanned() as step:
+        with watched(step):
+            first, second = leaf + 1, leaf + 2
+            losses = [first.sin()]
+            assert number_of(step, first) not in step.owner.saved
+            leave(step)
+            losses.append(second.sin())
+            assert {number_of(step, first), number_of(step, second)} <= step.owner.saved.keys()
+        sum(each.sum() for each in losses).backward()  # type: ignore[union-attr]
+
+
+def test_python_looks_now_and_then_whether_room_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(Step, "look_ahead", lambda step: looks.append(1))
+    leaf = torch.rand(4, requires_grad=True)
+    with unplanned() as step:
+        with watched(step):
+            losses = [leaf.sin() for _ in range(100)]
+        assert len(losses) == 100
+    assert 2 <= len(looks) <= 10
+
+
+def test_what_is_only_copied_leaves_unless_the_program_may_change_it_unseen() -> None:
+    """Without a watch of ops: a parameter may be given other data, which plain training would read."""
+    scale, inputs = nn.Parameter(torch.rand(ROWS, WIDTH)), torch.rand(ROWS, WIDTH)
+    with without_collector(), holding() as evictor:
+        evictor.begin_step(RunStats())
+        step = Step(evictor, replays=False)
+        with following(step):
+            hidden = inputs.exp()
+            expected_gradient = hidden.clone()
+            made = (hidden * scale).sum()
+            assert step.values.get(storage_key(hidden)) is not None
+            assert step.values.get(storage_key(scale)) is None
+            del hidden
+        leave(step)
+        assert step.stats.swapped_out_bytes == ROWS * WIDTH * 4
+        made.backward()
+        assert scale.grad is not None
+        assert torch.equal(scale.grad, expected_gradient)
+
+
+def test_what_a_step_holds_by_number_is_what_was_put_there_last() -> None:
+    held: Any = watch.region(None, watch.storage_map()).sources
+    one, other = (storage_of(torch.rand(4)) for _ in range(2))
+    assert held.get(3) is None
+    assert held.pop(3, "nothing") == "nothing"
+    held[3], held[4] = one, one
+    held[3] = other
+    assert held.get(3).data_ptr() == other.data_ptr()
+    assert 3 in held
+    assert held.pop(3).data_ptr() == other.data_ptr()
+    assert 3 not in held
+    assert held.get(3) is None
+    assert held.get(4).data_ptr() == one.data_ptr()
 
 
 def test_a_recipe_keeps_no_storage_of_the_step() -> None:
