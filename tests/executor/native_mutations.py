@@ -1,7 +1,7 @@
 # ruff: noqa: E501  (a text to change is one line, so that it can be searched for)
 """Break the native watch in every way that is known, one at a time, and see that its tests notice.
 
-python -m tests.executor.native_mutations [NAME ...]
+python -m tests.executor.native_mutations [--tests FILE,...] [NAME ...]
 
 Each mutation goes into a copy of the sources of `pooch/torchtools/watch`, in a temporary folder, where it is built. Exit
 codes: 0 all were noticed; 1 one was not, or cannot be built; 2 the tests fail without any mutation.
@@ -30,10 +30,7 @@ from pooch.torchtools import watch
 SOURCES_VARIABLE = "POOCH_TESTS_WATCH_SOURCES"  # a folder: the tests build the native watch from it
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 400  # of one mutation; what hangs is noticed too
-TESTS = tuple(
-    f"tests/executor/test_{name}.py"
-    for name in ("native_calls", "native_watch_parts", "native_watch", "in_place", "path", "saved_again", "bitwise")
-)
+TESTS = ("native_calls", "native_watch_parts", "native_watch", "in_place", "path", "saved_again", "bitwise")
 CHOSEN = "native and not building and not without_a_compiler"  # those two build the library in processes of their own
 
 
@@ -303,8 +300,13 @@ def quick_compiler() -> Iterator[str]:
         yield f"{compiler} -include {shlex.quote(str(header))}"
 
 
-def tried(mutation: Mutation | None, compiler: str) -> Outcome:
+def tried(mutation: Mutation | None, compiler: str, tests: Sequence[str] = TESTS) -> Outcome:
     """Build a copy of the sources with a mutation, and run tests on it until one of them fails.
+
+    Args:
+        mutation: The mutation, or None.
+        compiler: From `quick_compiler`.
+        tests: Names of files of tests.
 
     Raises:
         BuildError: If it cannot be built.
@@ -312,7 +314,7 @@ def tried(mutation: Mutation | None, compiler: str) -> Outcome:
     with copied_sources(mutation) as folder, mock.patch.dict(os.environ, {SOURCES_VARIABLE: str(folder)}):
         with mock.patch.dict(os.environ, CXX=compiler), built_from(folder):
             watch.built_library()
-        return _tested()
+        return _tested(tests)
 
 
 @contextmanager
@@ -325,10 +327,10 @@ def own_cache() -> Iterator[None]:
         yield
 
 
-def _tested() -> Outcome:
+def _tested(tests: Sequence[str]) -> Outcome:
     options = ["-x", "-v", "--tb=line", "-p", "no:cacheprovider", "-k", CHOSEN]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", *options, *TESTS]
+    command = [sys.executable, "-m", "pytest", *options, *(f"tests/executor/test_{name}.py" for name in tests)]
     try:
         ended = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -365,17 +367,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Try the mutations, and print what noticed each of them."""
     parser = argparse.ArgumentParser(prog="python -m tests.executor.native_mutations", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of mutations; without one, all")
-    mutations = chosen(parser.parse_args(arguments).names)
+    parser.add_argument("--tests", default=",".join(TESTS), metavar="FILE,...", help="what is run (%(default)s)")
+    options = parser.parse_args(arguments)
+    mutations, tests = chosen(options.names), options.tests.split(",")
     missed = []
     with own_cache(), quick_compiler() as compiler:
-        found = tried(None, compiler)
+        found = tried(None, compiler, tests)
         if found.test:
             _tell(f"{found.test} fails without any mutation: {found.how}")
             return 2
         _tell("| mutation | noticed by | how |\n|---|---|---|")
         for mutation in mutations:
             try:
-                outcome = tried(mutation, compiler)
+                outcome = tried(mutation, compiler, tests)
             except BuildError as error:
                 outcome = Outcome("", f"it cannot be built: {error}")
             if not outcome.test:

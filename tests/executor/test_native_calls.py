@@ -769,7 +769,7 @@ def test_ops_that_overlap_are_not_recorded() -> None:
     with unplanned() as step, kernel_of_tanh(waiting):
 
         def beside() -> None:
-            with following(step):
+            with watched(step):
                 made["tanh"] = torch.tanh(rows)
 
         thread = threading.Thread(target=beside)
