@@ -12,6 +12,7 @@ import torch
 from pooch.executor.floor import Floor
 from pooch.torchtools import watch
 from tests.chosen_device import chosen_device
+from tests.executor.native_mutations import SOURCES_VARIABLE
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
 
 # A shell starts what runs in its background with interrupts ignored, and children inherit that.
@@ -31,8 +32,9 @@ LISTS = {"sweep": listed_in("sweeps.txt"), "seconds": listed_in("seconds.txt")}
 
 
 def pytest_configure() -> None:
-    """Build what watches steps before any test, so that none tells of it."""
-    watch.LIBRARY.get()
+    """Build what watches steps before any test, so that none tells of it. A mutated one is built by its own fixture."""
+    if SOURCES_VARIABLE not in os.environ:
+        watch.LIBRARY.get()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

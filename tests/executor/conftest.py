@@ -18,6 +18,7 @@ from tests.executor.native_mutations import SOURCES_VARIABLE, built_from
 def mutated_sources() -> Iterator[None]:
     """The native watch is built from other sources where a mutation of it is tried."""
     folder = os.environ.get(SOURCES_VARIABLE)
+    assert folder is None or watch.LIBRARY.loaded is None, "the mutation would not be tried"
     with nullcontext() if folder is None else built_from(Path(folder)):
         yield
 

@@ -1,7 +1,7 @@
 # ruff: noqa: E501  (a text to change is one line, so that it can be searched for)
 """Break the native watch in every way that is known, one at a time, and see that its tests notice.
 
-python -m tests.executor.native_mutations [NAME ...]
+python -m tests.executor.native_mutations [--tests FILE,...] [NAME ...]
 
 Each mutation goes into a copy of the sources of `pooch/torchtools/watch`, in a temporary folder, where it is built. Exit
 codes: 0 all were noticed; 1 one was not, or cannot be built; 2 the tests fail without any mutation.
@@ -30,10 +30,7 @@ from pooch.torchtools import watch
 SOURCES_VARIABLE = "POOCH_TESTS_WATCH_SOURCES"  # a folder: the tests build the native watch from it
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 400  # of one mutation; what hangs is noticed too
-TESTS = tuple(
-    f"tests/executor/test_{name}.py"
-    for name in ("native_watch_parts", "native_watch", "in_place", "path", "saved_again", "bitwise")
-)
+TESTS = ("native_calls", "native_watch_parts", "native_watch", "in_place", "path", "saved_again", "bitwise")
 CHOSEN = "native and not building and not without_a_compiler"  # those two build the library in processes of their own
 
 
@@ -82,12 +79,12 @@ STORAGES = (
     Mutation("what a storage holds is not replaced", "storages.h", "      found->second.number = number;\n      return;", "      return;"),
     Mutation("a storage that is gone is still known", "storages.h", "found == entries_.end() || found->second.storage.expired()", "found == entries_.end()"),
     Mutation("storages that are gone are never forgotten", "storages.h", "    if (entries_.size() >= sweep_at_) gone = sweep();\n", ""),
-    Mutation("values that are written over are not told", "kernel.h", "  if (facts.written != 0) tell_written(state, facts, arguments);\n", ""),
-    Mutation("what is written without being a result is not bound", "kernel.h", "    if (!is_in(made, storage->unsafeGetStorageImpl())) made.push_back(storage);", "    static_cast<void>(storage);"),
-    Mutation("a result that is an argument is taken for a new value", "kernel.h", "if (is_in(made, address) || (!is_in(written, address) && is_in(read, address))) continue;", "if (is_in(made, address)) continue;"),
+    Mutation("values that are written over are not told", "kernel.h", "  if (facts.written != 0) note_written(state, facts, arguments);\n", ""),
+    Mutation("what is written without being a result is not bound", "recipe.h", "    if (!is_among(made, storage->unsafeGetStorageImpl())) made.push_back(storage);", "    static_cast<void>(storage);"),
+    Mutation("a result that is an argument is taken for a new value", "recipe.h", "if (is_among(made, address) || (!is_among(written, address) && is_read)) continue;", "if (is_among(made, address)) continue;"),
     Mutation("arguments that are no ordinary tensors are written unseen", "kernel.h", "  return are_plain;\n}", "  return true;\n}"),
-    Mutation("what changes under replays is written over", "kernel.h", "if ((facts.written != 0 || facts.has_statistics) && state.preserves) return false;", "if (facts.has_statistics && state.preserves) return false;"),
-    Mutation("running statistics change under replays", "kernel.h", "if ((facts.written != 0 || facts.has_statistics) && state.preserves) return false;", "if (facts.written != 0 && state.preserves) return false;"),
+    Mutation("what changes under replays is written over", "kernel.h", "if (changes_for_python(state, facts, arguments) || state.awaited.is_any_released()) return false;", "if (state.awaited.is_any_released()) return false;"),
+    Mutation("running statistics change under replays", "kernel.h", "each_marked(facts.written | changed_statistics(facts, arguments), arguments,", "each_marked(facts.written, arguments,"),
     Mutation("ops read storages that are away", "kernel.h", "  if (reads_away(state, arguments)) return false;\n", ""),
     Mutation("views look at storages that are away", "kernel.h", 'if (reads_away(state, arguments)) tell(state, "look", facts, handle, arguments);', ""),
     Mutation("views are not looked at in a step that empties", "region.h", "state.is_watchful = is_watchful != 0;", "state.is_watchful = false;"),
@@ -118,19 +115,19 @@ WATCHING = (
 )  # fmt: skip
 
 SAVING = (
-    Mutation("what moves is kept", "saved.h", "  if (number && Path::holds(state->path->moved, *number)) return in_python();\n", ""),
-    Mutation("what is saved off the path is kept", "saved.h", "if (!state->on_path || !THPVariable_CheckExact(object)) return", "if (!THPVariable_CheckExact(object)) return"),
-    Mutation("tensors of subclasses are kept", "saved.h", "if (!state->on_path || !THPVariable_CheckExact(object)) return", "if (!state->on_path) return"),
-    Mutation("what is no ordinary tensor is kept", "saved.h", "if (!is_plain(tensor) || tensor.is_inference()) return", "if (!tensor.has_storage() || tensor.is_inference()) return"),
-    Mutation("a tensor is kept with its history", "saved.h", "  if (!has_history) return tensor;\n", "  return tensor;\n"),
-    Mutation("a kept tensor has a version of its own", "saved.h", "shallow_copy_and_detach(implementation->version_counter(), false)", "shallow_copy_and_detach(c10::VariableVersion(tensor._version()), false)"),
+    Mutation("what moves is kept", "saved.h", "  if (state->on_path && number && Path::holds(state->path->moved, *number)) return in_python();\n", ""),
+    Mutation("what is saved off the path is kept", "saved.h", "if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return", "if (!THPVariable_CheckExact(object)) return"),
+    Mutation("tensors of subclasses are kept", "saved.h", "if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return", "if (!(state->on_path || keeps)) return"),
+    Mutation("what is no ordinary tensor is kept", "saved.h", "if (!is_ordinary(tensor) || tensor.is_inference()) return", "if (!tensor.has_storage() || tensor.is_inference()) return"),
+    Mutation("a tensor is kept with its history", "saved.h", "detached(tensor, tensor.grad_fn() != nullptr)", "tensor"),
+    Mutation("a kept tensor has a version of its own", "storages.h", "shallow_copy_and_detach(implementation->version_counter(), false)", "shallow_copy_and_detach(c10::VariableVersion(tensor._version()), false)"),
     Mutation("the version of a kept tensor is not compared", "saved.h", "!kept->tensor.defined() || static_cast<int64_t>(kept->tensor._version()) != kept->version ||", "!kept->tensor.defined() ||"),
     Mutation("kept tensors are not listed", "saved.h", "    state->kept.push_back(kept);\n", "    kept->place = NOWHERE;\n"),
     Mutation("kept tensors are listed after their end", "saved.h", "  unlist(kept);\n  kept->state.~shared_ptr();", "  kept->state.~shared_ptr();"),
     Mutation("kept tensors leave in any order", "saved.h", "  std::sort(listed.begin(), listed.end(), [](const Kept* a, const Kept* b) { return a->serial < b->serial; });\n", ""),
     Mutation("a kept tensor stays beside its handle", "saved.h", "  const at::Tensor given_up = std::exchange(kept_of(self)->tensor, at::Tensor());\n", ""),
-    Mutation("which tensor was saved is not known", "saved.h", "if (kept->node + 1 != at::sequence_number::peek()) kept->identity = object;", ""),
-    Mutation("an op's own result is taken for any tensor", "saved.h", "if (kept->node + 1 != at::sequence_number::peek()) kept->identity", "kept->identity"),
+    Mutation("which tensor was saved is not known", "handle.h", "if (!node || node->sequence_nr() + 1 == at::sequence_number::peek()) return {};", "return {};"),
+    Mutation("an op's own result is taken for any tensor", "handle.h", "if (!node || node->sequence_nr() + 1 == at::sequence_number::peek()) return {};", "if (!node) return {};"),
     Mutation("data that was assigned is not looked at", "saved.h", " || asked_for != state->serial || state->is_reassigned)", " || asked_for != state->serial)"),
     Mutation("what is due at a read is not done", "saved.h", "(state->on_path && Path::holds(state->path->anchored, kept->number))", "false"),
     Mutation("the first read is not told", "saved.h", "Py_TYPE(packed) != kept_type() || asked_for != state->serial ||", "Py_TYPE(packed) != kept_type() ||"),
@@ -138,7 +135,99 @@ SAVING = (
     Mutation("how long a step takes is not told", "saved.h", "if (!elapsed_ms || PyObject_SetAttr(hooks->stats, step_ms, elapsed_ms.get()) < 0) return nullptr;", "static_cast<void>(step_ms);"),
 )  # fmt: skip
 
-MUTATIONS = (*FOLLOWING, *STORAGES, *WATCHING, *SAVING)
+SETTINGS = (
+    Mutation("calls do not know the default dtype", "settings.h", "static_cast<int>(c10::get_default_dtype_as_scalartype()),", "0,"),
+    Mutation("calls do not know the number of threads", "settings.h", "at::get_num_threads(),", "0,"),
+    Mutation("calls do not know flushing of denormals", "settings.h", "flushes_denormals(),", "0,"),
+    Mutation("calls do not know deterministic mode", "settings.h", "context.deterministicAlgorithms(),", "0,"),
+    Mutation("calls do not know whether determinism only warns", "settings.h", "context.deterministicAlgorithmsWarnOnly(),", "0,"),
+    Mutation("calls do not know how new memory is filled", "settings.h", "context.deterministicFillUninitializedMemory(),", "0,"),
+    Mutation("calls do not know whether oneDNN is used", "settings.h", "context.userEnabledMkldnn(),", "0,"),
+    Mutation("calls do not know whether oneDNN is deterministic", "settings.h", "context.deterministicMkldnn(),", "0,"),
+    Mutation("calls do not know whether NNPACK is used", "settings.h", "context.userEnabledNNPACK(),", "0,"),
+    Mutation("calls do not know the precision of oneDNN's products", "settings.h", "precision(Backend::MKLDNN, Op::MATMUL),", "0,"),
+    Mutation("calls do not know the precision of oneDNN's convolutions", "settings.h", "precision(Backend::MKLDNN, Op::CONV),", "0,"),
+    Mutation("calls do not know the precision of oneDNN's recurrent layers", "settings.h", "precision(Backend::MKLDNN, Op::RNN),", "0,"),
+    Mutation("calls do not know autocast of the CPU", "settings.h", "cast_to(at::kCPU),", "0,"),
+    Mutation("a thread has the settings that it had first", "settings.h", "if (last != nullptr && last->stamp == stamp) return last;", "if (last != nullptr) return last;"),
+    Mutation("all settings are those that were known first", "settings.h", "      if (each->stamp == stamp) return last = each;", "      return last = each;"),
+    Mutation("a replay runs under the settings of now", "recipe.h", "PyBool_FromLong(recipe_of(self).settings->stamp == stamp_now())", "PyBool_FromLong(1)"),
+    Mutation("a replay runs under the gradient mode of now", "recipe.h", "  const at::AutoGradMode gradients(recipe.has_gradients);\n", ""),
+)  # fmt: skip
+
+REPLAYS = (
+    Mutation("arguments begin where their storage does", "recipe.h", "set_sizes_and_strides(sizes, strides, offset);", "set_sizes_and_strides(sizes, strides, 0);"),
+    Mutation("arguments are contiguous", "recipe.h", "    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);", "    tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);\n    tensor.unsafeGetTensorImpl()->set_storage_offset(offset);"),
+    Mutation("a replay writes into what is kept", "recipe.h", "argument.is_written ? Py_True : Py_False", "Py_False"),
+    Mutation("what a call writes is not known", "recipe.h", "made.is_written = std::find(written.begin(), written.end(), storage) != written.end();", "made.is_written = false;"),
+    Mutation("arguments that share a storage get one each", "recipe.h", "      if (value == argument.value) return storage;", "      static_cast<void>(value), static_cast<void>(storage);"),
+    Mutation("a replay reads the program's tensor as it is now", "recipe.h", "made.alias = detached(tensor, true);", "made.alias = tensor;"),
+    Mutation("a replay reads what has changed since", "recipe.h", "if (has_moved(argument) || has_no_memory(argument.alias)) {", "if (has_no_memory(argument.alias)) {"),
+    Mutation("a replay reads an empty storage", "recipe.h", "if (has_moved(argument) || has_no_memory(argument.alias)) {", "if (has_moved(argument)) {"),
+    Mutation("other data that has changed is refused", "recipe.h", "  return !is_plain(tensor) || storage_of(tensor).unsafeGetStorageImpl() == storage_of(argument.alias).unsafeGetStorageImpl();", "  return true;"),
+    Mutation("what is large is copied before it changes", "recipe.h", " || storage->nbytes() > MOST_PRESERVED_BYTES) return;", ") return;"),
+    Mutation("what was copied before it changed is refused", "recipe.h", "      argument.is_preserved = true;\n", ""),
+    Mutation("a replay reads the original of what was copied", "recipe.h", "      argument.alias = Geometry::of(argument.alias).on(copy);\n", ""),
+    Mutation("nothing is copied before it changes", "kernel.h", "  if (facts.written != 0 || facts.statistics != 0) preserve(state, facts, arguments);\n", ""),
+    Mutation("running statistics are not copied before they change", "kernel.h", "if (facts.written != 0 || facts.statistics != 0) preserve(", "if (facts.written != 0) preserve("),
+    Mutation("who reads what is outside is not known under a plan", "kernel.h", "  state.readers.add(recipe);\n", ""),
+    Mutation("a replay in evaluation mode reads no statistics", "recipe.h", "return is_training ? facts.statistics : 0;", "return facts.statistics;"),
+    Mutation("a replay in training updates statistics again", "recipe.h", "return is_training ? facts.statistics : 0;", "return 0;"),
+    Mutation("conjugates are recorded as what they are of", "recipe.h", "!tensor.is_conj() && ", ""),
+    Mutation("negatives are recorded as what they are of", "recipe.h", "!tensor.is_neg() && ", ""),
+    Mutation("tensors in lists are not recorded", "recipe.h", "argument.isList() && !is_simple(argument)) {\n      c10::impl::GenericList", "false && argument.isList()) {\n      c10::impl::GenericList"),
+    Mutation("a call that was recorded is not kept", "kernel.h", "  if (recipe) state.recorded.add(static_cast<int64_t>(position), std::move(recipe));\n", ""),
+    Mutation("a call is that of the next op", "kernel.h", "state.recorded.add(static_cast<int64_t>(position), std::move(recipe))", "state.recorded.add(static_cast<int64_t>(position) + 1, std::move(recipe))"),
+    Mutation("storages that are awaited are not looked at", "kernel.h", "changes_for_python(state, facts, arguments) || state.awaited.is_any_released()", "changes_for_python(state, facts, arguments)"),
+    Mutation("what is held is what was held first", "holding.h", "std::swap(storages_[number], storage);", "storages_.emplace(number, std::move(storage));"),
+    Mutation("what is taken stays", "holding.h", "    storages_.erase(found);\n    return storage;", "    return storage;"),
+    Mutation("what replays read is not held", "kernel.h", "state.sources->put(number, *made[index]);", "static_cast<void>(number);"),
+    Mutation("what is to be copied out is not held", "kernel.h", "state.made->put(number, *made[index]);", "static_cast<void>(number);"),
+)  # fmt: skip
+
+UNPLANNED = (
+    Mutation("a call that overlapped with another is kept", "unplanned.h", "recipe && are_ordinary && !state.has_overlapped;", "recipe && are_ordinary;"),
+    Mutation("no call is kept once any have overlapped", "kernel.h", "    state.has_overlapped = !is_alone;", "    if (!is_alone) state.has_overlapped = true;"),
+    Mutation("what the step has made unseen is from outside", "unplanned.h", "is_from_before(tensor, state.first_node) && ", ""),
+    Mutation("a view of what was there before is of the step", "unplanned.h", "(tensor.is_view() ? tensor._base() : at::TensorBase(tensor)).grad_fn()", "tensor.grad_fn()"),
+    Mutation("memory whose address the program has is read", "unplanned.h", " && !state.handed_out.holds(storage)", ""),
+    Mutation("addresses that are handed out are not noted", "region.h", "  state_of(self).handed_out.note(storage, true);\n", ""),
+    Mutation("values that were written over are not noted", "region.h", "is_minded)) return state.written_over.add(*number);", "is_minded)) return;"),
+    Mutation("Python does not hear of writes to what it holds", "region.h", "if (!(state.has_taken || state.holds_in_python || is_minded)) return", "return"),
+    Mutation("all values have one number", "unplanned.h", "writes.push_back(state.next_number++);", "writes.push_back(state.next_number);"),
+    Mutation("what an op makes is not bound", "unplanned.h", "    state.values->bind(*storage, writes.back());\n", ""),
+    Mutation("a recipe does not tell which result it reads", "unplanned.h", "combined(combined(number, source->recipe), source->place)", "combined(number, source->recipe)"),
+    Mutation("a recipe does not tell what leads to it", "unplanned.h", "combined(combined(number, source->recipe), source->place)", "combined(number, source->place)"),
+    Mutation("a recipe does not tell its operator", "unplanned.h", "combined(std::hash<std::string>()(facts.name.name), std::hash<std::string>()(facts.name.overload_name))", "0"),
+    Mutation("what writes to what is outside runs again", "unplanned.h", "const auto number = can_repeat ?", "const auto number = true ?"),
+    Mutation("what cannot be made again is read", "unplanned.h", "      is_replayable = source.has_value();\n", ""),
+    Mutation("an op that changes what calls have read is not passed on", "unplanned.h", "!state.readers.has(storage) && ", ""),
+    Mutation("an op that changes what Python's calls have read is not passed on", "unplanned.h", " && !state.read_in_python.holds(storage)", ""),
+    Mutation("running statistics change unseen", "unplanned.h", "each_marked(facts.written | changed_statistics(facts, arguments), arguments,", "each_marked(facts.written, arguments,"),
+    Mutation("calls that have read what changes are kept", "region.h", "  const auto made = state_of(self).readers.take(storage);", "  const std::vector<int64_t> made;\n  static_cast<void>(storage);"),
+    Mutation("calls that have read what changes cannot be found", "unplanned.h", "  recipe->made = writes.front();\n", ""),
+    Mutation("who reads what is outside is not known without a plan", "unplanned.h", "  state.readers.add(recipe);\n", ""),
+    Mutation("what was given up is built upon", "region.h", "state_of(self).made_here.forget(number);", "static_cast<void>(number);"),
+    Mutation("what Python has recorded is not built upon", "region.h", "    state_of(self).made_here.add(numbers[place], {static_cast<uint64_t>(number), place});", "    static_cast<void>(place);"),
+    Mutation("statistics that the step has made stay the value that they were", "unplanned.h", "      state.values->bind(storage_of(tensor), state.next_number++);", "      static_cast<void>(tensor);"),
+    Mutation("ops are followed although they have to be looked at", "unplanned.h", "!state.records || state.needs_attention || facts.is_special", "!state.records || facts.is_special"),
+    Mutation("values are kept although Python holds the others", "saved.h", "const bool keeps = state->keeps && !state->has_taken;", "const bool keeps = state->keeps;"),
+    Mutation("whether room runs out is never looked at", "saved.h", "if (keeps && ++state->packs % SAVES_BETWEEN_LOOKS == 0) {", "if (false) {"),
+    Mutation("what is only copied has no number", "saved.h", "if (keeps && !number && state->binds && can_be_dropped(tensor)) {", "if (false) {"),
+    Mutation("parameters leave", "saved.h", " && can_be_dropped(tensor)) {", ") {"),
+)  # fmt: skip
+
+HANDLES = (
+    Mutation("changes of what a handle is on are not told", "handle.h", "if (!handle->counter.enabled() || handle->counter.current_version() == handle->version) Py_RETURN_NONE;", "Py_RETURN_NONE;"),
+    Mutation("a handle has a version counter of its own", "handle.h", "c10::VariableVersion(tensor.unsafeGetTensorImpl()->version_counter());", "c10::VariableVersion(version_of(tensor));"),
+    Mutation("handles are not counted", "handle.h", "  if (!change_handles(value, 1)) return nullptr;\n", ""),
+    Mutation("the end of a handle is not told", "handle.h", "  Reference none(PyObject_CallOneArg(handle->ended, handle->value));", "  Reference none = Reference::to(Py_None);"),
+    Mutation("a cycle through a handle is never collected", "handle.h", "  Py_VISIT(handle_of(self)->value);\n", ""),
+    Mutation("a handle does not tell which tensor was saved", "handle.h", "  self->identity = Identity::of(object, tensor);\n", ""),
+    Mutation("a handle tells its result from others by nothing", "handle.h", "return {object, node->sequence_nr()};", "return {object, 0};"),
+)  # fmt: skip
+
+MUTATIONS = (*FOLLOWING, *STORAGES, *WATCHING, *SAVING, *SETTINGS, *REPLAYS, *UNPLANNED, *HANDLES)
 
 
 def chosen(names: Sequence[str]) -> tuple[Mutation, ...]:
@@ -211,8 +300,13 @@ def quick_compiler() -> Iterator[str]:
         yield f"{compiler} -include {shlex.quote(str(header))}"
 
 
-def tried(mutation: Mutation | None, compiler: str) -> Outcome:
+def tried(mutation: Mutation | None, compiler: str, tests: Sequence[str] = TESTS) -> Outcome:
     """Build a copy of the sources with a mutation, and run tests on it until one of them fails.
+
+    Args:
+        mutation: The mutation, or None.
+        compiler: From `quick_compiler`.
+        tests: Names of files of tests.
 
     Raises:
         BuildError: If it cannot be built.
@@ -220,7 +314,7 @@ def tried(mutation: Mutation | None, compiler: str) -> Outcome:
     with copied_sources(mutation) as folder, mock.patch.dict(os.environ, {SOURCES_VARIABLE: str(folder)}):
         with mock.patch.dict(os.environ, CXX=compiler), built_from(folder):
             watch.built_library()
-        return _tested()
+        return _tested(tests)
 
 
 @contextmanager
@@ -233,10 +327,10 @@ def own_cache() -> Iterator[None]:
         yield
 
 
-def _tested() -> Outcome:
+def _tested(tests: Sequence[str]) -> Outcome:
     options = ["-x", "-v", "--tb=line", "-p", "no:cacheprovider", "-k", CHOSEN]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", *options, *TESTS]
+    command = [sys.executable, "-m", "pytest", *options, *(f"tests/executor/test_{name}.py" for name in tests)]
     try:
         ended = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -273,17 +367,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Try the mutations, and print what noticed each of them."""
     parser = argparse.ArgumentParser(prog="python -m tests.executor.native_mutations", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of mutations; without one, all")
-    mutations = chosen(parser.parse_args(arguments).names)
+    parser.add_argument("--tests", default=",".join(TESTS), metavar="FILE,...", help="what is run (%(default)s)")
+    options = parser.parse_args(arguments)
+    mutations, tests = chosen(options.names), options.tests.split(",")
     missed = []
     with own_cache(), quick_compiler() as compiler:
-        found = tried(None, compiler)
+        found = tried(None, compiler, tests)
         if found.test:
             _tell(f"{found.test} fails without any mutation: {found.how}")
             return 2
         _tell("| mutation | noticed by | how |\n|---|---|---|")
         for mutation in mutations:
             try:
-                outcome = tried(mutation, compiler)
+                outcome = tried(mutation, compiler, tests)
             except BuildError as error:
                 outcome = Outcome("", f"it cannot be built: {error}")
             if not outcome.test:

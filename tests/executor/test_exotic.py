@@ -14,6 +14,7 @@ from tests.executor.support import all_of, quick_profile, tight_plan
 from tests.exotic_kinds import KINDS, ROWS, WIDTH, Sandwich
 from tests.exotic_training import APART, Outcome, Way, outcome_of
 
+pytestmark = pytest.mark.usefixtures("watched_by")
 WAYS: tuple[Way, ...] = ("recompute", "swap")
 
 

@@ -24,7 +24,7 @@ from pooch.executor.verification import PERIOD, PROOFS, Difference, Verification
 from pooch.machine import Level
 from pooch.torchtools import operators
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("watched_by")]
 
 STEPS = 4
 _counter = itertools.count()

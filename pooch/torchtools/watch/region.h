@@ -185,7 +185,7 @@ struct State {
   std::atomic<int64_t> next_number{FIRST_NUMBER}, recording_ns{0};
   uint64_t first_node = 0, places = 0;
   double stall_ms = 0;
-  std::atomic<bool> records{false}, keeps{false}, binds{false}, has_overlapped{false};
+  std::atomic<bool> records{false}, keeps{false}, binds{false}, has_overlapped{false}, holds_in_python{false};
   std::atomic<bool> has_taken{false};  // whether Python has taken any of these, so that it may have let them leave
   Recorded recorded;
 
@@ -535,7 +535,8 @@ inline bool note_written(State& state, const Operator& facts, const Arguments& a
     const auto number = state.values->get(storage_of(tensor).unsafeGetStorageImpl());
     can_repeat = can_repeat && number && *number >= 0;
     if (!number || *number < 0) return;
-    if (!state.has_taken && !(state.path && state.path->minds(*number))) return state.written_over.add(*number);
+    const bool is_minded = state.path && state.path->minds(*number);
+    if (!(state.has_taken || state.holds_in_python || is_minded)) return state.written_over.add(*number);
     Gil gil;
     if (state.carrier == nullptr) return;
     Reference carrier = Reference::to(state.carrier), wrapped = checked(THPVariable_Wrap(tensor));

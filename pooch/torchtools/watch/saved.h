@@ -175,7 +175,10 @@ inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
   static PyObject *const pack = interned("pack"), *const look = interned("look_ahead");
   Hooks* hooks = hooks_of(self);
   const auto& state = *hooks->state;
-  const auto in_python = [&] { return PyObject_CallMethodOneArg(hooks->step, pack, object); };
+  const auto in_python = [&] {
+    if (state->keeps) state->holds_in_python = true;
+    return PyObject_CallMethodOneArg(hooks->step, pack, object);
+  };
   const bool keeps = state->keeps && !state->has_taken;
   if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return in_python();
   const at::Tensor& tensor = THPVariable_Unpack(object);

@@ -56,7 +56,7 @@ PyMODINIT_FUNC PyInit_watch() {
   watch::Reference module(PyModule_Create(&definition));
   if (!module || !add(module.get(), "StorageMap", watch::storage_map_type()) ||
       !add(module.get(), "Path", watch::path_type()) || !add(module.get(), "Region", watch::region_type()) ||
-      !add(module.get(), "Handle", watch::handle_type()) ||
+      !add(module.get(), "Call", watch::call_type()) || !add(module.get(), "Handle", watch::handle_type()) ||
       !add(module.get(), "KeptTensor", watch::kept_type()) || !add(module.get(), "Hooks", watch::hooks_type()))
     return nullptr;
   // It stays for as long as the process: a library that is unloaded would leave PyTorch with nowhere to go.

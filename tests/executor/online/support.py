@@ -13,7 +13,7 @@ import torch
 from pooch.executor.engines.cpu import CpuEngine
 from pooch.executor.evictor import Evictor
 from pooch.executor.live_bytes import CountedBytes
-from pooch.executor.mode import following, saving
+from pooch.executor.mode import following
 from pooch.executor.statistics import RunStats
 from pooch.executor.step import Step
 from pooch.machine import CopySpeed
@@ -83,7 +83,7 @@ def run_online(
         @contextmanager
         def region() -> Iterator[Step]:
             step = Step(evictor, replays=replays)
-            with following(step) if replays else saving(step):
+            with following(step):
                 yield step
 
         found = train(region)

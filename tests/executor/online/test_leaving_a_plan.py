@@ -18,7 +18,7 @@ from tests.executor.online.support import copies_cost, holding, without_collecto
 from tests.executor.online.zoo import WIDTH, Cube, rows
 from tests.executor.support import all_of, mixed, quick_profile, tight_plan
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("watched_by")]
 Change = Callable[["Changing", Tensor], Tensor]
 
 

@@ -11,7 +11,7 @@ import torch
 from pooch.executor import live_bytes
 from tests.counting import the_allocator
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("watched_by")]
 
 
 def test_a_walk_over_all_tensors_is_not_made_at_every_op(monkeypatch: pytest.MonkeyPatch) -> None:

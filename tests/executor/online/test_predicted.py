@@ -17,7 +17,7 @@ from pooch.simulator import run_online
 from tests.executor.online.support import holding, without_collector
 from tests.executor.support import quick_profile
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("watched_by")]
 
 
 class CopyOnly(Rule):

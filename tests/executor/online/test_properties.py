@@ -16,7 +16,7 @@ from tests.executor.online.support import run_online, run_plainly
 from tests.executor.online.zoo import Cube, Found, Region, Training
 from tests.executor.support import assert_same
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("watched_by")]
 SIDE = 24
 OPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda a, b: a @ b / SIDE,

@@ -14,7 +14,7 @@ from tests.executor.online.support import copies_cost, run_online, run_plainly
 from tests.executor.online.zoo import WIDTH, ZOO, Found, Region, Training
 from tests.executor.support import assert_same
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("watched_by")]
 SHARES = (0.0, 0.4, 0.7)  # of the plain peak; nothing fits into the first, so that all leaves that can
 # Steps whose plain peak is mostly what can leave, and not gradients, copies for the test and what single ops need.
 FIT = {
