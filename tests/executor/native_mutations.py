@@ -220,7 +220,7 @@ UNPLANNED = (
 HANDLES = (
     Mutation("changes of what a handle is on are not told", "handle.h", "if (!handle->counter.enabled() || handle->counter.current_version() == handle->version) Py_RETURN_NONE;", "Py_RETURN_NONE;"),
     Mutation("a handle has a version counter of its own", "handle.h", "c10::VariableVersion(tensor.unsafeGetTensorImpl()->version_counter());", "c10::VariableVersion(version_of(tensor));"),
-    Mutation("handles are not counted", "handle.h", "  if (!change_handles(value, 1)) return nullptr;\n", ""),
+    Mutation("handles are not counted", "handle.h", "  if (!count_handle(value)) return nullptr;\n", ""),
     Mutation("the end of a handle is not told", "handle.h", "  Reference none(PyObject_CallOneArg(handle->ended, handle->value));", "  Reference none = Reference::to(Py_None);"),
     Mutation("a cycle through a handle is never collected", "handle.h", "  Py_VISIT(handle_of(self)->value);\n", ""),
     Mutation("a handle does not tell which tensor was saved", "handle.h", "  self->identity = Identity::of(object, tensor);\n", ""),

@@ -39,11 +39,11 @@ inline Handle* handle_of(PyObject* self) {
   return reinterpret_cast<Handle*>(self);
 }
 
-inline bool change_handles(PyObject* value, long by) {
+inline bool count_handle(PyObject* value) {
   static PyObject* const name = interned("handles");
   Reference before(PyObject_GetAttr(value, name));
   if (!before) return false;
-  Reference after(PyLong_FromLong(PyLong_AsLong(before.get()) + by));
+  Reference after(PyLong_FromLong(PyLong_AsLong(before.get()) + 1));
   return after && PyObject_SetAttr(value, name, after.get()) == 0;
 }
 
@@ -54,7 +54,7 @@ inline PyObject* handle_new(PyTypeObject* type, PyObject* arguments, PyObject*) 
   if (!THPVariable_Check(object)) return PyErr_Format(PyExc_TypeError, "a handle is on a tensor");
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (!is_ordinary(tensor)) return PyErr_Format(PyExc_ValueError, "a handle is on an ordinary tensor");
-  if (!change_handles(value, 1)) return nullptr;
+  if (!count_handle(value)) return nullptr;
   Handle* self = handle_of(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   self->step = Py_NewRef(step), self->value = Py_NewRef(value), self->ended = Py_NewRef(ended);

@@ -16,7 +16,7 @@ at::ScalarType get_autocast_dtype(at::DeviceType);
 
 namespace watch {
 
-using Stamp = std::array<int, 24>;
+using Stamp = std::array<int, 22>;
 
 inline bool flushes_denormals() {
   volatile double smallest_normal = 2.2250738585072014e-308;
