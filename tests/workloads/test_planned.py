@@ -19,6 +19,7 @@ from tests.executor.support import planned_replays, quick_profile
 from tests.workloads.test_builtin import SMALL_NAMES
 
 SHARE = 0.65
+WIDER = {"resnext101_3d@small": {"inner_channels": 16}}  # else one op of backward is the peak on some CPUs
 AMPLE_S = 200.0  # planning ends by counts long before, also on a busy machine
 
 
@@ -58,8 +59,9 @@ def assert_kept(chosen: Plan, plain: Trained, under_plan: Trained) -> None:
 
 @pytest.mark.parametrize("name", SMALL_NAMES)
 def test_trains_bitwise_equal_within_its_budget(name: str) -> None:
-    chosen = planned(profiled(name))
-    assert_kept(chosen, trained(name, None), trained(name, chosen))
+    settings = WIDER.get(name, {})
+    chosen = planned(profiled(name, **settings))
+    assert_kept(chosen, trained(name, None, **settings), trained(name, chosen, **settings))
 
 
 def slow_link(profile: Profile) -> Profile:
