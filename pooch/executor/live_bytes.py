@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -15,6 +16,7 @@ from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.endings import end_with
 from ..torchtools.memory_trace import live_bytes, live_tensors
 from ..torchtools.tensors import has_plain_storage, storage_key
+from ..torchtools.watch import is_away
 
 _TIMES_A_WALK = 5  # the time between two walks over all tensors
 
@@ -46,6 +48,7 @@ class CountedBytes:
         self._remove = end_with(self, allocator.remove, user)
         self._earlier_bytes = 0
         self._make_room: MakeRoom | None = None
+        self._budget_bytes = 0
         self.has_given_up = False
         self.is_in_place = allocator.install(user, reads_peak=reads_peak)
         if self.is_in_place and live_now_bytes is None:
@@ -58,7 +61,8 @@ class CountedBytes:
         found = {
             storage_key(tensor): tensor.untyped_storage() for tensor in live_tensors() if has_plain_storage(tensor)
         }
-        unknown = (storage for storage in found.values() if not self._allocator.knows(storage.data_ptr()))
+        there = (storage for key, storage in found.items() if not is_away(key))
+        unknown = (storage for storage in there if not self._allocator.knows(storage.data_ptr()))
         self._earlier_bytes = sum(storage.nbytes() for storage in unknown)
 
     def now(self) -> int:
@@ -94,13 +98,22 @@ class CountedBytes:
         """The most by which the budget was passed since `reset_peak` while room was given up."""
         return self._allocator.missed_bytes()
 
+    def uncounted(self, address: int) -> Callable[[int], None] | None:
+        """Return what is to be called when bytes end that were there before the allocator."""
+        return None if self._allocator.knows(address) else self._ended_uncounted
+
+    def _ended_uncounted(self, size_bytes: int) -> None:
+        self._earlier_bytes -= size_bytes
+        if self._make_room is not None:
+            self._allocator.set_limit(self._budget_bytes - self._earlier_bytes, self._make_room)
+
     def look(self) -> tuple[int, int] | None:
         """Return None, since allocations ask for room by themselves."""
         return None
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
         """Ask for room before live bytes pass the budget, in threads that `ask`."""
-        self._make_room = make_room
+        self._budget_bytes, self._make_room = budget_bytes, make_room
         self.has_given_up = False
         self._allocator.set_limit(budget_bytes - self._earlier_bytes, make_room)
 

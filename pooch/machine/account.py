@@ -57,6 +57,13 @@ class LiveBytes(Protocol):
     def recount(self) -> None:
         """Count again what no allocation has told of."""
 
+    def uncounted(self, address: int) -> Callable[[int], None] | None:
+        """Return what is to be called with the size of some bytes when they end, or None if that is noticed.
+
+        Args:
+            address: Where they are.
+        """
+
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
         """Ask for room before live bytes pass the budget, in threads that `ask`."""
 
@@ -91,6 +98,9 @@ class NobodyAsks:
 
     def recount(self) -> None:
         """Do nothing."""
+
+    def uncounted(self, address: int) -> None:
+        """Return None."""
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
         """Do nothing."""

@@ -6,7 +6,6 @@ While there is still room, values are copied out ahead of need, and brought back
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -17,8 +16,9 @@ from typing import Protocol
 from .account import LiveBytes, weakly
 from .away import Away
 from .candidates import Candidates, ranked
-from .eviction import OURS, EvictionPolicy, ours
+from .eviction import OURS, EvictionPolicy, distance, ours
 from .lock import StepLock
+from .persistent import PersistentValues
 from .recipes import NEVER_MS
 from .speed import CopySpeed
 from .store import Counters, Health, Memory, Store
@@ -57,6 +57,7 @@ class Pressure:
         store: Moves values.
         stayed_bytes: The most that had to stay then because the tier did not take it.
         stall_ms: Time that making room has taken in the current step.
+        persistent: The values that outlive steps and may leave too, or None.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Pressure:
         self._last_look_bytes = 0  # live bytes after the last look of the step
         self._share: float | None = None
         self._keeping: weakref.WeakSet[Keeper] = weakref.WeakSet()
+        self.persistent: PersistentValues | None = None
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ class Pressure:
                 self._let_go(value)
         self.stats, self._missing_bytes, self.stayed_bytes, self.stall_ms = stats, 0, 0, 0.0
         self.live.resume()
-        self._start_bytes = self.live.now()
+        self._start_bytes = self.live.now() - (0 if self.persistent is None else self.persistent.here_bytes())
         self._last_look_bytes = 0
         self.live.reset_peak()
 
@@ -183,7 +185,8 @@ class Pressure:
                 self.stayed_bytes = max(self.stayed_bytes, here_bytes)
             if freed_bytes < missing_bytes:
                 self._missing_bytes = max(self._missing_bytes, missing_bytes - freed_bytes)
-                if self._share is None and not self._keeping and all(each.storage is None for each in self._values):
+                may_leave = self._keeping or self._share is not None or self.persistent is not None
+                if not may_leave and all(each.storage is None for each in self._values):
                     self.live.give_up()
 
     def relieve(self) -> int:
@@ -234,25 +237,19 @@ class Pressure:
     def _next_to_leave(self) -> Iterator[Value]:
         """Yield values in the order in which they leave."""
         if self.policy.score is ours and self.policy.sample is None:
-            return self._candidates.cheapest(self._position)
-        return ranked(self._values, self._can_leave, self._cost_ms, self.policy, self._position)
+            saved = self._candidates.cheapest(self._position)
+        else:
+            saved = ranked(self._values, self._can_leave, self._cost_ms, self.policy, self._position)
+        return saved if self.persistent is None else self.persistent.among(saved, self._cost_ms, self._score)
+
+    def _score(self, value: Value) -> float:
+        return ours(value, self._cost_ms(value), distance(self._position, value.saved_at))
 
     def _can_leave(self, value: Value) -> bool:
         if value.storage is None or value.is_busy or value.changed or value.is_pinned:
             return False
         # The copy holds the storage as well: who else does shows when it has ended.
-        return value in self._writing or not self.is_held_elsewhere(value)
-
-    def is_held_elsewhere(self, value: Value) -> bool:
-        """Whether anything but the value holds its storage, so that dropping it would free nothing.
-
-        Only the thread that runs its step may let go of a storage: PyTorch ends the process if one thread takes or
-        releases the Python object of a storage while another one releases the storage in C++.
-        """
-        storage, owner = value.storage, value.owner()
-        if storage is None or value.is_shared or (owner is not None and owner.thread != threading.get_ident()):
-            return True
-        return self.memory.is_held_elsewhere(storage)
+        return value in self._writing or not value.is_held_elsewhere(self.memory)
 
     def _cost_ms(self, value: Value) -> float:
         """Return what the cheaper way of leaving costs."""
@@ -286,7 +283,7 @@ class Pressure:
         self._finish_out(value)
         if not value.is_copied and self._replay_ms(value) == NEVER_MS:
             return 0
-        return 0 if self.is_held_elsewhere(value) else self._drop(value)
+        return 0 if value.is_held_elsewhere(self.memory) else self._drop(value)
 
     def _drop(self, value: Value) -> int:
         owner = value.owner()

@@ -7,17 +7,7 @@ from typing import Protocol
 
 from ..ground.errors import TierError
 from .speed import CopySpeed
-from .values import Place, Storage, Value
-
-
-class Memory(Protocol):
-    """The memory of a device."""
-
-    def new(self, size_bytes: int) -> Storage:
-        """Allocate a storage, which may ask for room first."""
-
-    def is_held_elsewhere(self, storage: Storage) -> bool:
-        """Whether more than one reference holds a storage, so that dropping one frees nothing."""
+from .values import Memory, Place, Value
 
 
 class Health(Protocol):
@@ -127,6 +117,7 @@ class Store:
         if ticket.error is not None:
             value.storage = None  # what it holds is not the value
         value.ticket = None
+        value.arrived()
         if ticket.error is not None:
             fault = self._health.failed(ticket.error, is_told=False)
             text = f"a swapped activation cannot be read back: {fault}; repeat the step"

@@ -15,6 +15,7 @@ A value is what a storage holds between two writes. Its state follows from three
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -24,6 +25,16 @@ from typing import Any, Literal, Protocol
 State = Literal["here", "leaving", "clean", "away", "returning", "unmade"]
 # A storage is opaque: torch's on a device, a modelled one in a simulation.
 Storage = Any
+
+
+class Memory(Protocol):
+    """The memory of a device."""
+
+    def new(self, size_bytes: int) -> Storage:
+        """Allocate a storage, which may ask for room first."""
+
+    def is_held_elsewhere(self, storage: Storage) -> bool:
+        """Whether more than one reference holds a storage, so that dropping one frees nothing."""
 
 
 class Ticket(Protocol):
@@ -234,6 +245,23 @@ class Value:
         if self.ticket is not None:
             return "returning" if self.is_copied else "leaving"
         return "clean" if self.is_copied else "here"
+
+    def is_held_elsewhere(self, memory: Memory) -> bool:
+        """Whether anything but this holds its storage, so that dropping it would free nothing.
+
+        Only the thread that runs its step may let go of a storage: PyTorch ends the process if one thread takes or
+        releases the Python object of a storage while another one releases the storage in C++.
+
+        Args:
+            memory: The device's memory.
+        """
+        storage, owner = self.storage, self.owner()
+        if storage is None or self.is_shared or (owner is not None and owner.thread != threading.get_ident()):
+            return True
+        return memory.is_held_elsewhere(storage)
+
+    def arrived(self) -> None:
+        """Note that its bytes have come, and that whoever reads them may do so."""
 
     def forget_witness(self) -> None:
         """Forget what its replay is compared with: it is here again, or read no more."""

@@ -30,7 +30,7 @@ from ..stand_ins import Place, StandIns
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
-_NAMES = "python storages holding operators settings recipe path region unplanned kernel handle saved"
+_NAMES = "python storages holding operators home settings recipe path region unplanned kernel handle saved"
 HEADERS = tuple(FOLDER / f"{name}.h" for name in _NAMES.split())
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
 
@@ -127,6 +127,12 @@ def storage_map() -> Any:
     """Return a new `StorageMap`, a native one if there is one."""
     module = LIBRARY.get()
     return StorageMap() if module is None else module.StorageMap()
+
+
+def is_away(key: int) -> bool:
+    """Whether the bytes of a storage are away while the program holds it."""
+    module = LIBRARY.loaded
+    return module is not None and bool(module.is_away(key))
 
 
 def path(

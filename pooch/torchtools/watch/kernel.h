@@ -251,9 +251,34 @@ inline void tell(State& state, const char* method, const Operator& facts, const 
   call(carrier.get(), name.get(), facts.function, given.first.get(), given.second.get());
 }
 
+// Whether an op works on what has a home: its bytes have to be there, unless it makes a mere view of them.
+inline bool is_on_home(const Stack& stack, const c10::OperatorHandle& handle) {
+  bool found = false;
+  const auto count = static_cast<std::ptrdiff_t>(handle.schema().arguments().size());
+  for (auto value = stack.end() - count; value != stack.end() && !found; ++value)
+    each_tensor(*value, [&](const at::Tensor& tensor) { found = found || is_marked(tensor); });
+  return found;
+}
+
+inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack);
+
 inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_keys, Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard off(KEY);  // a guard, since ops throw
   const c10::DispatchKeySet keys = all_keys & BELOW;
+  if (!homes().has_any() || !is_on_home(*stack, handle)) return seen(handle, keys, stack);
+  const Operator& facts = operator_of(handle);
+  if (facts.is_view) {
+    seen(handle, keys, stack);
+    each_result(*stack, handle, [](const at::Tensor& tensor) { mark(tensor); });
+    return;
+  }
+  const Arguments arguments = arguments_on(*stack, handle);
+  const Use use(arguments, facts.is_special ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments));
+  seen(handle, keys, stack);
+}
+
+// Has an op run, and the step of the calling thread, if there is one, see it.
+inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   // Where dispatch modes are switched off, Pooch is at work, or code that no mode would see.
   const bool is_unwatched = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::Python);
   const auto owned = is_unwatched ? nullptr : state_here();

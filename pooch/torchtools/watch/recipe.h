@@ -1,5 +1,6 @@
 // Calls of ops that can run again. What they read of the step is known by value and geometry, so that no storage is kept.
 #pragma once
+#include "home.h"
 #include "settings.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -372,6 +373,7 @@ inline PyObject* call_replay(PyObject* self, PyObject* resolve) {
   HANDLE_TH_ERRORS
   const Recipe& recipe = recipe_of(self);
   const Arguments arguments = arguments_again(recipe, resolve);
+  const Use use(arguments, recipe.facts->written);
   Stack stack(arguments.begin(), arguments.end());
   run_again(recipe, stack);
   c10::SmallVector<const at::Tensor*, 8> outputs;

@@ -32,10 +32,21 @@ PyObject* is_ordinary(PyObject*, PyObject* tensor) {
   return PyBool_FromLong(THPVariable_Check(tensor) && watch::is_ordinary(THPVariable_Unpack(tensor)));
 }
 
+PyObject* is_plain(PyObject*, PyObject* tensor) {
+  return PyBool_FromLong(THPVariable_Check(tensor) && watch::is_plain(THPVariable_Unpack(tensor)));
+}
+
 PyMethodDef functions[] = {
+    {"is_plain", is_plain, METH_O, nullptr},
     {"use", use, METH_VARARGS, nullptr},
     {"is_ordinary", is_ordinary, METH_O, nullptr},
     {"is_watching", is_watching, METH_NOARGS, nullptr},
+    {"is_away", watch::is_away, METH_O, nullptr},
+    {"is_marked", watch::is_marked_here, METH_O, nullptr},
+    {"holders", watch::holders, METH_O, nullptr},
+    {"use_homes", watch::use_homes, METH_O, nullptr},
+    {"count_uses", watch::count_uses, METH_NOARGS, nullptr},
+    {"take_uses", watch::take_uses, METH_NOARGS, nullptr},
     {"keys", keys, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -57,7 +68,7 @@ PyMODINIT_FUNC PyInit_watch() {
   if (!module || !add(module.get(), "StorageMap", watch::storage_map_type()) ||
       !add(module.get(), "Path", watch::path_type()) || !add(module.get(), "Region", watch::region_type()) ||
       !add(module.get(), "Call", watch::call_type()) || !add(module.get(), "Handle", watch::handle_type()) ||
-      !add(module.get(), "KeptTensor", watch::kept_type()) || !add(module.get(), "Hooks", watch::hooks_type()))
+      !add(module.get(), "Home", watch::home_type()) || !add(module.get(), "KeptTensor", watch::kept_type()) || !add(module.get(), "Hooks", watch::hooks_type()))
     return nullptr;
   // It stays for as long as the process: a library that is unloaded would leave PyTorch with nowhere to go.
   static const auto* registration = new c10::RegistrationHandleRAII(dispatcher.registerFallback(

@@ -1,0 +1,275 @@
+"""What outlives the steps under a budget on a real device: parameters, buffers, gradients, states of optimizers.
+
+They are found by looking at the models and their optimizers, and where autograd has accumulated a gradient. From then on
+their bytes may leave whenever nothing works on them, and are brought back before an op does, wherever that is.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..ground.errors import UsageError
+from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
+from ..machine.recipes import NEVER_MS
+from ..machine.values import Place, Value
+from ..torchtools.tensors import find_tensors, has_plain_storage, storage_key, storage_of
+from ..torchtools.watch import LIBRARY
+from .evictor import Evictor
+from .own_work import OWN_WORK
+from .tier import StepTier
+
+_LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
+_LEAST_SHARE = 2**-14  # of the budget, likewise
+_USES_AHEAD = 16  # uses that are looked at for what can be brought back before it is needed
+_COPIES_AHEAD = 2
+
+
+class _Owner:
+    """What the machine asks about values that outlive steps: they have room in the tier, and cannot be made again."""
+
+    @property
+    def thread(self) -> int:
+        """Any thread may move these: no storage is released by that."""
+        return threading.get_ident()
+
+    def take_place(self, size_bytes: int) -> Place | None:
+        """Return None: each value has its room, or there was none."""
+        return None
+
+    def replay_ms(self, number: int) -> float:
+        """Return infinity."""
+        return NEVER_MS
+
+    def make_again(self, number: int) -> Any:
+        """Fail: nothing asks for it."""
+        raise NotImplementedError
+
+    def remember(self, value: Value) -> None:
+        """Do nothing."""
+
+    def moved(self, value: Value) -> Iterable[Value]:
+        """Return nothing: what replays need of these is brought back as they run."""
+        return ()
+
+    def gained(self, gained_ms: float) -> None:
+        """Do nothing."""
+
+    def released(self, number: int) -> bool:
+        """Return False."""
+        return False
+
+
+class PersistentMemory:
+    """What outlives the steps under a budget, and may leave.
+
+    Args:
+        evictor: Holds the budget, and decides what leaves.
+        budget_bytes: The budget.
+
+    Attributes:
+        values: The values, in the order in which they leave.
+        staying_bytes: Bytes that cannot leave, by the reason.
+
+    Raises:
+        UsageError: If ops are not watched natively here.
+    """
+
+    def __init__(self, evictor: Evictor, budget_bytes: int) -> None:
+        library = LIBRARY.get()
+        if library is None:
+            why = LIBRARY.why_not or "POOCH_NATIVE_WATCH is 0"
+            raise UsageError(f"parameters and the state of optimizers cannot leave the device: {why}")
+        self._library, self._evictor = library, evictor
+        self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
+        self._tier = StepTier(evictor.engine, evictor.host_bytes)
+        self._owner = _Owner()
+        self._numbers: dict[Hashable, int] = {}  # of values, by what they are: the same in each step
+        self._free: defaultdict[int, list[Place]] = defaultdict(list)  # room in the tier, by size
+        self._homes: dict[int, Any] = {}
+        self._hooks: dict[int, Any] = {}  # on parameters, by their ids
+        self.staying_bytes: Counter[str] = Counter()
+        self.values = evictor.persistent = PersistentValues(library.count_uses)
+        _MEMORIES.add(self)
+        library.use_homes(_bring_back)
+        library.take_uses()
+
+    # What there is ----------------------------------------------------------------------------------------------------
+
+    def begin_step(self, models: Iterable[torch.nn.Module]) -> None:
+        """Note that a step begins, and look for what has appeared since the last one.
+
+        Args:
+            models: The models that are trained.
+        """
+        with self._evictor.lock:
+            for value in self.values.begin_step(self._library.take_uses()):
+                self._forget(value)
+            self.staying_bytes.clear()
+            for model in models:
+                self.adopt_model(model)
+
+    def adopt_model(self, model: torch.nn.Module) -> None:
+        """Have the parameters, gradients and buffers of a model leave where room is needed."""
+        for parameter in model.parameters():
+            self._adopt(parameter, "parameter", (id(parameter), "parameter"))
+            if parameter.requires_grad:
+                self._adopt_gradient(parameter)
+                if id(parameter) not in self._hooks:
+                    hook = partial(_accumulated, weakref.ref(self))
+                    self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
+        for buffer in model.buffers():
+            self._adopt(buffer, "buffer", (id(buffer), "buffer"))
+
+    def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+        """Have the state that an optimizer has for some parameters leave where room is needed."""
+        with self._evictor.lock:
+            for parameter in parameters:
+                for name, tensor in optimizer.state.get(parameter, {}).items():
+                    if isinstance(tensor, torch.Tensor):
+                        self._adopt(tensor, "state", (id(parameter), id(optimizer), name))
+
+    def _adopt_gradient(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None:
+            self._adopt(gradient, "gradient", (id(parameter), "gradient"))
+
+    def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable) -> None:
+        """Have a tensor leave where room is needed, unless something stands in the way."""
+        if tensor.device != self._evictor.device or not has_plain_storage(tensor) or not self._library.is_plain(tensor):
+            return
+        key = storage_key(tensor)
+        if key in self._homes:
+            if not self._library.is_marked(tensor):
+                self._homes[key].mark(tensor)
+            return
+        storage = storage_of(tensor)
+        size_bytes = storage.nbytes()
+        if size_bytes < self._least_bytes:
+            return
+        address = storage.data_ptr()
+        why = _why_not(storage)
+        del storage
+        if not why and self._library.holders(tensor) > 1:
+            why = "something else holds views of them"
+        if why:
+            self.staying_bytes[why] += size_bytes
+            return
+        home = self._homes[key] = self._library.Home(tensor)
+        number = self._numbers.setdefault(what, len(self._numbers))
+        value = PersistentValue(number, home, kind, self._owner, size_bytes)
+        value.on_first_leave = self._evictor.live.uncounted(address)
+        before = self.values.add(key, value)
+        if before is not None and before.is_gone:
+            self._give_back(before)
+        free = self._free[size_bytes]
+        place = free.pop() if free else self._tier.take(size_bytes)
+        value.place = None if place is None else PersistentPlace(value, place, self.values.moved)
+        self._evictor.live.resume()
+
+    def _forget(self, value: PersistentValue) -> None:
+        self._evictor.store.settle(value)
+        self._give_back(value)
+        self._homes.pop(value.key, None)
+
+    def _give_back(self, value: PersistentValue) -> None:
+        place, value.place = value.place, None
+        if isinstance(place, PersistentPlace):
+            self._free[value.size_bytes].append(place.place)
+
+    # Moving -----------------------------------------------------------------------------------------------------------
+
+    def bring_back(self, values: Iterable[PersistentValue]) -> None:
+        """Bring values back that are about to be read. What works on them keeps them where they are then.
+
+        Raises:
+            TierError: If one cannot be read back.
+        """
+        store, stats = self._evictor.store, self._evictor.stats
+        with OWN_WORK, torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
+            for value in values:
+                was_busy, value.is_busy = value.is_busy, True
+                try:
+                    if value.storage is None:
+                        store.start_in(value, stats)
+                    store.finish_in(value, stats)
+                finally:
+                    value.is_busy = was_busy
+            self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        """Start to bring back what is used next, if there is room for it and for what the next op makes."""
+        live, budget_bytes = self._evictor.live, self._evictor.budget_bytes
+        started = 0
+        for value in self.values.used_next(_USES_AHEAD):
+            if value.state != "away" or live.recent() + 3 * value.size_bytes > budget_bytes:
+                return
+            self._evictor.store.start_in(value, self._evictor.stats)
+            started += 1
+            if started >= _COPIES_AHEAD:
+                return
+
+    def write_ahead(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Start to copy out what an optimizer has changed, so that it leaves at once where room is needed."""
+
+    def make_room(self) -> None:
+        """Have enough leave that the budget is held now."""
+        missing_bytes = self._evictor.live.now() - self._evictor.budget_bytes
+        if missing_bytes > 0:
+            self._evictor.make_room(missing_bytes)
+
+    def read_out(self, tensors: Any) -> None:
+        """Bring back what the program reads without an op, and have it stay, since it may have the address."""
+        for tensor in find_tensors(tensors):
+            value = self.values.of(storage_key(tensor)) if has_plain_storage(tensor) else None
+            if value is not None:
+                value.is_pinned = True
+                self.bring_back([value])
+
+    def close(self) -> None:
+        """Bring everything back, and let nothing leave any more."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        for value in self.values:
+            if not value.is_gone:
+                value.is_pinned = True
+                self.bring_back([value])
+        self._evictor.persistent = None
+        self._homes.clear()
+        self._tier.close()
+        _MEMORIES.discard(self)
+
+
+_MEMORIES: weakref.WeakSet[PersistentMemory] = weakref.WeakSet()
+
+
+def _bring_back(keys: list[int]) -> None:
+    """Have the bytes of storages be there, given their keys, in whatever thread an op is about to read them."""
+    for memory in list(_MEMORIES):
+        values = [value for value in map(memory.values.of, keys) if value is not None]
+        if values:
+            memory.bring_back(values)
+
+
+def _accumulated(memory: weakref.ref[PersistentMemory], parameter: torch.Tensor) -> None:
+    """Take over the gradient that autograd has accumulated."""
+    here = memory()
+    if here is not None:
+        with here._evictor.lock:
+            here._adopt_gradient(parameter)
+
+
+def _why_not(storage: torch.UntypedStorage) -> str:
+    """Return why the bytes of a storage cannot be taken from it, or ""."""
+    if not storage.resizable():
+        return "their memory is not PyTorch's, as that of a mapped file or of an array"
+    if storage.device.type == "cpu" and storage.is_shared():
+        return "their memory is shared with other processes"
+    return ""

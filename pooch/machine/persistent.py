@@ -1,0 +1,350 @@
+"""Values that outlive a step: parameters, buffers, gradients, the state of an optimizer.
+
+The program holds their storages for as long as it likes, so it is their bytes that leave and come back. Where such a
+value is follows from the same three fields as for all others (see `values.py`), of which two are read off its home:
+whether the bytes are there, and whether they are still what the tier has.
+
+A step repeats, and so do the uses of what outlives it: who is used last from now on, going by the step before, leaves
+first (Belady 1966, "A study of replacement algorithms for a virtual-storage computer", section 3, MIN).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from .eviction import online_score
+from .values import Memory, Owner, Place, Storage, Ticket, Value
+
+Kind = Literal["parameter", "buffer", "gradient", "state"]
+Cost = Callable[[Value], float]
+
+
+class Home(Protocol):
+    """A storage of the program's, of which the bytes can be taken.
+
+    Attributes:
+        key: Tells it from others.
+        storage: The storage, or None once the program has released it.
+        is_here: Whether the bytes are in it.
+        is_used: Whether an op that is running works on them.
+        is_gone: Whether the program has released it.
+        writes: Grows with each op that writes to it.
+        last_use: How many uses of all homes there were up to the latest one of this.
+    """
+
+    key: int
+    storage: Storage | None
+    is_here: bool
+    is_used: bool
+    is_gone: bool
+    writes: int
+    last_use: int
+
+    def take(self) -> Storage | None:
+        """Take the bytes out, and return them as a storage of their own. None if they are in use or not there."""
+
+    def give(self, storage: Storage) -> None:
+        """Put bytes back, which leaves the storage that is given empty."""
+
+
+class _Nowhere:
+    """The home of what has none."""
+
+    key = writes = last_use = 0
+    storage = None
+    is_here = is_used = is_gone = False
+
+    def take(self) -> None:
+        """Return None."""
+
+    def give(self, storage: Storage) -> None:
+        """Do nothing."""
+
+
+_NOWHERE = _Nowhere()
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The bytes of each kind that were copied.
+
+    Attributes:
+        out_bytes: To the tier. What leaves while its copy there is still right is not copied.
+        in_bytes: Back from it.
+    """
+
+    out_bytes: Counter[Kind] = field(default_factory=Counter)
+    in_bytes: Counter[Kind] = field(default_factory=Counter)
+
+
+class PersistentValue(Value):
+    """One value that outlives a step.
+
+    Args:
+        number: Of its kind among those of its parameter: the same in each step.
+        home: Where the program has it.
+        kind: What it is.
+        owner: Has room in the tier for it.
+        size_bytes: Its size.
+
+    Attributes:
+        kind: What it is.
+        on_first_leave: Called with its size when its bytes leave for the first time. None: nobody wants to know.
+    """
+
+    __slots__ = ("_arriving", "_home", "_is_in_tier", "_written", "kind", "on_first_leave")
+
+    def __init__(self, number: int, home: Home, kind: Kind, owner: Owner, size_bytes: int) -> None:
+        self._home: Home = _NOWHERE  # what is set below must not touch any bytes
+        self.kind = kind
+        self._arriving: Storage | None = None
+        self._is_in_tier, self._written = False, 0
+        self.on_first_leave: Callable[[int], None] | None = None
+        super().__init__(number, owner)
+        self.size_bytes, self._home = size_bytes, home
+
+    @property
+    def storage(self) -> Storage | None:  # type: ignore[override]
+        """Its bytes on the device, or None."""
+        if self._arriving is not None:
+            return self._arriving
+        return self._home.storage if self._home.is_here else None
+
+    @storage.setter
+    def storage(self, storage: Storage | None) -> None:
+        if storage is not None or self._arriving is not None:
+            self._arriving = storage
+        elif self._home.take() is not None and self.on_first_leave is not None:
+            on_first_leave, self.on_first_leave = self.on_first_leave, None
+            on_first_leave(self.size_bytes)
+
+    @property
+    def is_copied(self) -> bool:  # type: ignore[override]
+        """Whether the tier holds its bytes as they are now."""
+        is_elsewhere = self._arriving is not None or not self._home.is_here
+        return self._is_in_tier and (is_elsewhere or self._home.writes == self._written)
+
+    @is_copied.setter
+    def is_copied(self, is_copied: bool) -> None:
+        self._is_in_tier = is_copied
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its bytes are on the device, and have arrived."""
+        return self._home.is_here and not self._home.is_gone
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the program has released it."""
+        return self._home.is_gone
+
+    @property
+    def key(self) -> int:
+        """Tells its home from others."""
+        return self._home.key
+
+    @property
+    def last_use(self) -> int:
+        """How many uses of all homes there were up to its latest one."""
+        return self._home.last_use
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether it is there, and nothing works on it."""
+        return self.storage is not None and not (self.is_busy or self.is_pinned or self._home.is_used)
+
+    def is_held_elsewhere(self, memory: Memory) -> bool:
+        """Whether an op that is running works on it. That the program holds it does not matter."""
+        return self._home.is_used
+
+    def begins_to_leave(self) -> None:
+        """Note that its bytes are copied as they are now."""
+        self._written, self._is_in_tier = self._home.writes, False
+
+    def arrived(self) -> None:
+        """Put its bytes, which have come, to where the program looks for them."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            self._home.give(arriving)
+            self._written = self._home.writes
+
+
+class PersistentPlace:
+    """Room in the tier that a value keeps, so that a copy of what has not changed is still there.
+
+    Args:
+        value: The value.
+        place: The room. Also an attribute.
+        moved: Counts the bytes of each kind that leave and come back.
+    """
+
+    def __init__(self, value: PersistentValue, place: Place, moved: Moved) -> None:
+        self._value, self.place, self._moved = value, place, moved
+
+    def copy_out(self, storage: Storage) -> Ticket:
+        """Start copying a storage here."""
+        self._value.begins_to_leave()
+        self._moved.out_bytes[self._value.kind] += self._value.size_bytes
+        return self.place.copy_out(storage)
+
+    def copy_in(self, storage: Storage) -> Ticket:
+        """Start filling a storage from here."""
+        self._moved.in_bytes[self._value.kind] += self._value.size_bytes
+        return self.place.copy_in(storage)
+
+    def copied(self, error: BaseException | None) -> None:
+        """Note how a copy out to here ended: why it failed, or None."""
+        self.place.copied(error)
+
+    def release(self) -> None:
+        """Keep the room for the next copy."""
+
+
+class Uses:
+    """The order in which a step uses what outlives it, as the step before did.
+
+    Args:
+        order: The numbers of values, in the order of their uses. A value may come several times.
+    """
+
+    def __init__(self, order: Sequence[int] = ()) -> None:
+        self._length = len(order)
+        self.order = order
+        self._places: dict[int, list[int]] = {}
+        for place, number in enumerate(order):
+            self._places.setdefault(number, []).append(place)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether a step was seen."""
+        return self._length > 0
+
+    def distance(self, number: int, now: int) -> int:
+        """How many uses come before the next one of a value.
+
+        Args:
+            number: Of the value.
+            now: How many uses there were in this step.
+        """
+        places = self._places.get(number)
+        if places is None:
+            return 2 * self._length
+        index = bisect_right(places, now)
+        return places[index] - now if index < len(places) else self._length - now + places[0]
+
+    def following(self, now: int, count: int) -> Iterator[int]:
+        """Yield the numbers of those that are used next.
+
+        Args:
+            now: How many uses there were in this step.
+            count: How many uses are looked at.
+        """
+        for place in range(now, now + min(count, self._length)):
+            yield self.order[place % self._length]
+
+
+class PersistentValues:
+    """The values that outlive a step, in the order in which they leave.
+
+    Args:
+        count_uses: Returns how many uses of homes there were since the step began.
+
+    Attributes:
+        moved: What was copied.
+    """
+
+    def __init__(self, count_uses: Callable[[], int]) -> None:
+        self._values: dict[int, PersistentValue] = {}  # by the keys of their homes
+        self._numbered: dict[int, PersistentValue] = {}
+        self._count_uses, self._uses = count_uses, Uses()
+        self.moved = Moved()
+
+    def __iter__(self) -> Iterator[PersistentValue]:
+        return iter(list(self._values.values()))
+
+    def add(self, key: int, value: PersistentValue) -> PersistentValue | None:
+        """Add a value, and return the one that had its number before, if there is one.
+
+        Args:
+            key: Of its home.
+            value: The value.
+        """
+        before = self._numbered.get(value.number)
+        self._values[key] = self._numbered[value.number] = value
+        return before
+
+    def of(self, key: int) -> PersistentValue | None:
+        """Return the value of a home, given its key."""
+        return self._values.get(key)
+
+    def begin_step(self, used: Sequence[int]) -> list[PersistentValue]:
+        """Note that a step begins, and return the values that the program has released, which are forgotten.
+
+        Args:
+            used: The keys of the homes that were used since the last step began, in the order of their uses.
+        """
+        order = [value.number for value in map(self._values.get, used) if value is not None]
+        if order:
+            self._uses = Uses(order)
+        gone = {key: value for key, value in self._values.items() if value.is_gone}
+        for key, value in gone.items():
+            del self._values[key]
+            if self._numbered.get(value.number) is value:
+                del self._numbered[value.number]
+        return list(gone.values())
+
+    def here_bytes(self) -> int:
+        """The bytes of those that are on the device."""
+        return sum(value.size_bytes for value in self._values.values() if value.is_here)
+
+    def used_next(self, count: int) -> Iterator[PersistentValue]:
+        """Yield those that will be used next, the nearest first, if they are away.
+
+        Args:
+            count: How many uses are looked at.
+        """
+        for number in self._uses.following(self._count_uses(), count):
+            value = self._numbered.get(number)
+            if value is not None and value.state == "away":
+                yield value
+
+    def among(self, saved: Iterator[Value], cost_ms: Cost, score: Cost) -> Iterator[Value]:
+        """Yield these values and others in the order in which they leave.
+
+        Args:
+            saved: Values that autograd has saved, in the order in which they leave.
+            cost_ms: Gives what leaving costs.
+            score: Gives the score of a saved value, by which it is compared with these.
+        """
+        own = self._in_order(cost_ms)
+        first = next(own, None)
+        for value in saved:
+            limit = score(value)
+            while first is not None and first[0] <= limit:
+                yield first[1]
+                first = next(own, None)
+            yield value
+        if first is not None:
+            yield first[1]
+            yield from (value for _, value in own)
+
+    def _in_order(self, cost_ms: Cost) -> Iterator[tuple[float, PersistentValue]]:
+        """Yield those that can leave, with their scores, the lowest first."""
+        now = self._count_uses()
+        scored = [
+            (online_score(cost_ms(value), value.size_bytes, max(1.0, self._distance(value, now))), value)
+            for value in self._values.values()
+            if value.can_leave
+        ]
+        scored.sort(key=lambda each: each[0])
+        return (each for each in scored if each[1].can_leave)  # some may have left meanwhile
+
+    def _distance(self, value: PersistentValue, now: int) -> float:
+        """How far ahead its next use is. In the first step, what was used last is used last from now on, too."""
+        if self._uses.are_known:
+            return self._uses.distance(value.number, now)
+        return now - value.last_use

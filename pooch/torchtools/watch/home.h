@@ -1,0 +1,354 @@
+// Storages that the program holds while their bytes may be elsewhere: parameters, gradients, states of optimizers.
+//
+// The bytes are taken out of such a storage, whose size stays what it is, and PyTorch itself refuses each access to memory
+// that is not there. Tensors on it carry the key of the watch among their own, as do views and detached tensors, which get
+// their keys from them. So every op on them comes to the kernel, in any thread and outside of regions, and the bytes are
+// brought back before it runs.
+#pragma once
+#include "operators.h"
+
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Storage.h>
+
+namespace watch {
+
+constexpr auto ABSENT = "its bytes are away, and what reads them here is seen by neither PyTorch's dispatcher nor Pooch: "
+                        "read the tensor by an op, such as tensor.clone()";
+
+// Grants access to the keys of a tensor, which PyTorch lets only its own subclasses change.
+template <auto Member>
+struct Reveal {
+  friend c10::DispatchKeySet c10::TensorImpl::* keys_of_tensors() { return Member; }
+};
+c10::DispatchKeySet c10::TensorImpl::* keys_of_tensors();
+template struct Reveal<&c10::TensorImpl::key_set_>;
+
+inline bool is_marked(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(KEY);
+}
+
+inline void mark(const at::Tensor& tensor) {
+  auto& keys = tensor.unsafeGetTensorImpl()->*keys_of_tensors();
+  keys = keys.add(KEY);
+}
+
+struct Home {
+  explicit Home(const c10::Storage& storage) : storage(storage.getWeakStorageImpl()) {}
+
+  Weak storage;
+  std::atomic<bool> is_here{true};
+  std::atomic<int> uses{0};  // by ops that are running
+  std::atomic<uint64_t> writes{0};  // counted where an op that writes begins and where it ends
+  std::atomic<uint64_t> last_use{0};
+};
+
+class Homes {
+ public:
+  bool has_any() const { return count_.load(std::memory_order_acquire) != 0; }
+
+  std::shared_ptr<Home> at(const c10::StorageImpl* storage) {
+    std::lock_guard guard(lock_);
+    const auto found = homes_.find(storage);
+    return found == homes_.end() ? nullptr : found->second;
+  }
+
+  std::shared_ptr<Home> of(const at::Tensor& tensor) { return at(storage_of(tensor).unsafeGetStorageImpl()); }
+
+  std::shared_ptr<Home> add(const c10::Storage& storage) {
+    auto home = std::make_shared<Home>(storage);  // holds the address, so that no other storage comes to be there
+    std::lock_guard guard(lock_);
+    auto& place = homes_[storage.unsafeGetStorageImpl()];
+    if (place) return nullptr;
+    place = home;
+    count_.store(homes_.size(), std::memory_order_release);
+    return home;
+  }
+
+  void remove(const c10::StorageImpl* storage) {
+    std::shared_ptr<Home> removed;  // ends after the lock is released
+    std::lock_guard guard(lock_);
+    const auto found = homes_.find(storage);
+    if (found == homes_.end()) return;
+    removed = std::move(found->second);
+    homes_.erase(found);
+    count_.store(homes_.size(), std::memory_order_release);
+  }
+
+  void used(Home& home) {
+    std::lock_guard guard(lock_);
+    const auto* storage = home.storage._unsafe_get_target();
+    if (log_.empty() || log_.back() != storage) log_.push_back(storage);
+    home.last_use = clock_ + log_.size();
+  }
+
+  // How many uses there were since the log was taken.
+  size_t uses() {
+    std::lock_guard guard(lock_);
+    return log_.size();
+  }
+
+  std::vector<const c10::StorageImpl*> take_log() {
+    std::lock_guard guard(lock_);
+    clock_ += log_.size();
+    return std::exchange(log_, {});
+  }
+
+ private:
+  std::mutex lock_;
+  ska::flat_hash_map<const c10::StorageImpl*, std::shared_ptr<Home>> homes_;
+  std::atomic<size_t> count_{0};
+  uint64_t clock_ = 0;
+  std::vector<const c10::StorageImpl*> log_;
+};
+
+inline Homes& homes() {
+  static auto* all = new Homes;
+  return *all;
+}
+
+// `bring_back(keys)` has the bytes of storages be there.
+inline PyObject*& bring_back() {
+  static PyObject* function = nullptr;
+  return function;
+}
+
+// Keeps the bytes of what an op works on where they are while it runs. Those that are away are brought back before.
+class Use {
+ public:
+  // `written`: the positions of arguments that the op writes, by bits.
+  template <class Values>
+  explicit Use(const Values& arguments, uint64_t written) {
+    if (!homes().has_any()) return;
+    size_t position = 0;
+    for (const c10::IValue& argument : arguments) {
+      const bool is_written = position < 64 && (written >> position & 1) != 0;
+      each_tensor(argument, [&](const at::Tensor& tensor) {
+        if (!is_marked(tensor)) return;
+        if (auto home = homes().of(tensor)) begin(std::move(home), is_written);
+      });
+      ++position;
+    }
+    if (std::any_of(used_.begin(), used_.end(), [](const Used& each) { return !each.home->is_here; })) bring_all_back();
+  }
+  ~Use() { end(); }
+  Use(const Use&) = delete;
+
+ private:
+  struct Used {
+    std::shared_ptr<Home> home;
+    bool is_written;
+  };
+
+  void begin(std::shared_ptr<Home> home, bool is_written) {
+    ++home->uses;  // before a look at whether it is here: who takes the bytes looks the other way round
+    if (is_written) ++home->writes;
+    homes().used(*home);
+    used_.push_back({std::move(home), is_written});
+  }
+
+  void end() {
+    for (const Used& each : used_) {
+      if (each.is_written) ++each.home->writes;
+      --each.home->uses;
+    }
+    used_.clear();
+  }
+
+  void bring_all_back() {
+    try {
+      Gil gil;
+      Reference keys = checked(PyList_New(0));
+      for (const Used& each : used_) {
+        if (each.home->is_here) continue;
+        Reference key = checked(PyLong_FromVoidPtr(each.home->storage._unsafe_get_target()));
+        if (PyList_Append(keys.get(), key.get()) < 0) raise();
+      }
+      checked(PyObject_CallOneArg(bring_back(), keys.get()));
+    } catch (...) {
+      end();
+      throw;
+    }
+  }
+
+  std::vector<Used> used_;
+};
+
+// In Python: `Home(tensor)`, which is None's if the tensor's storage has one already.
+struct HomeObject {
+  PyObject_HEAD
+  std::shared_ptr<Home>* home;
+};
+
+inline Home& home_of(PyObject* self) {
+  return **reinterpret_cast<HomeObject*>(self)->home;
+}
+
+inline PyObject* home_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  HANDLE_TH_ERRORS
+  PyObject* object;
+  if (!PyArg_ParseTuple(arguments, "O", &object)) return nullptr;
+  if (!THPVariable_Check(object) || !is_plain(THPVariable_Unpack(object)))
+    return PyErr_Format(PyExc_TypeError, "a home is of a tensor with plain memory");
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  auto home = homes().add(storage_of(tensor));
+  if (!home) return PyErr_Format(PyExc_ValueError, "its storage has a home already");
+  auto* self = reinterpret_cast<HomeObject*>(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->home = new std::shared_ptr<Home>(std::move(home));
+  mark(tensor);
+  return reinterpret_cast<PyObject*>(self);
+  END_HANDLE_TH_ERRORS
+}
+
+inline void home_dealloc(PyObject* self) {
+  homes().remove(home_of(self).storage._unsafe_get_target());
+  delete reinterpret_cast<HomeObject*>(self)->home;
+  Py_TYPE(self)->tp_free(self);
+}
+
+// Marks a further tensor on the storage, which was made before the storage had a home.
+inline PyObject* home_mark(PyObject* self, PyObject* object) {
+  HANDLE_TH_ERRORS
+  if (!THPVariable_Check(object)) return PyErr_Format(PyExc_TypeError, "a tensor is marked");
+  mark(THPVariable_Unpack(object));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Takes the bytes out and returns them as a storage of their own, or None if they are in use, away, or gone.
+inline PyObject* home_take(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  Home& home = home_of(self);
+  const auto storage = home.storage.lock();
+  if (!storage || !home.is_here.exchange(false)) Py_RETURN_NONE;
+  if (home.uses > 0) {
+    home.is_here = true;
+    Py_RETURN_NONE;
+  }
+  auto taken = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
+      storage->set_data_ptr(c10::DataPtr(nullptr, storage->device())), storage->allocator(), storage->resizable());
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(ABSENT));
+  return THPStorage_Wrap(c10::Storage(std::move(taken)));
+  END_HANDLE_TH_ERRORS
+}
+
+// Puts the bytes of another storage, which is empty then, to where they were.
+inline PyObject* home_give(PyObject* self, PyObject* given) {
+  HANDLE_TH_ERRORS
+  if (!THPStorage_Check(given)) return PyErr_Format(PyExc_TypeError, "bytes are given in a storage");
+  Home& home = home_of(self);
+  const auto storage = home.storage.lock();
+  if (!storage || home.is_here) Py_RETURN_NONE;
+  const c10::Storage& from = THPStorage_Unpack(given);
+  storage->clear_data_ptr_access_error_msg_();
+  storage->set_data_ptr_noswap(std::move(from.unsafeGetStorageImpl()->mutable_data_ptr()));
+  from.unsafeGetStorageImpl()->reset();
+  home.is_here = true;
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// The storage itself, for who knows when its bytes are there. None once the program has released it.
+inline PyObject* home_get_storage(PyObject* self, void*) {
+  HANDLE_TH_ERRORS
+  auto storage = home_of(self).storage.lock();
+  if (!storage) Py_RETURN_NONE;
+  return THPStorage_Wrap(c10::Storage(std::move(storage)));
+  END_HANDLE_TH_ERRORS
+}
+
+inline PyObject* home_get_is_here(PyObject* self, void*) {
+  return PyBool_FromLong(home_of(self).is_here);
+}
+
+inline PyObject* home_get_is_used(PyObject* self, void*) {
+  return PyBool_FromLong(home_of(self).uses > 0);
+}
+
+inline PyObject* home_get_is_gone(PyObject* self, void*) {
+  return PyBool_FromLong(home_of(self).storage.expired());
+}
+
+inline PyObject* home_get_key(PyObject* self, void*) {
+  return PyLong_FromVoidPtr(home_of(self).storage._unsafe_get_target());
+}
+
+inline PyObject* home_get_writes(PyObject* self, void*) {
+  return PyLong_FromUnsignedLongLong(home_of(self).writes);
+}
+
+inline PyObject* home_get_last_use(PyObject* self, void*) {
+  return PyLong_FromUnsignedLongLong(home_of(self).last_use);
+}
+
+inline PyTypeObject* home_type() {
+  static PyMethodDef methods[] = {
+      {"take", home_take, METH_NOARGS, nullptr},
+      {"give", home_give, METH_O, nullptr},
+      {"mark", home_mark, METH_O, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef attributes[] = {
+      {"storage", home_get_storage, nullptr, nullptr, nullptr},
+      {"is_here", home_get_is_here, nullptr, nullptr, nullptr},
+      {"is_used", home_get_is_used, nullptr, nullptr, nullptr},
+      {"is_gone", home_get_is_gone, nullptr, nullptr, nullptr},
+      {"key", home_get_key, nullptr, nullptr, nullptr},
+      {"writes", home_get_writes, nullptr, nullptr, nullptr},
+      {"last_use", home_get_last_use, nullptr, nullptr, nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(home_new)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(home_dealloc)},
+      {Py_tp_methods, methods},
+      {Py_tp_getset, attributes},
+      {0, nullptr}};
+  static PyType_Spec spec{"watch.Home", sizeof(HomeObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  static auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  return type;
+}
+
+// In Python: `is_away(key)`: whether the bytes of a storage are away.
+inline PyObject* is_away(PyObject*, PyObject* key) {
+  const c10::StorageImpl* storage = address_in(key);
+  if (PyErr_Occurred()) return nullptr;
+  const auto home = homes().at(storage);
+  return PyBool_FromLong(home && !home->is_here);
+}
+
+// In Python: `is_marked(tensor)`: whether ops on a tensor come to the kernel wherever they run.
+inline PyObject* is_marked_here(PyObject*, PyObject* tensor) {
+  return PyBool_FromLong(THPVariable_Check(tensor) && is_marked(THPVariable_Unpack(tensor)));
+}
+
+// In Python: `holders(tensor)`: how many tensors there are on its storage, as far as that can be told.
+inline PyObject* holders(PyObject*, PyObject* tensor) {
+  if (!THPVariable_Check(tensor)) return PyErr_Format(PyExc_TypeError, "a tensor is asked about");
+  const c10::Storage& storage = storage_of(THPVariable_Unpack(tensor));
+  const bool has_object = storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() != nullptr;
+  return PyLong_FromSize_t(storage.use_count() - (has_object ? 1 : 0));
+}
+
+// In Python: `use_homes(bring_back)`.
+inline PyObject* use_homes(PyObject*, PyObject* function) {
+  Py_XDECREF(std::exchange(bring_back(), Py_NewRef(function)));
+  Py_RETURN_NONE;
+}
+
+// In Python: `count_uses()` returns how many uses there were since `take_uses`.
+inline PyObject* count_uses(PyObject*, PyObject*) {
+  return PyLong_FromSize_t(homes().uses());
+}
+
+// In Python: `take_uses()` returns the keys of the homes in the order in which ops have used them since the last call.
+inline PyObject* take_uses(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  const auto log = homes().take_log();
+  Reference list = checked(PyList_New(static_cast<Py_ssize_t>(log.size())));
+  for (size_t index = 0; index < log.size(); ++index)
+    PyList_SET_ITEM(list.get(), index, checked(PyLong_FromVoidPtr(const_cast<c10::StorageImpl*>(log[index]))).release());
+  return list.release();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace watch
