@@ -29,6 +29,7 @@ from .driver import StepDriver, end_held, refuse_a_second
 from .governed import GovernedModels, models_of
 from .library import Library
 from .node import tier_share
+from .persistence import Persistence
 from .remarks import Remarks
 from .summary import AutoSummary
 from .team import Team, ranks_of
@@ -43,6 +44,7 @@ class Auto:
         self,
         models: Sequence[torch.nn.Module],
         budget: float | str,
+        optimizer: torch.optim.Optimizer | None = None,
         *,
         host_budget: float | str | None = None,
         cache: str | Path | None = None,
@@ -78,7 +80,10 @@ class Auto:
         remarks = Remarks(tell, warn)
         evictor.silence = Silence(remarks.silence)
         held = HeldBudget(size_bytes, share, evictor, remarks)
-        self._driver = StepDriver(governed, held, live, evictor, library, remarks)
+        persistence = Persistence(evictor, optimizer, tell)
+        persistence.step_begins(models, size_bytes)  # what is there already may be too much
+        live.reset_peak()
+        self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence)
         self._is_removed = False
 
     def _opened(self, directory: str | Path, tell: Callable[[str], None]) -> PlanCache:
@@ -257,6 +262,7 @@ def auto(
     return Auto(
         models_of(model),
         budget,
+        optimizer,
         host_budget=host_budget,
         cache=cache,
         process_group=process_group,

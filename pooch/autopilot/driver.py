@@ -36,6 +36,7 @@ from .governed import GovernedModels
 from .known import Known
 from .last_step import LastStep
 from .library import MOST_FAILURES, Library
+from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
 from .remarks import BY_OTHER_HOOKS, MORE_THAN_RECORDED, NOTHING_LEFT, PLAN_NEEDS_MORE, Remarks
 from .running import RunningStep
@@ -167,6 +168,7 @@ class StepDriver:
         evictor: Holds the budget. Closed by `remove`.
         library: Knows how to run each kind of step. Closed by `remove`.
         remarks: Tells the user.
+        persistence: What outlives steps, and may leave. Closed by `remove`.
 
     Attributes:
         last: The step that ended last.
@@ -183,7 +185,9 @@ class StepDriver:
         evictor: Evictor,
         library: Library,
         remarks: Remarks,
+        persistence: Persistence,
     ) -> None:
+        self._persistence = persistence
         self.governed, self.budget, self.evictor, self.library = governed, budget, evictor, library
         self._live = live
         self.last = LastStep()
@@ -207,7 +211,9 @@ class StepDriver:
         self._changes = ModuleChanges()
         self._standstill = Standstill()
         self._standstill.begin()
-        self._closed = weakref.finalize(self, _close, self._standstill, self._backward, self._changes, library, evictor)
+        self._closed = weakref.finalize(
+            self, _close, self._standstill, self._backward, self._changes, library, evictor, persistence
+        )
         self._closed.atexit = False
         LOST_INTERRUPTS.use(evictor)
         _ACTIVE[governed.device.type] = self
@@ -330,6 +336,7 @@ class StepDriver:
             self._live.recount()
             self.budget.hold()
         self._recounts = reached
+        self._persistence.step_begins(models, self.budget.size_bytes)
         stats = RunStats()
         start_bytes = self._live.now()
         settled = self._steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
@@ -341,6 +348,11 @@ class StepDriver:
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
             self.library.not_recorded(key, known)
             decision = known.decision = "online"
+        if self._persistence.is_streaming and decision in ("record", "plan"):
+            if decision == "record":
+                self.library.not_recorded(key, known)
+            decision = known.decision = "online"
+            known.reason = "parameters, gradients or the optimizer's state leave the device"
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
             known.reason = "the program has saved tensor hooks of its own around it"
@@ -530,7 +542,8 @@ class StepDriver:
             running.kind.seen(peak_bytes - running.start_bytes)
         try:
             running.close_forward()
-            profile = running.step.end(is_complete and running.is_whole)
+            is_recorded = is_complete and running.is_whole and not self._persistence.is_streaming
+            profile = running.step.end(is_recorded)
         except Exception:
             self._running = self._claimed = None
             raise
@@ -684,7 +697,12 @@ os.register_at_fork(after_in_child=_leave_child_alone)
 
 
 def _close(
-    standstill: Standstill, backward: BackwardWatch, changes: ModuleChanges, library: Library, evictor: Evictor
+    standstill: Standstill,
+    backward: BackwardWatch,
+    changes: ModuleChanges,
+    library: Library,
+    evictor: Evictor,
+    persistence: Persistence,
 ) -> None:
     """Undo what a budget has put in place. It must not hold the driver, whose end may call it."""
     LOST_INTERRUPTS.leave(evictor)
@@ -692,4 +710,5 @@ def _close(
     backward.stop()
     changes.stop()
     library.close()
+    persistence.close()
     evictor.close()

@@ -1,7 +1,7 @@
 """What outlives the steps under a budget on a real device: parameters, buffers, gradients, states of optimizers.
 
-They are found by looking at the models and their optimizers, and where autograd has accumulated a gradient. From then on
-their bytes may leave whenever nothing works on them, and are brought back before an op does, wherever that is.
+They are found by looking at the models and their optimizers, and where autograd has accumulated a gradient. From then
+on their bytes may leave whenever nothing works on them, and are brought back before an op does, wherever that is.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from ..ground.errors import UsageError
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
 from ..machine.recipes import NEVER_MS
 from ..machine.values import Place, Value
+from ..torchtools.raw_looks import LooksEverywhere
+from ..torchtools.raw_storages import is_saving, serve, serve_no_longer
 from ..torchtools.tensors import find_tensors, has_plain_storage, storage_key, storage_of
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
@@ -72,6 +75,7 @@ class PersistentMemory:
     Args:
         evictor: Holds the budget, and decides what leaves.
         budget_bytes: The budget.
+        slice_bytes: How much of it ops on lists of tensors, such as those that clip gradients, work on at a time.
 
     Attributes:
         values: The values, in the order in which they leave.
@@ -81,7 +85,7 @@ class PersistentMemory:
         UsageError: If ops are not watched natively here.
     """
 
-    def __init__(self, evictor: Evictor, budget_bytes: int) -> None:
+    def __init__(self, evictor: Evictor, budget_bytes: int, slice_bytes: int) -> None:
         library = LIBRARY.get()
         if library is None:
             why = LIBRARY.why_not or "POOCH_NATIVE_WATCH is 0"
@@ -97,8 +101,17 @@ class PersistentMemory:
         self.staying_bytes: Counter[str] = Counter()
         self.values = evictor.persistent = PersistentValues(library.count_uses)
         _MEMORIES.add(self)
-        library.use_homes(_bring_back)
+        self._looks = LooksEverywhere(self._looked)
+        self._looks.begin()
+        serve(self)
+        library.use_homes(_bring_back, slice_bytes)
         library.take_uses()
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes that have left and come back so far."""
+        moved = self.values.moved
+        return moved.out_bytes.total() + moved.in_bytes.total()
 
     # What there is ----------------------------------------------------------------------------------------------------
 
@@ -206,17 +219,14 @@ class PersistentMemory:
     def _read_ahead(self) -> None:
         """Start to bring back what is used next, if there is room for it and for what the next op makes."""
         live, budget_bytes = self._evictor.live, self._evictor.budget_bytes
-        started = 0
-        for value in self.values.used_next(_USES_AHEAD):
+        for value in islice(self.values.used_next(_USES_AHEAD), _COPIES_AHEAD):
             if value.state != "away" or live.recent() + 3 * value.size_bytes > budget_bytes:
                 return
             self._evictor.store.start_in(value, self._evictor.stats)
-            started += 1
-            if started >= _COPIES_AHEAD:
-                return
 
-    def write_ahead(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Start to copy out what an optimizer has changed, so that it leaves at once where room is needed."""
+    def stepped(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        """Note that an optimizer has stepped some parameters, whose state has come to be or has changed."""
+        self.adopt_state(optimizer, parameters)
 
     def make_room(self) -> None:
         """Have enough leave that the budget is held now."""
@@ -224,13 +234,45 @@ class PersistentMemory:
         if missing_bytes > 0:
             self._evictor.make_room(missing_bytes)
 
-    def read_out(self, tensors: Any) -> None:
-        """Bring back what the program reads without an op, and have it stay, since it may have the address."""
-        for tensor in find_tensors(tensors):
+    # Reads that are no ops --------------------------------------------------------------------------------------------
+
+    def _looked(self, arguments: Any, hands_out: bool) -> None:
+        """Note that the program is about to read tensors without an op.
+
+        Those whose address it obtains stay where they are, as long as the tensor lives through which it did.
+        """
+        if not hands_out or is_saving():
+            return
+        for tensor in find_tensors(arguments):
             value = self.values.of(storage_key(tensor)) if has_plain_storage(tensor) else None
             if value is not None:
-                value.is_pinned = True
+                value.pin(tensor)
                 self.bring_back([value])
+
+    def is_away(self, key: int) -> bool:
+        """Whether the bytes of a storage are away."""
+        value = self.values.of(key)
+        return value is not None and not value.is_here
+
+    def read(self, key: int, hands_out: bool) -> Callable[[], None]:
+        """Have the bytes of a storage be there until what is returned is called."""
+        value = self.values.of(key)
+        assert value is not None
+        was_busy, value.is_busy = value.is_busy, True
+        if hands_out:
+            value.is_pinned = True
+
+        def end() -> None:
+            value.is_busy = was_busy
+
+        try:
+            self.bring_back([value])
+        except BaseException:
+            end()
+            raise
+        return end
+
+    # The end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Bring everything back, and let nothing leave any more."""
@@ -242,6 +284,8 @@ class PersistentMemory:
                 value.is_pinned = True
                 self.bring_back([value])
         self._evictor.persistent = None
+        self._looks.end()
+        serve_no_longer(self)
         self._homes.clear()
         self._tier.close()
         _MEMORIES.discard(self)

@@ -32,7 +32,7 @@ from ..torchtools.tensors import (
     storage_of,
     tensors_with_memory,
 )
-from ..torchtools.watch import storage_map
+from ..torchtools.watch import is_marked, storage_map
 from .cursor import FIRST_VALUE
 from .evictor import Evictor
 from .own_work import OWN_WORK
@@ -453,7 +453,7 @@ class Step(SavedTensors):
         if not may_move(tensor):
             return self.keep_silent(tensor)
         number = self.values.get(storage_of(tensor)._cdata)
-        if number is None and not self.replays and can_be_dropped(tensor):
+        if number is None and not self.replays and can_be_dropped(tensor) and not is_marked(tensor):
             number = self._bind(tensor)
         if number is None or number < 0:
             return pack_kept(tensor, number)

@@ -10,6 +10,7 @@ first (Belady 1966, "A study of replacement algorithms for a virtual-storage com
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -96,13 +97,14 @@ class PersistentValue(Value):
         on_first_leave: Called with its size when its bytes leave for the first time. None: nobody wants to know.
     """
 
-    __slots__ = ("_arriving", "_home", "_is_in_tier", "_written", "kind", "on_first_leave")
+    __slots__ = ("_arriving", "_holders", "_home", "_is_in_tier", "_is_pinned", "_written", "kind", "on_first_leave")
 
     def __init__(self, number: int, home: Home, kind: Kind, owner: Owner, size_bytes: int) -> None:
         self._home: Home = _NOWHERE  # what is set below must not touch any bytes
         self.kind = kind
         self._arriving: Storage | None = None
         self._is_in_tier, self._written = False, 0
+        self._holders: list[weakref.ref[object]] = []
         self.on_first_leave: Callable[[int], None] | None = None
         super().__init__(number, owner)
         self.size_bytes, self._home = size_bytes, home
@@ -131,6 +133,19 @@ class PersistentValue(Value):
     @is_copied.setter
     def is_copied(self, is_copied: bool) -> None:
         self._is_in_tier = is_copied
+
+    @property
+    def is_pinned(self) -> bool:  # type: ignore[override]
+        """Whether its bytes stay where they are, since somebody has their address."""
+        return self._is_pinned or any(holder() is not None for holder in self._holders)
+
+    @is_pinned.setter
+    def is_pinned(self, is_pinned: bool) -> None:
+        self._is_pinned = is_pinned
+
+    def pin(self, holder: object) -> None:
+        """Have its bytes stay where they are as long as an object lives, through which somebody has their address."""
+        self._holders = [each for each in self._holders if each() not in (None, holder)] + [weakref.ref(holder)]
 
     @property
     def is_here(self) -> bool:

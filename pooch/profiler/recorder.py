@@ -33,6 +33,7 @@ from ..torchtools.tensors import (
     tensors_with_memory,
 )
 from ..torchtools.training_state import model_device
+from ..torchtools.watch import address_of
 from .modules import ModulePath
 
 
@@ -245,7 +246,7 @@ class ForwardRecorder(SilentMode):
 
     def _address(self, storage: torch.UntypedStorage) -> int:
         """Returns the address of a storage, as in the memory trace."""
-        return storage.data_ptr()
+        return address_of(storage)
 
     def _is_beside(self) -> bool:
         """Returns whether another stream is current than the one the step began on."""

@@ -39,6 +39,7 @@ from ..torchtools.standing_aside import StepHooks
 from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
+from ..torchtools.watch import address_of
 from .absences import without_absences
 from .recorder import ForwardRecorder
 
@@ -252,7 +253,7 @@ class StepTrace:
             return self._step.unpack(kept)
         with marker(f"unpack {len(self._unpacks)}"):
             tensor = self._step.unpack(kept)
-        pointer = storage_of(tensor).data_ptr() if has_plain_storage(tensor) else 0
+        pointer = address_of(storage_of(tensor)) if has_plain_storage(tensor) else 0
         self._unpacks.append(Unpack(-1 if value is None else value, pointer, self.recorder.units_there()))
         return tensor
 

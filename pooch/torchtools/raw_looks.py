@@ -21,20 +21,9 @@ from .standing_aside import SilentMode
 
 _READING = ("__repr__", "__format__", "tolist", "__deepcopy__")
 # With the address, the program may read or write at any time from then on.
-_HANDING_OUT = (
-    "numpy",
-    "__array__",
-    "data_ptr",
-    "untyped_storage",
-    "storage",
-    "_typed_storage",
-    "__dlpack__",
-    "__reduce_ex__",
-    "share_memory_",
-    "apply_",
-    "map_",
-    "map2_",
-)
+_HANDING_OUT = ("numpy", "__array__", "data_ptr", "__dlpack__", "apply_", "map_", "map2_")
+# With the storage, too; but who watches everywhere watches storages as well (`raw_storages.py`).
+_HANDING_OUT_STORAGES = ("untyped_storage", "storage", "_typed_storage", "__reduce_ex__", "share_memory_")
 _SPECTRAL = ("nuc", 2, -2)
 
 
@@ -54,11 +43,19 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
+_EVERYWHERE: list[LooksEverywhere] = []  # those that watch all threads
 
 
-def _report(looked: Any, hands_out: bool) -> None:
+def _are_watched() -> bool:
+    """Whether anybody wants to know of an access that the calling thread makes now."""
+    return bool(_HERE.watchers or _EVERYWHERE) and not _HERE.is_reporting
+
+
+def _report(looked: Any, hands_out: bool, hands_storage_out: bool = False) -> None:
     _HERE.is_reporting = True
     try:
+        for everywhere in () if hands_storage_out else _EVERYWHERE:
+            everywhere.looked(looked, hands_out)
         for watcher in reversed(_HERE.watchers):
             watcher.looked(looked, hands_out)
     finally:
@@ -73,8 +70,8 @@ class _Method:
     found in the sets and dictionaries in which the program looks for it.
     """
 
-    def __init__(self, original: Any, hands_out: bool) -> None:
-        self.__wrapped__, self._hands_out = original, hands_out
+    def __init__(self, original: Any, hands_out: bool, hands_storage_out: bool = False) -> None:
+        self.__wrapped__, self._hands_out, self._hands_storage_out = original, hands_out, hands_storage_out
         self.__doc__ = original.__doc__
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -82,9 +79,9 @@ class _Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         here = _HERE
-        if not here.watchers or here.is_reporting or any(args[0] is each for each in here.tensors if args):
+        if not _are_watched() or any(args[0] is each for each in here.tensors if args):
             return self.__wrapped__(*args, **kwargs)
-        _report((args, kwargs), self._hands_out)
+        _report((args, kwargs), self._hands_out, self._hands_storage_out)
         if not args or torch.overrides.has_torch_function(args):  # the program's code comes first, and is watched
             return self.__wrapped__(*args, **kwargs)
         try:
@@ -164,7 +161,7 @@ class _Address(_Property):
     """A property that hands the address out."""
 
     def _read(self, instance: Any) -> None:
-        if _HERE.watchers and not _HERE.is_reporting:
+        if _are_watched():
             _report(((instance,), {}), True)
 
 
@@ -191,9 +188,14 @@ def _hands_out(original: Hashable) -> _Method:
     return _Method(original, hands_out=True)
 
 
+def _hands_storage_out(original: Hashable) -> _Method:
+    return _Method(original, hands_out=True, hands_storage_out=True)
+
+
 _LOOKS = StandIns(
     *(Place(torch.Tensor, name, _reads) for name in _READING),
     *(Place(torch.Tensor, name, _hands_out) for name in _HANDING_OUT),
+    *(Place(torch.Tensor, name, _hands_storage_out) for name in _HANDING_OUT_STORAGES),
     Place(torch.Tensor, "__cuda_array_interface__", _Address),
     Place(torch, "to_dlpack", _hands_out),
     Place(torch.utils.dlpack, "to_dlpack", _hands_out),
@@ -202,6 +204,28 @@ _LOOKS = StandIns(
     Place(torch.linalg, "cond", partial(_ModeAsking, order=2)),
 )
 _ASSIGNMENTS = StandIns(Place(torch.Tensor, "data", _Data))
+
+
+class LooksEverywhere:
+    """Reports every such access of any thread before it happens, as long as it is in use.
+
+    Args:
+        looked: Called with the arguments of the access, and whether it hands out the address.
+    """
+
+    def __init__(self, looked: Callable[[Any, bool], None]) -> None:
+        self.looked = looked
+
+    def begin(self) -> None:
+        """Report from now on."""
+        _LOOKS.use(self)
+        _EVERYWHERE.append(self)
+
+    def end(self) -> None:
+        """Report no longer. May be repeated."""
+        if self in _EVERYWHERE:
+            _EVERYWHERE.remove(self)
+        _LOOKS.leave(self)
 
 
 class RawLooks:

@@ -30,7 +30,7 @@ from ..stand_ins import Place, StandIns
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
-_NAMES = "python storages holding operators home settings recipe path region unplanned kernel handle saved"
+_NAMES = "python storages holding operators home parts settings recipe path region unplanned kernel handle saved"
 HEADERS = tuple(FOLDER / f"{name}.h" for name in _NAMES.split())
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
 
@@ -133,6 +133,17 @@ def is_away(key: int) -> bool:
     """Whether the bytes of a storage are away while the program holds it."""
     module = LIBRARY.loaded
     return module is not None and bool(module.is_away(key))
+
+
+def is_marked(tensor: torch.Tensor) -> bool:
+    """Whether the bytes of a tensor may be away while the program holds it."""
+    module = LIBRARY.loaded
+    return module is not None and bool(module.is_marked(tensor))
+
+
+def address_of(storage: torch.UntypedStorage) -> int:
+    """Return where the bytes of a storage are, or 0 if they are away."""
+    return 0 if is_away(storage._cdata) else storage.data_ptr()
 
 
 def path(

@@ -106,6 +106,12 @@ inline Homes& homes() {
   return *all;
 }
 
+// Ops on lists of tensors, which treat each item by itself, run in parts of so many bytes. 0: as a whole.
+inline std::atomic<size_t>& part_bytes() {
+  static std::atomic<size_t> bytes{0};
+  return bytes;
+}
+
 // `bring_back(keys)` has the bytes of storages be there.
 inline PyObject*& bring_back() {
   static PyObject* function = nullptr;
@@ -329,9 +335,13 @@ inline PyObject* holders(PyObject*, PyObject* tensor) {
   return PyLong_FromSize_t(storage.use_count() - (has_object ? 1 : 0));
 }
 
-// In Python: `use_homes(bring_back)`.
-inline PyObject* use_homes(PyObject*, PyObject* function) {
+// In Python: `use_homes(bring_back, part_bytes)`.
+inline PyObject* use_homes(PyObject*, PyObject* arguments) {
+  PyObject* function;
+  unsigned long long bytes;
+  if (!PyArg_ParseTuple(arguments, "OK", &function, &bytes)) return nullptr;
   Py_XDECREF(std::exchange(bring_back(), Py_NewRef(function)));
+  part_bytes() = bytes;
   Py_RETURN_NONE;
 }
 

@@ -4,6 +4,7 @@
 // their values, and nothing of it comes to Python unless something is due. All other ops are passed to Python before and
 // after they run. The op itself always runs here.
 #pragma once
+#include "parts.h"
 #include "unplanned.h"
 
 namespace watch {
@@ -262,6 +263,13 @@ inline bool is_on_home(const Stack& stack, const c10::OperatorHandle& handle) {
 
 inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack);
 
+// Runs an op on what has homes, while their bytes are there.
+inline void on_homes(const c10::OperatorHandle& handle, const Operator& facts, c10::DispatchKeySet keys, Stack* stack) {
+  const Arguments arguments = arguments_on(*stack, handle);
+  const Use use(arguments, facts.is_special ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments));
+  seen(handle, keys, stack);
+}
+
 inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_keys, Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard off(KEY);  // a guard, since ops throw
   const c10::DispatchKeySet keys = all_keys & BELOW;
@@ -273,8 +281,11 @@ inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_ke
     return;
   }
   const Arguments arguments = arguments_on(*stack, handle);
-  const Use use(arguments, facts.is_special ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments));
-  seen(handle, keys, stack);
+  if (part_bytes() != 0 && is_by_items(handle)) {
+    const Parts parts(arguments);
+    if (parts.are_several()) return run_in_parts(handle, parts, stack, [&](Stack* part) { on_homes(handle, facts, keys, part); });
+  }
+  on_homes(handle, facts, keys, stack);
 }
 
 // Has an op run, and the step of the calling thread, if there is one, see it.

@@ -25,8 +25,10 @@ struct Geometry {
 
   at::Tensor on(c10::Storage storage) const {
     const auto key = c10::computeDispatchKey(dtype.toScalarType(), c10::kStrided, storage.device());
+    const bool is_home = homes().has_any() && homes().at(storage.unsafeGetStorageImpl());
     auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), dtype);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+    if (is_home) mark(tensor);
     return tensor;
   }
 };

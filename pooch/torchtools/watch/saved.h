@@ -189,7 +189,7 @@ inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
     Reference none(PyObject_CallMethodNoArgs(hooks->step, look));
     if (!none) return nullptr;
   }
-  if (keeps && !number && state->binds && can_be_dropped(tensor)) {
+  if (keeps && !number && state->binds && !is_marked(tensor) && can_be_dropped(tensor)) {
     number = state->next_number++;
     state->values->bind(storage_of(tensor), *number);
   }

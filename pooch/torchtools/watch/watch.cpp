@@ -44,7 +44,7 @@ PyMethodDef functions[] = {
     {"is_away", watch::is_away, METH_O, nullptr},
     {"is_marked", watch::is_marked_here, METH_O, nullptr},
     {"holders", watch::holders, METH_O, nullptr},
-    {"use_homes", watch::use_homes, METH_O, nullptr},
+    {"use_homes", watch::use_homes, METH_VARARGS, nullptr},
     {"count_uses", watch::count_uses, METH_NOARGS, nullptr},
     {"take_uses", watch::take_uses, METH_NOARGS, nullptr},
     {"keys", keys, METH_NOARGS, nullptr},

@@ -1,0 +1,148 @@
+"""When parameters, gradients and the state of optimizers may leave the device under `pooch.auto`: where they must.
+
+Plans decide on activations alone, and lose less time than moving what each step needs again. So as long as a step fits
+with everything else on the device, everything else stays.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from ..executor.evictor import Evictor
+from ..executor.persistent import PersistentMemory
+from ..ground.errors import UsageError
+from ..ground.units import format_bytes
+from ..torchtools.optimizer_slices import OptimizerSlices
+from ..torchtools.tensors import find_tensors
+
+FITTING_SHARE = 0.7  # of the budget: if what outlives steps takes more from the first step on, it may leave
+_STILL_STEPS = 3  # in which nothing has left, after which steps are planned as if all of it stayed
+_SLICES_IN_BUDGET = 16
+_LEAST_SLICE_BYTES = 2**20
+_MOMENTS = 2  # state per byte of a parameter, of an optimizer that has none yet: most have Adam's
+
+
+class Persistence:
+    """What outlives the steps of some models, and may leave if a step does not fit with all of it on the device.
+
+    Args:
+        evictor: Holds the budget.
+        optimizer: The optimizer of the models, or None: those that are there are looked for.
+        tell: Called with one line.
+
+    Attributes:
+        memory: What may leave, or None as long as everything stays.
+    """
+
+    def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
+        self._evictor, self._tell = evictor, tell
+        self._given = [] if optimizer is None else [weakref.ref(optimizer)]
+        self._slices: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = weakref.WeakKeyDictionary()
+        self.memory: PersistentMemory | None = None
+        self._is_refused = False
+        self._moved_bytes = self._still_steps = 0
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether anything of it leaves and comes back in these steps, which are not planned then."""
+        memory = self.memory
+        has_moved = memory is not None and memory.moved_bytes > self._moved_bytes
+        return memory is not None and (has_moved or self._still_steps < _STILL_STEPS)
+
+    @property
+    def _slice_bytes(self) -> int:
+        return max(_LEAST_SLICE_BYTES, self._evictor.budget_bytes // _SLICES_IN_BUDGET)
+
+    def step_begins(self, models: Sequence[torch.nn.Module], budget_bytes: int | None) -> None:
+        """Look at what a step begins with, and let it leave if there is no room for it.
+
+        Args:
+            models: The models of the step.
+            budget_bytes: The budget, or None if it is not known yet.
+        """
+        memory = self.memory
+        if memory is None:
+            if budget_bytes is None or self._is_refused or not self._is_needed(models, budget_bytes):
+                return
+            memory = self._begin(budget_bytes)
+            if memory is None:
+                return
+        self._still_steps = 0 if memory.moved_bytes > self._moved_bytes else self._still_steps + 1
+        self._moved_bytes = memory.moved_bytes
+        memory.begin_step(models)
+        self._attach(models, memory)
+        memory.make_room()
+
+    def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:
+        if self._evictor.missing_bytes:
+            return True
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        size_bytes = sum(parameter.nbytes for parameter in parameters)
+        size_bytes += sum((1 + _MOMENTS) * parameter.nbytes for parameter in parameters if parameter.requires_grad)
+        return size_bytes > FITTING_SHARE * budget_bytes
+
+    def _begin(self, budget_bytes: int) -> PersistentMemory | None:
+        try:
+            self.memory = PersistentMemory(self._evictor, budget_bytes, self._slice_bytes)
+        except UsageError as error:
+            self._is_refused = True
+            self._tell(str(error))
+            return None
+        self._tell(
+            f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
+            f"would pass the budget of {format_bytes(budget_bytes)}"
+        )
+        return self.memory
+
+    def _attach(self, models: Iterable[torch.nn.Module], memory: PersistentMemory) -> None:
+        """Have the optimizers of the models step in slices."""
+        trained = {id(parameter) for model in models for parameter in model.parameters()}
+        for optimizer in self._optimizers(trained):
+            if optimizer in self._slices:
+                continue
+            memory.adopt_state(optimizer, list(optimizer.state))
+            here, weak = weakref.ref(memory), weakref.ref(optimizer)
+
+            def stepped(
+                parameters: Sequence[torch.Tensor],
+                here: weakref.ref[PersistentMemory] = here,
+                weak: weakref.ref[torch.optim.Optimizer] = weak,
+            ) -> None:
+                memory, optimizer = here(), weak()
+                if memory is not None and optimizer is not None:
+                    memory.stepped(optimizer, parameters)
+
+            slices = OptimizerSlices(
+                optimizer,
+                self._slice_bytes,
+                before=_nothing,
+                after=stepped,
+                failed=stepped,
+                tell=self._tell,
+            )
+            slices.attach()
+            self._slices[optimizer] = slices
+
+    def _optimizers(self, trained: set[int]) -> list[torch.optim.Optimizer]:
+        """The optimizers of some parameters. All objects are looked through until there are any, which takes long."""
+        found = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
+        if not found and not self._slices:
+            found = [each for each in gc.get_objects() if isinstance(each, torch.optim.Optimizer)]
+        return [each for each in found if any(id(tensor) in trained for tensor in find_tensors(each.param_groups))]
+
+    def close(self) -> None:
+        """Have everything back on the device, and let nothing leave any more."""
+        for slices in list(self._slices.values()):
+            slices.detach()
+        self._slices.clear()
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.close()
+
+
+def _nothing(parameters: Sequence[torch.Tensor]) -> None:
+    """Do nothing: ops bring back what they read."""
