@@ -105,24 +105,8 @@ class Persistence:
             if optimizer in self._slices:
                 continue
             memory.adopt_state(optimizer, list(optimizer.state))
-            here, weak = weakref.ref(memory), weakref.ref(optimizer)
-
-            def stepped(
-                parameters: Sequence[torch.Tensor],
-                here: weakref.ref[PersistentMemory] = here,
-                weak: weakref.ref[torch.optim.Optimizer] = weak,
-            ) -> None:
-                memory, optimizer = here(), weak()
-                if memory is not None and optimizer is not None:
-                    memory.stepped(optimizer, parameters)
-
             slices = OptimizerSlices(
-                optimizer,
-                self._slice_bytes,
-                before=_nothing,
-                after=stepped,
-                failed=stepped,
-                tell=self._tell,
+                optimizer, self._slice_bytes, **_around(weakref.ref(memory), weakref.ref(optimizer)), tell=self._tell
             )
             slices.attach()
             self._slices[optimizer] = slices
@@ -144,5 +128,24 @@ class Persistence:
             memory.close()
 
 
-def _nothing(parameters: Sequence[torch.Tensor]) -> None:
-    """Do nothing: ops bring back what they read."""
+def _around(
+    memory: weakref.ref[PersistentMemory], optimizer: weakref.ref[torch.optim.Optimizer]
+) -> dict[str, Callable[[Sequence[torch.Tensor]], None]]:
+    """Return what is to be called around each slice of an optimizer's step. It keeps neither alive."""
+
+    def before(parameters: Sequence[torch.Tensor]) -> None:
+        here, stepped = memory(), optimizer()
+        if here is not None and stepped is not None:
+            here.begin_slice(stepped, parameters)
+
+    def after(parameters: Sequence[torch.Tensor]) -> None:
+        here, stepped = memory(), optimizer()
+        if here is not None and stepped is not None:
+            here.end_slice(stepped, parameters)
+
+    def failed(parameters: Sequence[torch.Tensor]) -> None:
+        here = memory()
+        if here is not None:
+            here.undo_slice()
+
+    return {"before": before, "after": after, "failed": failed}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -26,6 +26,7 @@ from ..torchtools.tensors import find_tensors, has_plain_storage, storage_key, s
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
+from .slices import Slice
 from .tier import StepTier
 
 _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
@@ -98,6 +99,7 @@ class PersistentMemory:
         self._free: defaultdict[int, list[Place]] = defaultdict(list)  # room in the tier, by size
         self._homes: dict[int, Any] = {}
         self._hooks: dict[int, Any] = {}  # on parameters, by their ids
+        self._slice: Slice | None = None  # of an optimizer's step that is running
         self.staying_bytes: Counter[str] = Counter()
         self.values = evictor.persistent = PersistentValues(library.count_uses)
         _MEMORIES.add(self)
@@ -169,7 +171,7 @@ class PersistentMemory:
         address = storage.data_ptr()
         why = _why_not(storage)
         del storage
-        if not why and self._library.holders(tensor) > 1:
+        if not why and self._library.tensors_beside(tensor) > 1:
             why = "something else holds views of them"
         if why:
             self.staying_bytes[why] += size_bytes
@@ -224,9 +226,40 @@ class PersistentMemory:
                 return
             self._evictor.store.start_in(value, self._evictor.stats)
 
-    def stepped(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+    # Slices of an optimizer's step ------------------------------------------------------------------------------------
+
+    def begin_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        """Prepare for a step of some parameters: all that it changes is there, and can be as before if it fails."""
+        with self._evictor.lock:
+            changed = [
+                value for value in map(self._value_of, self._changed(optimizer, parameters)) if value is not None
+            ]
+            if not any(value.state != "here" for value in changed):
+                return  # nothing of it moves: it is as in plain training
+            self._slice = Slice(self._evictor, optimizer, parameters, changed)
+            self._slice.begin(self.bring_back)
+
+    def end_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Note that an optimizer has stepped some parameters, whose state has come to be or has changed."""
+        current, self._slice = self._slice, None
+        if current is not None:
+            current.end()
         self.adopt_state(optimizer, parameters)
+
+    def undo_slice(self) -> None:
+        """Have all be as before a step of some parameters, which has failed."""
+        current, self._slice = self._slice, None
+        if current is not None:
+            with self._evictor.lock:
+                current.undo()
+
+    def _changed(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        for parameter in parameters:
+            yield parameter
+            yield from find_tensors(optimizer.state.get(parameter, {}))
+
+    def _value_of(self, tensor: torch.Tensor) -> PersistentValue | None:
+        return self.values.of(storage_key(tensor)) if has_plain_storage(tensor) else None
 
     def make_room(self) -> None:
         """Have enough leave that the budget is held now."""
@@ -236,18 +269,25 @@ class PersistentMemory:
 
     # Reads that are no ops --------------------------------------------------------------------------------------------
 
-    def _looked(self, arguments: Any, hands_out: bool) -> None:
-        """Note that the program is about to read tensors without an op.
+    def _looked(self, arguments: Any, name: str, hands_out: bool) -> None:
+        """Note that the program is about to read tensors without an op. What it obtains the address of stays in place.
 
-        Those whose address it obtains stay where they are, as long as the tensor lives through which it did.
+        Args:
+            arguments: What it reads, in any nesting.
+            name: Of the method.
+            hands_out: Whether the program obtains the address.
         """
-        if not hands_out or is_saving():
+        if is_saving():
             return
         for tensor in find_tensors(arguments):
-            value = self.values.of(storage_key(tensor)) if has_plain_storage(tensor) else None
-            if value is not None:
-                value.pin(tensor)
-                self.bring_back([value])
+            value = self._value_of(tensor)
+            if value is None:
+                continue
+            if name == "data_ptr":  # nothing tells how long it will be used
+                value.is_pinned = True
+            elif hands_out:
+                value.lend()
+            self.bring_back([value])
 
     def is_away(self, key: int) -> bool:
         """Whether the bytes of a storage are away."""

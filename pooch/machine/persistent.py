@@ -10,7 +10,6 @@ first (Belady 1966, "A study of replacement algorithms for a virtual-storage com
 
 from __future__ import annotations
 
-import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ class Home(Protocol):
         is_here: Whether the bytes are in it.
         is_used: Whether an op that is running works on them.
         is_gone: Whether the program has released it.
+        tensors: How many tensors there are on it.
         writes: Grows with each op that writes to it.
         last_use: How many uses of all homes there were up to the latest one of this.
     """
@@ -42,6 +42,7 @@ class Home(Protocol):
     is_here: bool
     is_used: bool
     is_gone: bool
+    tensors: int
     writes: int
     last_use: int
 
@@ -55,7 +56,7 @@ class Home(Protocol):
 class _Nowhere:
     """The home of what has none."""
 
-    key = writes = last_use = 0
+    key = tensors = writes = last_use = 0
     storage = None
     is_here = is_used = is_gone = False
 
@@ -97,14 +98,14 @@ class PersistentValue(Value):
         on_first_leave: Called with its size when its bytes leave for the first time. None: nobody wants to know.
     """
 
-    __slots__ = ("_arriving", "_holders", "_home", "_is_in_tier", "_is_pinned", "_written", "kind", "on_first_leave")
+    __slots__ = ("_arriving", "_home", "_is_in_tier", "_is_lent", "_is_pinned", "_written", "kind", "on_first_leave")
 
     def __init__(self, number: int, home: Home, kind: Kind, owner: Owner, size_bytes: int) -> None:
         self._home: Home = _NOWHERE  # what is set below must not touch any bytes
         self.kind = kind
         self._arriving: Storage | None = None
         self._is_in_tier, self._written = False, 0
-        self._holders: list[weakref.ref[object]] = []
+        self._is_lent = False
         self.on_first_leave: Callable[[int], None] | None = None
         super().__init__(number, owner)
         self.size_bytes, self._home = size_bytes, home
@@ -137,15 +138,16 @@ class PersistentValue(Value):
     @property
     def is_pinned(self) -> bool:  # type: ignore[override]
         """Whether its bytes stay where they are, since somebody has their address."""
-        return self._is_pinned or any(holder() is not None for holder in self._holders)
+        self._is_lent = self._is_lent and self._home.tensors > 1
+        return self._is_pinned or self._is_lent
 
     @is_pinned.setter
     def is_pinned(self, is_pinned: bool) -> None:
         self._is_pinned = is_pinned
 
-    def pin(self, holder: object) -> None:
-        """Have its bytes stay where they are as long as an object lives, through which somebody has their address."""
-        self._holders = [each for each in self._holders if each() not in (None, holder)] + [weakref.ref(holder)]
+    def lend(self) -> None:
+        """Have its bytes stay where they are as long as there are further tensors on them, such as that of an array."""
+        self._is_lent = True
 
     @property
     def is_here(self) -> bool:
@@ -179,6 +181,14 @@ class PersistentValue(Value):
     def begins_to_leave(self) -> None:
         """Note that its bytes are copied as they are now."""
         self._written, self._is_in_tier = self._home.writes, False
+
+    def revert(self) -> None:
+        """Give up what was written to it since its copy, which is what it holds from now on: clean or here -> away.
+
+        The caller knows that the tier has a copy, and that nothing works on it.
+        """
+        assert self._is_in_tier
+        self._home.take()
 
     def arrived(self) -> None:
         """Put its bytes, which have come, to where the program looks for them."""

@@ -51,11 +51,11 @@ def _are_watched() -> bool:
     return bool(_HERE.watchers or _EVERYWHERE) and not _HERE.is_reporting
 
 
-def _report(looked: Any, hands_out: bool, hands_storage_out: bool = False) -> None:
+def _report(looked: Any, name: str, hands_out: bool, hands_storage_out: bool = False) -> None:
     _HERE.is_reporting = True
     try:
         for everywhere in () if hands_storage_out else _EVERYWHERE:
-            everywhere.looked(looked, hands_out)
+            everywhere.looked(looked, name, hands_out)
         for watcher in reversed(_HERE.watchers):
             watcher.looked(looked, hands_out)
     finally:
@@ -81,7 +81,7 @@ class _Method:
         here = _HERE
         if not _are_watched() or any(args[0] is each for each in here.tensors if args):
             return self.__wrapped__(*args, **kwargs)
-        _report((args, kwargs), self._hands_out, self._hands_storage_out)
+        _report((args, kwargs), self.__wrapped__.__name__, self._hands_out, self._hands_storage_out)
         if not args or torch.overrides.has_torch_function(args):  # the program's code comes first, and is watched
             return self.__wrapped__(*args, **kwargs)
         try:
@@ -126,7 +126,7 @@ class _ModeAsking(_Method):
             return self.__wrapped__(*args, **kwargs)
         if not all(isinstance(mode, SilentMode) for mode in _get_current_dispatch_mode_stack()):
             return self.__wrapped__(*args, **kwargs)  # so it does with a mode of the program's
-        _report((args, kwargs), False)
+        _report((args, kwargs), self.__wrapped__.__name__, False)
         with torch._C._DisableTorchDispatch():
             return self.__wrapped__(*args, **kwargs)
 
@@ -162,7 +162,7 @@ class _Address(_Property):
 
     def _read(self, instance: Any) -> None:
         if _are_watched():
-            _report(((instance,), {}), True)
+            _report(((instance,), {}), "__cuda_array_interface__", True)
 
 
 class _Data(_Property):
@@ -210,10 +210,10 @@ class LooksEverywhere:
     """Reports every such access of any thread before it happens, as long as it is in use.
 
     Args:
-        looked: Called with the arguments of the access, and whether it hands out the address.
+        looked: Called with the arguments of the access, the name of the method, and whether it hands out the address.
     """
 
-    def __init__(self, looked: Callable[[Any, bool], None]) -> None:
+    def __init__(self, looked: Callable[[Any, str, bool], None]) -> None:
         self.looked = looked
 
     def begin(self) -> None:

@@ -179,6 +179,11 @@ class Use {
   std::vector<Used> used_;
 };
 
+// How many tensors there are on a storage, as far as that can be told: its Python object holds it, too.
+inline size_t tensors_on(size_t references, c10::StorageImpl* storage) {
+  return references - (storage->pyobj_slot()->load_pyobj() != nullptr ? 1 : 0);
+}
+
 // In Python: `Home(tensor)`, which is None's if the tensor's storage has one already.
 struct HomeObject {
   PyObject_HEAD
@@ -264,6 +269,11 @@ inline PyObject* home_get_storage(PyObject* self, void*) {
   END_HANDLE_TH_ERRORS
 }
 
+inline PyObject* home_get_tensors(PyObject* self, void*) {
+  const auto storage = home_of(self).storage.lock();
+  return PyLong_FromSize_t(storage ? tensors_on(storage.use_count() - 1, storage.get()) : 0);
+}
+
 inline PyObject* home_get_is_here(PyObject* self, void*) {
   return PyBool_FromLong(home_of(self).is_here);
 }
@@ -296,6 +306,7 @@ inline PyTypeObject* home_type() {
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef attributes[] = {
       {"storage", home_get_storage, nullptr, nullptr, nullptr},
+      {"tensors", home_get_tensors, nullptr, nullptr, nullptr},
       {"is_here", home_get_is_here, nullptr, nullptr, nullptr},
       {"is_used", home_get_is_used, nullptr, nullptr, nullptr},
       {"is_gone", home_get_is_gone, nullptr, nullptr, nullptr},
@@ -327,12 +338,11 @@ inline PyObject* is_marked_here(PyObject*, PyObject* tensor) {
   return PyBool_FromLong(THPVariable_Check(tensor) && is_marked(THPVariable_Unpack(tensor)));
 }
 
-// In Python: `holders(tensor)`: how many tensors there are on its storage, as far as that can be told.
-inline PyObject* holders(PyObject*, PyObject* tensor) {
+// In Python: `tensors_beside(tensor)`: how many tensors there are on its storage, with it.
+inline PyObject* tensors_beside(PyObject*, PyObject* tensor) {
   if (!THPVariable_Check(tensor)) return PyErr_Format(PyExc_TypeError, "a tensor is asked about");
   const c10::Storage& storage = storage_of(THPVariable_Unpack(tensor));
-  const bool has_object = storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() != nullptr;
-  return PyLong_FromSize_t(storage.use_count() - (has_object ? 1 : 0));
+  return PyLong_FromSize_t(tensors_on(storage.use_count(), storage.unsafeGetStorageImpl()));
 }
 
 // In Python: `use_homes(bring_back, part_bytes)`.

@@ -43,7 +43,7 @@ PyMethodDef functions[] = {
     {"is_watching", is_watching, METH_NOARGS, nullptr},
     {"is_away", watch::is_away, METH_O, nullptr},
     {"is_marked", watch::is_marked_here, METH_O, nullptr},
-    {"holders", watch::holders, METH_O, nullptr},
+    {"tensors_beside", watch::tensors_beside, METH_O, nullptr},
     {"use_homes", watch::use_homes, METH_VARARGS, nullptr},
     {"count_uses", watch::count_uses, METH_NOARGS, nullptr},
     {"take_uses", watch::take_uses, METH_NOARGS, nullptr},

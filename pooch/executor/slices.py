@@ -1,0 +1,91 @@
+"""A step of an optimizer on some parameters, of which everything happens or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..machine.persistent import PersistentValue
+from .evictor import Evictor
+
+
+class Slice:
+    """Some parameters with their state, while an optimizer steps them.
+
+    The tier has a copy of each of them as it was, and keeps it until the slice ends: they do not leave meanwhile. What
+    is too small to leave is copied here.
+
+    Args:
+        evictor: Makes the moves.
+        optimizer: The optimizer.
+        parameters: The parameters.
+        values: Those of them, and of their state, that may leave.
+    """
+
+    def __init__(
+        self,
+        evictor: Evictor,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[torch.Tensor],
+        values: Sequence[PersistentValue],
+    ) -> None:
+        self._evictor, self._optimizer, self._parameters, self._values = evictor, optimizer, parameters, values
+        known = {value.key for value in values}
+        self._small = {parameter: _copied(parameter, known) for parameter in parameters}
+        self._states: dict[torch.Tensor, dict[str, Any] | None] = {}
+        for parameter in parameters:
+            state = optimizer.state.get(parameter)
+            self._states[parameter] = None if state is None else dict(state)
+            for tensor in (state or {}).values():
+                if isinstance(tensor, torch.Tensor):
+                    self._small[tensor] = _copied(tensor, known)
+        self._can_undo: list[PersistentValue] = []
+
+    def begin(self, bring_back: Callable[[Iterable[PersistentValue]], None]) -> None:
+        """Have all be there, with a copy in the tier, and stay.
+
+        Args:
+            bring_back: Brings values back.
+        """
+        store, stats = self._evictor.store, self._evictor.stats
+        for value in self._values:
+            value.is_busy = True
+            if value.state == "away":
+                store.start_in(value, stats)
+        bring_back(self._values)
+        for value in self._values:
+            if not value.is_copied and value.place is not None:
+                store.settle(value)
+                store.start_out(value, value.place, stats)
+        for value in self._values:
+            store.finish_out(value, stats)
+        self._can_undo = [value for value in self._values if value.is_copied]
+
+    def end(self) -> None:
+        """Let values leave again."""
+        for value in self._values:
+            value.is_busy = False
+
+    def undo(self) -> None:
+        """Have all be as before, unless there was no room for a copy of everything."""
+        self.end()
+        if len(self._can_undo) < len(self._values):
+            return
+        for value in self._can_undo:
+            value.revert()
+        with torch.no_grad():
+            for tensor, copy in self._small.items():
+                if copy is not None:
+                    tensor.copy_(copy)
+        for parameter, state in self._states.items():
+            if state is None:
+                self._optimizer.state.pop(parameter, None)
+            else:
+                self._optimizer.state[parameter] = state
+
+
+def _copied(tensor: torch.Tensor, known: set[int]) -> torch.Tensor | None:
+    """Return a copy of a tensor, or None if the tier has one."""
+    return None if tensor.untyped_storage()._cdata in known else tensor.detach().clone()

@@ -1,0 +1,371 @@
+"""Parameters, gradients and the optimizer's state leave where a step does not fit with them on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pooch
+from pooch.autopilot.autopilot import Auto
+from pooch.executor.persistent import PersistentMemory
+from pooch.ground.errors import TierError
+from pooch.torchtools import watch
+
+WIDTH, LAYERS = 192, 8
+LAYER_BYTES = 4 * WIDTH * WIDTH
+ROOM_BYTES = 2**20  # for activations and what single ops need
+STEPS = 4
+
+pytestmark = pytest.mark.skipif(watch.LIBRARY.get() is None, reason="nothing leaves without what watches natively")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[each for _ in range(LAYERS) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def tight(model: nn.Module) -> int:
+    """About a quarter of what parameters, gradients and Adam's state take."""
+    return sum(parameter.nbytes for parameter in model.parameters()) + ROOM_BYTES
+
+
+def contents(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    return [tensor.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:
+    """Parameters, buffers, gradients and state, read one by one."""
+    found = [*model.parameters(), *model.buffers()]
+    found += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    for parameter in model.parameters():
+        state = optimizer.state.get(parameter, {})
+        found += [state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)]
+    return contents(found)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    loss = model(torch.randn(8, WIDTH)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def memory_of(auto: Auto) -> PersistentMemory:
+    memory = auto._driver._persistence.memory
+    assert memory is not None
+    return memory
+
+
+def away(auto: Auto) -> int:
+    """How many values are away now."""
+    return sum(not value.is_here for value in memory_of(auto).values)
+
+
+@contextlib.contextmanager
+def held(model: nn.Module, optimizer: torch.optim.Optimizer | None, budget: int) -> Iterator[Auto]:
+    told: list[str] = []
+    with pooch.auto(model, budget, optimizer, tell=told.append) as auto:
+        yield auto
+        summary = auto.summary()
+        assert not [line for line in told if "over the budget" in line], told
+        assert max(summary.peak_bytes, summary.between_peak_bytes) <= budget
+
+
+def trained(budget: Callable[[nn.Module], int] | None, steps: int = STEPS) -> tuple[list[float], list[bytes]]:
+    model = network()
+    optimizer = adamw(model)
+    around = contextlib.nullcontext() if budget is None else held(model, optimizer, budget(model))
+    torch.manual_seed(1)
+    with around as auto:
+        losses = [step(model, optimizer) for _ in range(steps)]
+        if auto is not None:
+            moved = memory_of(auto).values.moved
+            assert all(moved.in_bytes[kind] for kind in ("parameter", "gradient", "state"))
+        return losses, everything(model, optimizer)
+
+
+def test_a_model_whose_state_takes_four_times_the_budget_trains_with_the_same_bits() -> None:
+    assert trained(tight) == trained(None)
+
+
+def test_what_was_there_before_leaves_at_once() -> None:
+    model = network()
+    budget = sum(parameter.nbytes for parameter in model.parameters()) // 2
+    with pooch.auto(model, budget, adamw(model), tell=lambda _: None) as auto:
+        assert auto._driver.evictor.live.now() <= budget
+        assert away(auto) > 0
+
+
+def test_everything_is_back_afterwards() -> None:
+    model = network()
+    optimizer = adamw(model)
+    with held(model, optimizer, tight(model)) as auto:
+        for _ in range(2):
+            step(model, optimizer)
+        assert away(auto) > 0
+        values = list(memory_of(auto).values)
+    assert all(value.is_here for value in values if not value.is_gone)
+    step(model, optimizer)
+    assert not [hook for parameter in model.parameters() for hook in parameter._post_accumulate_grad_hooks or ()]
+
+
+def test_an_optimizer_is_found_that_was_not_given() -> None:
+    model = network()
+    optimizer = adamw(model)
+    with held(model, None, tight(model)) as auto:
+        for _ in range(2):
+            step(model, optimizer)
+        assert memory_of(auto).values.moved.out_bytes["state"] > 0
+
+
+def test_everything_stays_where_there_is_room_for_it() -> None:
+    model = network()
+    optimizer = adamw(model)
+    with pooch.auto(model, "1GiB", optimizer, tell=lambda _: None) as auto:
+        for _ in range(3):
+            step(model, optimizer)
+        assert auto._driver._persistence.memory is None
+
+
+def frozen_network() -> nn.Sequential:
+    model = network()
+    for parameter in model[:-2].parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def test_what_is_frozen_leaves_at_no_cost_but_once() -> None:
+    model = frozen_network()
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+    frozen_bytes = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
+    with held(model, optimizer, 5 * LAYER_BYTES + ROOM_BYTES // 4) as auto:
+        for _ in range(6):
+            step(model, optimizer)
+        moved = memory_of(auto).values.moved
+        assert moved.in_bytes["parameter"] > 3 * frozen_bytes
+        trained_bytes = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+        assert moved.out_bytes["parameter"] <= frozen_bytes + 6 * trained_bytes
+
+
+# Reads outside of steps -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streamed() -> Iterator[tuple[nn.Sequential, torch.optim.Optimizer, Auto, list[bytes]]]:
+    """A model of which a part is away, its optimizer, the budget, and what the parameters hold."""
+    plain = network()
+    plain_optimizer = adamw(plain)
+    torch.manual_seed(1)
+    for _ in range(2):
+        step(plain, plain_optimizer)
+    expected = contents(list(plain.parameters()))
+    del plain, plain_optimizer
+    model = network()
+    optimizer = adamw(model)
+    with held(model, optimizer, tight(model)) as auto:
+        torch.manual_seed(1)
+        for _ in range(2):
+            step(model, optimizer)
+        auto._driver.evictor.relieve()
+        assert away(auto) > 2 * LAYERS
+        yield model, optimizer, auto, expected
+
+
+Streamed = tuple[nn.Sequential, torch.optim.Optimizer, Auto, list[bytes]]
+
+
+def test_a_model_is_saved_one_value_at_a_time(streamed: Streamed, tmp_path: Path) -> None:
+    model, optimizer, auto, expected = streamed
+    live = auto._driver.evictor.live
+    live.reset_peak()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt")
+    assert auto.budget_bytes is not None
+    assert live.peak() <= auto.budget_bytes < (tmp_path / "checkpoint.pt").stat().st_size
+    again = torch.load(tmp_path / "checkpoint.pt")
+    assert contents(list(again["model"].values())) == expected
+
+
+def test_a_state_is_loaded_into_what_is_away(streamed: Streamed) -> None:
+    model, optimizer, _, _ = streamed
+    state = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    model.load_state_dict(state)
+    assert not any(parameter.count_nonzero() for parameter in model.parameters())
+    step(model, optimizer)
+
+
+READS: dict[str, Callable[[torch.Tensor], bytes]] = {
+    "clone": lambda tensor: tensor.clone().numpy().tobytes(),
+    "numpy": lambda tensor: tensor.numpy().tobytes(),
+    "view then numpy": lambda tensor: tensor.view(-1).numpy().tobytes(),
+    "dlpack": lambda tensor: torch.from_dlpack(tensor.__dlpack__()).clone().numpy().tobytes(),
+    "pickle": lambda tensor: pickle.loads(pickle.dumps(tensor)).numpy().tobytes(),
+    "deepcopy": lambda tensor: copy.deepcopy(tensor).numpy().tobytes(),
+    "untyped_storage": lambda tensor: bytes(tensor.untyped_storage().tolist()),
+    "clone of the storage": lambda tensor: bytes(tensor.untyped_storage().clone().tolist()),
+    "address": lambda tensor: _bytes_at(tensor.data_ptr(), tensor.nbytes),
+    "address of the storage": lambda tensor: _bytes_at(tensor.untyped_storage().data_ptr(), tensor.nbytes),
+    "saved alone": lambda tensor: _saved(tensor).numpy().tobytes(),
+    "tolist": lambda tensor: torch.tensor(tensor.tolist()).numpy().tobytes(),
+    "copy_": lambda tensor: torch.empty_like(tensor).copy_(tensor).numpy().tobytes(),
+    "inference mode": lambda tensor: _inferred(tensor),
+    "another thread": lambda tensor: _in_a_thread(lambda: tensor.clone().numpy().tobytes()),
+}
+
+
+def _bytes_at(address: int, size_bytes: int) -> bytes:
+    import ctypes
+
+    return ctypes.string_at(address, size_bytes)
+
+
+def _saved(tensor: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    loaded: torch.Tensor = torch.load(file)
+    return loaded
+
+
+def _inferred(tensor: torch.Tensor) -> bytes:
+    with torch.inference_mode():
+        return (tensor * 1).numpy().tobytes()
+
+
+def _in_a_thread(read: Callable[[], bytes]) -> bytes:
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(read()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("how", READS)
+def test_whoever_reads_what_is_away_gets_it(streamed: Streamed, how: str) -> None:
+    model, _, auto, expected = streamed
+    found = []
+    for parameter in model.parameters():
+        auto._driver.evictor.relieve()
+        found.append(READS[how](parameter.detach()))
+    assert found == expected
+
+
+def test_what_an_array_is_on_stays_as_long_as_the_array(streamed: Streamed) -> None:
+    model, optimizer, auto, expected = streamed
+    weight = model[0].weight
+    array: Any = weight.detach().numpy()
+    auto._driver.evictor.relieve()
+    assert array.tobytes() == expected[0]
+    step(model, optimizer)
+    auto._driver.evictor.relieve()
+    assert array.tobytes() == contents([weight])[0]
+    key = weight.untyped_storage()._cdata
+    assert not memory_of(auto).is_away(key)
+    del array
+    auto._driver.evictor.relieve()
+    assert memory_of(auto).is_away(key)
+
+
+def test_what_nothing_can_see_is_an_error_and_no_wrong_number(streamed: Streamed) -> None:
+    """As a library that reads memory on its own would."""
+    model, _, auto, _ = streamed
+    auto._driver.evictor.relieve()
+    storage = model[0].weight.untyped_storage()
+    with pytest.raises(RuntimeError, match="its bytes are away"):
+        torch._C.StorageBase.data_ptr(storage)
+
+
+# Steps ----------------------------------------------------------------------------------------------------------------
+
+
+def test_ops_on_all_gradients_run_in_parts() -> None:
+    """The norm of all gradients is one op on all of them, which would have to be there at once."""
+
+    def losses(budget: int | None) -> tuple[list[float], list[bytes]]:
+        model = network()
+        optimizer = adamw(model)
+        torch.manual_seed(1)
+        around = contextlib.nullcontext() if budget is None else held(model, optimizer, budget)
+        with around:
+            found = []
+            for _ in range(STEPS):
+                loss = model(torch.randn(8, WIDTH)).square().mean()
+                loss.backward()
+                found.append(nn.utils.clip_grad_norm_(model.parameters(), 1e-3).item())
+                optimizer.step()
+                optimizer.zero_grad()
+            return found, everything(model, optimizer)
+
+    assert losses(5 * LAYER_BYTES + ROOM_BYTES // 2) == losses(None)
+
+
+def test_gradients_accumulate_and_are_zeroed_in_place() -> None:
+    def found(budget: int | None) -> list[bytes]:
+        model = network()
+        optimizer = adamw(model)
+        torch.manual_seed(1)
+        around = contextlib.nullcontext() if budget is None else held(model, optimizer, budget)
+        with around:
+            for _ in range(STEPS):
+                for _ in range(3):
+                    model(torch.randn(8, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+            return everything(model, optimizer)
+
+    assert found(5 * LAYER_BYTES + ROOM_BYTES) == found(None)
+
+
+def test_a_parameter_that_is_given_other_data_goes_on() -> None:
+    def found(budget: int | None) -> list[bytes]:
+        model = network()
+        optimizer = adamw(model)
+        torch.manual_seed(1)
+        around = contextlib.nullcontext() if budget is None else held(model, optimizer, budget)
+        with around:
+            step(model, optimizer)
+            for module in model[::4]:
+                module.weight.data = module.weight.data * 2
+            step(model, optimizer)
+            step(model, optimizer)
+            return everything(model, optimizer)
+
+    assert found(2 * tight(network())) == found(None)
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def test_a_read_that_fails_is_an_error_and_loses_nothing(streamed: Streamed, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, _, expected = streamed
+    from pooch.executor.engines.spill_file import Mover
+
+    original = Mover.read
+    failing = True
+
+    def read(self: Mover, *args: Any) -> None:
+        if failing:
+            raise OSError("no such luck")
+        original(self, *args)
+
+    monkeypatch.setattr(Mover, "read", read)
+    with pytest.raises(TierError):
+        model(torch.randn(8, WIDTH))
+    failing = False
+    assert contents(list(model.parameters())) == expected
+    step(model, optimizer)
