@@ -234,7 +234,7 @@ class PersistentMemory:
             changed = [
                 value for value in map(self._value_of, self._changed(optimizer, parameters)) if value is not None
             ]
-            if not any(value.state != "here" for value in changed):
+            if changed and all(value.state == "here" for value in changed):
                 return  # nothing of it moves: it is as in plain training
             self._slice = Slice(self._evictor, optimizer, parameters, changed)
             self._slice.begin(self.bring_back)
@@ -250,7 +250,7 @@ class PersistentMemory:
         """Have all be as before a step of some parameters, which has failed."""
         current, self._slice = self._slice, None
         if current is not None:
-            with self._evictor.lock:
+            with torch._C._DisableTorchDispatch(), self._evictor.lock:
                 current.undo()
 
     def _changed(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:

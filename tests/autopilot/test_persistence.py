@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pooch
 from pooch.autopilot.autopilot import Auto
@@ -349,6 +350,78 @@ def test_a_parameter_that_is_given_other_data_goes_on() -> None:
 
 class Interrupted(BaseException):
     pass
+
+
+class InterruptedAt(TorchDispatchMode):
+    """Raises an error before an op, given its number, if there are so many."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.left = number
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.left == 0:
+            raise Interrupted
+        self.left -= 1
+        return func(*args, **(kwargs or {}))
+
+
+def by_parameter(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[bytes]]:
+    """What each parameter and its state hold."""
+    return [
+        contents([parameter, *(optimizer.state[parameter][name] for name in sorted(optimizer.state[parameter]))])
+        for parameter in model.parameters()
+    ]
+
+
+def with_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.manual_seed(1)
+    for _ in range(2):
+        step(model, optimizer)
+    model(torch.randn(8, WIDTH)).square().mean().backward()
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_interrupt_at_any_op_of_a_slice_leaves_each_parameter_with_its_state(foreach: bool) -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = network()[:6]
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=foreach)
+
+    model, optimizer = made()
+    with_gradients(model, optimizer)
+    before = by_parameter(model, optimizer)
+    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    optimizer.step()
+    after = by_parameter(model, optimizer)
+    kept_bytes = sum(tensor.nbytes for tensor in kept[0].values()) * 3
+    del model, optimizer
+
+    model, optimizer = made()
+    undone = 0
+    with pooch.auto(model, kept_bytes + 5 * LAYER_BYTES + 2**18, optimizer, tell=lambda _: None) as auto:
+        with_gradients(model, optimizer)
+        for number in range(10_000):
+            with torch.no_grad():
+                for parameter, values in zip(model.parameters(), before, strict=True):
+                    state = optimizer.state[parameter]
+                    for tensor, value in zip(
+                        [parameter, *(state[name] for name in sorted(state))], values, strict=True
+                    ):
+                        tensor.copy_(torch.frombuffer(bytearray(value), dtype=tensor.dtype).view_as(tensor))
+            auto._driver.evictor.relieve()
+            assert away(auto) > 6
+            try:
+                with InterruptedAt(number):
+                    optimizer.step()
+            except Interrupted:
+                found = by_parameter(model, optimizer)
+                assert all(each in choice for each, choice in zip(found, zip(before, after, strict=True), strict=True))
+                undone += found != after
+            else:
+                break
+        assert by_parameter(model, optimizer) == after
+        assert number > 20
+        assert undone > 10
 
 
 def test_a_read_that_fails_is_an_error_and_loses_nothing(streamed: Streamed, monkeypatch: pytest.MonkeyPatch) -> None:
