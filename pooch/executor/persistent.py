@@ -32,7 +32,7 @@ from .tier import StepTier
 _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
 _LEAST_SHARE = 2**-14  # of the budget, likewise
 _USES_AHEAD = 16  # uses that are looked at for what can be brought back before it is needed
-_COPIES_AHEAD = 2
+_COPIES_AHEAD = 4
 
 
 class _Owner:
@@ -150,6 +150,12 @@ class PersistentMemory:
                     if isinstance(tensor, torch.Tensor):
                         self._adopt(tensor, "state", (id(parameter), id(optimizer), name))
 
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        """Take over a gradient that autograd has accumulated. The caller holds the lock."""
+        self._adopt_gradient(parameter)
+        if parameter.grad is not None:
+            self._write_ahead([parameter.grad])
+
     def _adopt_gradient(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None:
@@ -222,7 +228,7 @@ class PersistentMemory:
         """Start to bring back what is used next, if there is room for it and for what the next op makes."""
         live, budget_bytes = self._evictor.live, self._evictor.budget_bytes
         for value in islice(self.values.used_next(_USES_AHEAD), _COPIES_AHEAD):
-            if value.state != "away" or live.recent() + 3 * value.size_bytes > budget_bytes:
+            if value.state != "away" or live.recent() + 2 * value.size_bytes > budget_bytes:
                 return
             self._evictor.store.start_in(value, self._evictor.stats)
 
@@ -245,6 +251,8 @@ class PersistentMemory:
         if current is not None:
             current.end()
         self.adopt_state(optimizer, parameters)
+        with self._evictor.lock:
+            self._write_ahead(self._changed(optimizer, parameters))
 
     def undo_slice(self) -> None:
         """Have all be as before a step of some parameters, which has failed."""
@@ -260,6 +268,17 @@ class PersistentMemory:
 
     def _value_of(self, tensor: torch.Tensor) -> PersistentValue | None:
         return self.values.of(storage_key(tensor)) if has_plain_storage(tensor) else None
+
+    def _write_ahead(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Start to copy out what has just been written and will leave, so that nobody waits for that when it does."""
+        for tensor in tensors:
+            value = self._value_of(tensor)
+            if value is None or not value.leaves or value.place is None:
+                continue
+            self._evictor.store.finish_out(value, self._evictor.stats)
+            if value.state == "here":
+                self._evictor.store.start_out(value, value.place, self._evictor.stats)
+                value.leaves = False  # until it does
 
     def make_room(self) -> None:
         """Have enough leave that the budget is held now."""
@@ -347,7 +366,7 @@ def _accumulated(memory: weakref.ref[PersistentMemory], parameter: torch.Tensor)
     here = memory()
     if here is not None:
         with here._evictor.lock:
-            here._adopt_gradient(parameter)
+            here.accumulated(parameter)
 
 
 def _why_not(storage: torch.UntypedStorage) -> str:

@@ -56,8 +56,8 @@ class Slice:
                 store.start_in(value, stats)
         bring_back(self._values)
         for value in self._values:
+            store.finish_out(value, stats)
             if not value.is_copied and value.place is not None:
-                store.settle(value)
                 store.start_out(value, value.place, stats)
         for value in self._values:
             store.finish_out(value, stats)

@@ -95,23 +95,24 @@ class PersistentValue(Value):
 
     Attributes:
         kind: What it is.
+        leaves: Whether it has left since a copy of it was begun ahead of need, so that it probably will again.
         on_first_leave: Called with its size when its bytes leave for the first time. None: nobody wants to know.
     """
 
-    __slots__ = ("_arriving", "_home", "_is_in_tier", "_is_lent", "_is_pinned", "_written", "kind", "on_first_leave")
+    __slots__ = ("_arriving", "_home", "_is_in_tier", "_is_lent", "_is_pinned", "_written", "kind", "leaves", "on_first_leave")
 
     def __init__(self, number: int, home: Home, kind: Kind, owner: Owner, size_bytes: int) -> None:
         self._home: Home = _NOWHERE  # what is set below must not touch any bytes
         self.kind = kind
         self._arriving: Storage | None = None
         self._is_in_tier, self._written = False, 0
-        self._is_lent = False
+        self._is_lent = self.leaves = False
         self.on_first_leave: Callable[[int], None] | None = None
         super().__init__(number, owner)
         self.size_bytes, self._home = size_bytes, home
 
     @property
-    def storage(self) -> Storage | None:  # type: ignore[override]
+    def storage(self) -> Storage | None:
         """Its bytes on the device, or None."""
         if self._arriving is not None:
             return self._arriving
@@ -121,12 +122,14 @@ class PersistentValue(Value):
     def storage(self, storage: Storage | None) -> None:
         if storage is not None or self._arriving is not None:
             self._arriving = storage
-        elif self._home.take() is not None and self.on_first_leave is not None:
-            on_first_leave, self.on_first_leave = self.on_first_leave, None
-            on_first_leave(self.size_bytes)
+        elif self._home.take() is not None:
+            self.leaves = True
+            if self.on_first_leave is not None:
+                on_first_leave, self.on_first_leave = self.on_first_leave, None
+                on_first_leave(self.size_bytes)
 
     @property
-    def is_copied(self) -> bool:  # type: ignore[override]
+    def is_copied(self) -> bool:
         """Whether the tier holds its bytes as they are now."""
         is_elsewhere = self._arriving is not None or not self._home.is_here
         return self._is_in_tier and (is_elsewhere or self._home.writes == self._written)
@@ -136,7 +139,7 @@ class PersistentValue(Value):
         self._is_in_tier = is_copied
 
     @property
-    def is_pinned(self) -> bool:  # type: ignore[override]
+    def is_pinned(self) -> bool:
         """Whether its bytes stay where they are, since somebody has their address."""
         self._is_lent = self._is_lent and self._home.tensors > 1
         return self._is_pinned or self._is_lent
@@ -299,6 +302,7 @@ class PersistentValues:
             value: The value.
         """
         before = self._numbered.get(value.number)
+        value.leaves = before is not None and before.leaves
         self._values[key] = self._numbered[value.number] = value
         return before
 

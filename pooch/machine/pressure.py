@@ -21,8 +21,8 @@ from .lock import StepLock
 from .persistent import PersistentValues
 from .recipes import NEVER_MS
 from .speed import CopySpeed
-from .store import Counters, Health, Memory, Store
-from .values import Storage, Value
+from .store import Counters, Health, Store
+from .values import Memory, Storage, Value
 
 _WRITE_AHEAD_SHARE = 0.95  # of what the step may use: from there on, what leaves next is copied beforehand
 _WRITTEN_AHEAD, _READ_AHEAD = 2, 3  # copies at a time

@@ -72,13 +72,11 @@ class Place(Protocol):
 
 
 class Owner(Protocol):
-    """The step of a value: it knows the value's recipe, and has room in the tier.
+    """The step of a value: it knows the value's recipe, and has room in the tier."""
 
-    Attributes:
-        thread: Number of the thread that runs the step.
-    """
-
-    thread: int
+    @property
+    def thread(self) -> int:
+        """Number of the thread that runs the step."""
 
     def take_place(self, size_bytes: int) -> Place | None:
         """Return room for a value, or None if the tier has no more."""
