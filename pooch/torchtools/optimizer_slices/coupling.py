@@ -73,19 +73,24 @@ def has_odd_gradients(stepped: Stepped) -> bool:
     return len(set(map(id, gradients))) < len(gradients) or any(map(_IS_SPARSE, gradients))
 
 
-def why_whole_by_tensors(groups: Sequence[dict[str, Any]], stepped: Stepped, known: bool) -> str | None:
+def why_whole_by_tensors(optimizer: optim.Optimizer, stepped: Stepped, known: bool) -> str | None:
     """Returns why these parameters cannot be stepped one after the other, or None.
 
     Args:
-        groups: the groups of the optimizer.
+        optimizer: the optimizer.
         stepped: of each group, the parameters with a gradient.
         known: whether the optimizer is known to take each parameter by itself where it is not told to take a list.
     """
     if any(_overlap(each) for each in (list(chain(*stepped)), [p.grad for p in chain(*stepped) if p.grad is not None])):
         return "parameters or gradients share memory"
-    for group, parameters in zip(groups, stepped, strict=True):
-        if len({*map(_kind, parameters)}) > 1 and not (known and not _takes_lists(group, parameters)):
+    for group, parameters in zip(optimizer.param_groups, stepped, strict=True):
+        if known and not _takes_lists(group, parameters):
+            continue
+        if len({*map(_kind, parameters)}) > 1:
             return "a group has parameters of several kinds, which decide together how they are computed"
+        # SGD looks whether all parameters of a list have a momentum; others make what is missing beforehand.
+        if type(optimizer) is optim.SGD and len({bool(optimizer.state.get(each)) for each in parameters}) > 1:
+            return "some parameters of a group are stepped for the first time, which decides how all are computed"
     if not known and any(parameter.grad.is_sparse for parameter in chain(*stepped) if parameter.grad is not None):
         return "gradients are sparse"
     return None

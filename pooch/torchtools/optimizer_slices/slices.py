@@ -108,7 +108,7 @@ class OptimizerSlices:
         """Make a step with the gradients that there are."""
         stepped = with_gradients(optimizer.param_groups)
         again = not has_odd_gradients(stepped) and self._cutter.remembers(stepped, optimizer.state)
-        reason = None if again else why_whole_by_tensors(optimizer.param_groups, stepped, known)
+        reason = None if again else why_whole_by_tensors(optimizer, stepped, known)
         if not known:
             reason = reason or self._trials.why_whole(optimizer, with_closure=False)
         if reason is not None:

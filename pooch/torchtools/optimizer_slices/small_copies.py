@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -18,6 +19,26 @@ _GROUPS_WITH_PARAMETERS = 3  # the others are empty
 # Objects of these types are handed on as they are; others are copied or refused, as a step may change them.
 _SHARED = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type, BuiltinFunctionType)
 _CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, defaultdict, torch.Size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """By which gradients are multiplied in a step."""
+
+    of_others: float
+    of_last: float
+
+
+# Clipping by a norm shows itself only where there is something to clip, and skipping only where there is a reason.
+_SCALES = (
+    _Scale(1.0, 1.0),
+    _Scale(1e4, 1e4),
+    _Scale(1e-8, 1e-8),
+    _Scale(1.0, 1e-3),
+    _Scale(1.0, 0.0),
+    _Scale(1.0, math.nan),
+)
+TRIAL_STEPS = len(_SCALES)
 
 
 class NotOneByOne(Exception):
@@ -36,25 +57,26 @@ class Sample:
 
 
 def samples_of(optimizer: Optimizer, with_closure: bool) -> tuple[tuple[Sample, ...], ...]:
-    """Returns up to three samples for each of the first groups: two with a gradient, and one that has none.
+    """Returns a few samples for each of the first groups: up to three with a gradient, and one that has none.
 
     Args:
         optimizer: the optimizer.
         with_closure: whether gradients are still to be computed, so that all parameters are taken to have one.
     """
     samples: list[tuple[Sample, ...]] = []
+    groups_left = _GROUPS_WITH_PARAMETERS
     for group in optimizer.param_groups:
-        parameters, full = group["params"], sum(map(bool, samples)) == _GROUPS_WITH_PARAMETERS
+        parameters = group["params"] if groups_left else []
         stepped = [each for each in parameters if (each.requires_grad if with_closure else each.grad is not None)]
         others = [] if with_closure or len(stepped) == len(parameters) else [_without_gradient(parameters)]
-        samples.append(() if full else (*(_sample(each, True) for each in _two_of(stepped)), *others))
+        samples.append((*(_sample(each, True) for each in _few_of(stepped)), *others))
+        groups_left -= bool(stepped)
     return tuple(samples)
 
 
-def _two_of(parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Two parameters, if possible of different dimensions: an optimizer may treat matrices in a way of their own."""
-    first, rest = parameters[:1], parameters[1:]
-    return [*first, *[each for each in rest if each.dim() != first[0].dim()][:1]] if len(rest) > 1 else parameters[:2]
+def _few_of(parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Two parameters, and one of other dimensions: an optimizer may treat matrices in a way of their own."""
+    return [*parameters[:2], *[each for each in parameters[2:] if each.dim() != parameters[0].dim()][:1]]
 
 
 def _without_gradient(parameters: Sequence[torch.Tensor]) -> Sample:
@@ -105,25 +127,20 @@ def results_of(copy: Optimizer) -> list[Any]:
     return [parameters, [parameter.grad for parameter in parameters], state]
 
 
-def set_gradients(copy: Optimizer, samples: Sequence[Sequence[Sample]], step_number: int, scale: float) -> None:
+def set_gradients(copy: Optimizer, samples: Sequence[Sequence[Sample]], step_number: int) -> None:
     """Gives the parameters of a copy new gradients, the same ones for the same arguments.
 
     Args:
         copy: the copy.
         samples: what its parameters were made from.
-        step_number: gradients differ from step to step.
-        scale: factor of the gradients if it is large, and of the last one alone if it is not.
+        step_number: which of the steps it is, up to `TRIAL_STEPS`.
     """
-    pairs = [pair for group, made in zip(copy.param_groups, samples, strict=True) for pair in _pairs(group, made)]
+    parameters = [parameter for group in copy.param_groups for parameter in group["params"]]
+    pairs = [pair for pair in zip(parameters, chain(*samples), strict=True) if pair[1].has_gradient]
+    scale = _SCALES[step_number]
     for number, (parameter, sample) in enumerate(pairs):
-        if sample.has_gradient:
-            is_last = number == max(n for n, (_, each) in enumerate(pairs) if each.has_gradient)
-            factor = scale if is_last or scale > 1 else 1.0
-            parameter.grad = _values(sample, number + 10 * step_number) * factor
-
-
-def _pairs(group: dict[str, Any], made: Sequence[Sample]) -> list[tuple[torch.Tensor, Sample]]:
-    return list(zip(group["params"], made, strict=True))
+        factor = scale.of_last if number == len(pairs) - 1 else scale.of_others
+        parameter.grad = _values(sample, number + 10 * step_number) * factor
 
 
 def same(one: Any, other: Any) -> bool:
@@ -142,7 +159,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def _attributes(optimizer: Optimizer) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 Two copies of the optimizer get the same few small parameters, of made-up values, and the same gradients. One of them
 steps them together, and the other one after the other. Gradients are of ordinary size, large and small, zero, and not
-a number: clipping by a norm shows itself only where there is something to clip, and skipping only where there is a
-reason. Nothing of the optimizer or its parameters is read but settings and shapes, and nothing large is made.
+a number. Nothing of the optimizer or its parameters is read but settings and shapes, and nothing large is made.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,9 +22,18 @@ from ...ground.errors import first_line
 from ..training_state import RandomStates
 from .diversion import Step
 from .shadow import Part, Shadow
-from .small_copies import NotOneByOne, Sample, results_of, same, samples_of, set_gradients, settings_of, small_copy
+from .small_copies import (
+    TRIAL_STEPS,
+    NotOneByOne,
+    Sample,
+    results_of,
+    same,
+    samples_of,
+    set_gradients,
+    settings_of,
+    small_copy,
+)
 
-_SCALES = (1.0, 1e3, 1e-3, 0.0, math.nan)  # of the gradients, in a step each
 _CPU = torch.device("cpu")
 
 _Samples = Sequence[Sequence[Sample]]
@@ -112,9 +119,9 @@ class _Trial:
         settings = settings_of(self._together)
         containers = _containers(self._together)
         with _no_hooks_seen(self._together, self._apart):
-            for number, scale in enumerate(_SCALES):
-                self._step_together(number, scale, with_closure)
-                set_gradients(self._apart, self._samples, number, scale)
+            for number in range(TRIAL_STEPS):
+                self._step_together(number, with_closure)
+                set_gradients(self._apart, self._samples, number)
                 self._step_apart()
                 if not same(results_of(self._together), results_of(self._apart)):
                     raise NotOneByOne("parameters that are stepped together and one by one differ")
@@ -122,19 +129,19 @@ class _Trial:
                 if not same(now, settings) or _containers(self._together) != containers:
                     raise NotOneByOne(f"its step changes {_changed(settings, now)}, beside the state of parameters")
 
-    def _step_together(self, number: int, scale: float, with_closure: bool) -> None:
+    def _step_together(self, number: int, with_closure: bool) -> None:
         good_calls: list[bool] = []
         loss = object()
 
         def closure() -> object:
             good_calls.append(torch.is_grad_enabled() and same(results_of(self._together), results_of(self._apart)))
-            set_gradients(self._together, self._samples, number, scale)
+            set_gradients(self._together, self._samples, number)
             return loss
 
         if with_closure:
             result = self._plain(self._together, closure)
         else:
-            set_gradients(self._together, self._samples, number, scale)
+            set_gradients(self._together, self._samples, number)
             result = self._plain(self._together)
         if with_closure and good_calls != [True]:
             raise NotOneByOne("it does not call its closure once, before everything else")
