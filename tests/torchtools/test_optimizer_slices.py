@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pooch.errors import UsageError
 from pooch.torchtools.optimizer_slices import OptimizerSlices, diversion, small_copies
-from pooch.torchtools.optimizer_slices.coupling import _ONE_BY_ONE
+from pooch.torchtools.optimizer_slices.coupling import _ONE_BY_ONE, is_known
 
 SLICE_BYTES = 700
 
@@ -198,6 +198,11 @@ def train_with_a_closure(network: nn.Module, optimizer: Any) -> None:
         assert calls == [step]
 
 
+def train_without_gradients_around(network: nn.Module, optimizer: Any) -> None:
+    with torch.no_grad():
+        train_with_a_closure(network, optimizer)
+
+
 def train_scaled(network: nn.Module, optimizer: Any) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     for step in range(5):
@@ -226,6 +231,7 @@ TRAININGS = [
     train_plainly,
     train_clipped_accumulated_scheduled,
     train_with_a_closure,
+    train_without_gradients_around,
     train_scaled,
     train_with_changing_gradients,
 ]
@@ -251,6 +257,7 @@ def test_steps_in_slices_have_the_bits_of_whole_ones(case: Any, training: Callab
         assert raised_by(training, network, optimizer) == error
     slices.detach()
     assert_same_bits(plain, optimizer)
+    assert vars(optimizer).keys() == vars(plain).keys()
     if error:  # PyTorch's own: the fused SGD fails where a parameter is stepped for the first time beside others
         assert "fused" in case[1]
         return
@@ -576,7 +583,17 @@ def first_beside_others() -> Any:
     return optimizer
 
 
-@pytest.mark.parametrize("make", [shared_gradient, shared_memory, twice_the_same, sparse_beside_dense])
+def two_dtypes() -> Any:
+    parameters = [nn.Parameter(torch.ones(4, 3, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)]
+    for each in parameters:
+        each.grad = torch.full_like(each, 1e-3)
+    return optim.Adafactor(parameters)
+
+
+TOGETHER = [shared_gradient, shared_memory, twice_the_same, sparse_beside_dense, two_dtypes]
+
+
+@pytest.mark.parametrize("make", TOGETHER)
 def test_tensors_that_are_computed_together_are_not_parted(make: Callable[[], Any]) -> None:
     watch = step_both(make)
     assert len(watch.slices) == 3
@@ -590,14 +607,15 @@ def test_a_first_step_beside_others_is_whole_where_it_decides_for_them() -> None
 
 
 def test_a_gradient_that_comes_to_be_shared_is_noticed() -> None:
-    optimizer = optimizer_with_gradients(optim.SGD)
-    slices, watch = sliced(optimizer, 1)
-    optimizer.step()
-    optimizer.step()
-    one, other = parameters_of(optimizer)[:2]
-    other.data = one.data.clone()
-    other.grad = one.grad
-    optimizer.step()
+    parameters = [nn.Parameter(torch.ones(4)) for _ in range(3)]
+    for each in parameters:
+        each.grad = torch.ones(4)
+    slices, watch = sliced(optim.SGD(parameters, momentum=0.9, nesterov=True, foreach=True), 1)
+    for _ in range(3):
+        watch.optimizer.step()
+    assert watch.told == []
+    parameters[1].grad = parameters[0].grad
+    watch.optimizer.step()
     slices.detach()
     assert "share memory" in watch.told[0]
 
@@ -608,14 +626,17 @@ def test_a_gradient_that_comes_to_be_shared_is_noticed() -> None:
 class Own(optim.Optimizer):
     """A sound optimizer of a program: momentum, trust ratios, each parameter by itself."""
 
+    has_gradients_in_closure = True
+
     def __init__(self, parameters: Any, **settings: Any) -> None:
         super().__init__(parameters, {"lr": 0.1, "momentum": 0.9, **settings})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        self.begin()
         loss = None
         if closure is not None:
-            with torch.enable_grad():
+            with torch.set_grad_enabled(self.has_gradients_in_closure):
                 loss = closure()
         self.prepare()
         for number, group in enumerate(self.param_groups):
@@ -623,6 +644,9 @@ class Own(optim.Optimizer):
                 if parameter.grad is not None:
                     self.update(number, group, parameter)
         return loss
+
+    def begin(self) -> None:
+        pass
 
     def prepare(self) -> None:
         pass
@@ -637,11 +661,20 @@ class Own(optim.Optimizer):
 
 
 class ClipsInside(Own):
+    largest_norm = 1.0
+
     def prepare(self) -> None:
         gradients = [each.grad for each in parameters_of(self) if each.grad is not None]
-        nn.utils.clip_grads_with_norm_(
-            [each for each in parameters_of(self) if each.grad is not None], 1.0, nn.utils.get_total_norm(gradients)
-        )
+        stepped = [each for each in parameters_of(self) if each.grad is not None]
+        nn.utils.clip_grads_with_norm_(stepped, self.largest_norm, nn.utils.get_total_norm(gradients))
+
+
+class ShrinksWhatIsLarge(Own):
+    def prepare(self) -> None:
+        gradients = [each.grad for each in parameters_of(self) if each.grad is not None]
+        if nn.utils.get_total_norm(gradients) > 1000:  # not so if it is not a number
+            for each in gradients:
+                each.div_(nn.utils.get_total_norm(gradients))
 
 
 class SkipsAll(Own):
@@ -719,12 +752,14 @@ class StepsTwice(Own):
 
 
 class MovesBeforeItsClosure(Own):
-    def step(self, closure: Any = None) -> Any:
-        with torch.no_grad():
-            for each in parameters_of(self):
-                if each.grad is not None:
-                    each.mul_(0.99)
-        return super().step(closure)
+    def begin(self) -> None:
+        for each in parameters_of(self):
+            if each.grad is not None:
+                each.mul_(0.99)
+
+
+class HasNoGradientsInItsClosure(Own):
+    has_gradients_in_closure = False
 
 
 class TellsItsNorm(Own):
@@ -740,6 +775,7 @@ class Raises(Own):
 
 COUPLED = [
     (ClipsInside, "one by one differ"),
+    (ShrinksWhatIsLarge, "one by one differ"),
     (SkipsAll, "one by one differ"),
     (Draws, "random"),
     (DrawsInPython, "random"),
@@ -824,6 +860,8 @@ def test_the_place_of_a_group_is_kept_for_an_optimizer_that_asks_for_it() -> Non
 
 def test_a_trial_is_made_again_where_a_setting_is_switched_on() -> None:
     class Clips(Own):
+        largest_norm = 1.0
+
         def prepare(self) -> None:
             if self.param_groups[0]["clip"]:
                 ClipsInside.prepare(self)  # type: ignore[arg-type]
@@ -842,23 +880,55 @@ def test_a_trial_is_made_again_where_a_setting_is_switched_on() -> None:
     assert [len(each) for each in watch.slices] == [1] * 10 + [5] * 2
 
 
-def test_an_optimizer_that_changes_itself_later_is_told_and_not_cut_again() -> None:
-    class Late(Own):
-        late = 0
+class _Late(Own):
+    late = 0
 
-        def update(self, number: int, group: Any, parameter: Any) -> None:
-            super().update(number, group, parameter)
-            self.state[parameter]["steps"] = steps = self.state[parameter].get("steps", 0) + 1
-            if steps > 9:
-                self.late += 1
+    def update(self, number: int, group: Any, parameter: Any) -> None:
+        super().update(number, group, parameter)
+        self.state[parameter]["steps"] = steps = self.state[parameter].get("steps", 0) + 1
+        if steps > 9:
+            self.change(group)
 
-    optimizer = optimizer_with_gradients(Late)
+    def change(self, group: Any) -> None:
+        self.late = 1
+
+
+class _LateInGroups(_Late):
+    def change(self, group: Any) -> None:
+        group["late"] = 1
+
+
+@pytest.mark.parametrize("kind", [_Late, _LateInGroups])
+def test_an_optimizer_that_changes_itself_later_is_told_and_not_cut_again(kind: Any) -> None:
+    plain, optimizer = optimizer_with_gradients(kind), optimizer_with_gradients(kind)
     slices, watch = sliced(optimizer, 1)
     for _ in range(12):
+        plain.step()
         optimizer.step()
+        assert_same_bits(plain, optimizer)
+        assert small_copies.same(small_copies._attributes(optimizer), small_copies._attributes(plain))
     slices.detach()
     assert "this step may differ: its step has changed late" in watch.told[0]
     assert [len(each) for each in watch.slices] == [1] * 5 * 10 + [5] * 2
+
+
+def test_what_derives_from_an_optimizer_of_pytorch_is_tried() -> None:
+    class Averages(optim.AdamW):
+        def _init_group(self, group: Any, parameters: Any, gradients: Any, *rest: Any) -> Any:
+            result = super()._init_group(group, parameters, gradients, *rest)
+            gradients[:] = [each / len(gradients) for each in gradients]
+            return result
+
+    watch = step_both(lambda: own(Averages))
+    assert "one by one differ" in watch.told[0]
+
+
+def test_a_step_of_pytorch_that_somebody_has_wrapped_is_tried() -> None:
+    optimizer = optimizer_with_gradients()
+    plain = diversion.plain_step(optimizer)
+    assert is_known(optimizer, plain)
+    wrapped = functools.wraps(plain)(lambda *args: plain(*args))
+    assert not is_known(optimizer, wrapped)
 
 
 def train_own(kind: Any, closing: bool, slicing: bool) -> tuple[Any, Any]:
@@ -870,7 +940,7 @@ def train_own(kind: Any, closing: bool, slicing: bool) -> tuple[Any, Any]:
     def closure() -> str:
         calls.append(torch.is_grad_enabled())
         for each, gradient in zip(parameters_of(optimizer), gradients, strict=True):
-            each.grad = None if gradient is None else gradient * len(calls)
+            each.grad = None if gradient is None else gradient * each.detach().mean() * len(calls)
         return "loss"
 
     for _ in range(3):
@@ -878,7 +948,10 @@ def train_own(kind: Any, closing: bool, slicing: bool) -> tuple[Any, Any]:
     return optimizer, (watch, calls)
 
 
-@pytest.mark.parametrize("kind", [Own, StepsTwice, MovesBeforeItsClosure, DecaysWithoutGradient, ClipsInside])
+WITH_CLOSURES = [Own, StepsTwice, MovesBeforeItsClosure, HasNoGradientsInItsClosure, DecaysWithoutGradient, ClipsInside]
+
+
+@pytest.mark.parametrize("kind", WITH_CLOSURES)
 def test_closures_of_optimizers_that_nobody_knows(kind: Any) -> None:
     plain, (_, expected_calls) = train_own(kind, True, False)
     optimizer, (watch, calls) = train_own(kind, True, True)

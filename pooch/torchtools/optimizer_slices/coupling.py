@@ -84,16 +84,36 @@ def why_whole_by_tensors(optimizer: optim.Optimizer, stepped: Stepped, known: bo
     if any(_overlap(each) for each in (list(chain(*stepped)), [p.grad for p in chain(*stepped) if p.grad is not None])):
         return "parameters or gradients share memory"
     for group, parameters in zip(optimizer.param_groups, stepped, strict=True):
-        if known and not _takes_lists(group, parameters):
-            continue
-        if len({*map(_kind, parameters)}) > 1:
-            return "a group has parameters of several kinds, which decide together how they are computed"
-        # SGD looks whether all parameters of a list have a momentum; others make what is missing beforehand.
-        if type(optimizer) is optim.SGD and len({bool(optimizer.state.get(each)) for each in parameters}) > 1:
-            return "some parameters of a group are stepped for the first time, which decides how all are computed"
+        reason = _why_whole_group(optimizer, group, parameters, known)
+        if reason is not None:
+            return reason
     if not known and any(parameter.grad.is_sparse for parameter in chain(*stepped) if parameter.grad is not None):
         return "gradients are sparse"
     return None
+
+
+def _why_whole_group(
+    optimizer: optim.Optimizer, group: dict[str, Any], parameters: Sequence[torch.Tensor], known: bool
+) -> str | None:
+    # Adafactor takes its smallest divisor from the first dtype that it sees, unless it is told one.
+    if type(optimizer) is optim.Adafactor and group["eps"][0] is None and len({each.dtype for each in parameters}) > 1:
+        return "a group has several dtypes, the first of which decides how all are computed"
+    if known and not _takes_lists(group, parameters):
+        return None
+    if len({*map(_kind, parameters)}) > 1:
+        return "a group has parameters of several kinds, which decide together how they are computed"
+    # SGD looks whether all parameters of a list have a momentum; others make what is missing beforehand.
+    if (
+        type(optimizer) is optim.SGD
+        and group["momentum"]
+        and len({_has_momentum(optimizer, p) for p in parameters}) > 1
+    ):
+        return "some parameters of a group are stepped for the first time, which decides how all are computed"
+    return None
+
+
+def _has_momentum(optimizer: optim.Optimizer, parameter: torch.Tensor) -> bool:
+    return optimizer.state.get(parameter, {}).get("momentum_buffer") is not None
 
 
 def _takes_lists(group: dict[str, Any], parameters: Sequence[torch.Tensor]) -> bool:
