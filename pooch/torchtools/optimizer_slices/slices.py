@@ -1,0 +1,161 @@
+"""Runs an optimizer's step one slice of its parameters after the other."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ...ground.errors import UsageError
+from .coupling import has_odd_gradients, is_known, why_whole_by_settings, why_whole_by_tensors
+from .cutting import Cutter, Stepped, with_gradients
+from .diversion import divert, plain_step
+from .shadow import Shadow
+from .trial import Trials
+
+OnParameters = Callable[[Sequence[torch.Tensor]], object]
+_CHANGED = "its step has changed {} of its own, which it did not do in a trial"
+
+
+class OptimizerSlices:
+    """Lets `optimizer.step()` run in slices, so that only what one slice needs has to be on the device at a time.
+
+    Parameters, state, hooks and everything else are as after a step as a whole, bit by bit. Where that is not known of
+    an optimizer, it is tried once on small parameters, and where it does not hold, or is not known, the step is one
+    slice.
+
+    Args:
+        optimizer: the optimizer, which is not kept alive.
+        slice_bytes: parameters, gradients and state in a slice; a parameter that has more is a slice by itself.
+        before: is called with the parameters of each slice before it is stepped.
+        after: is called with them after it has been.
+        failed: is called with them instead if an exception comes from then on, be it from `before` or `after`.
+        tell: is called with a line that says why the optimizer is not run in slices, once for each reason.
+
+    Attributes:
+        slices_in_last_step: slices of the last step that has ended; 1 for one that was not cut.
+
+    Example:
+        slices = OptimizerSlices(optimizer, 2**28, before=bring, after=take, failed=take, tell=print)
+        slices.attach()
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        slice_bytes: int,
+        *,
+        before: OnParameters,
+        after: OnParameters,
+        failed: OnParameters,
+        tell: Callable[[str], object],
+    ) -> None:
+        if slice_bytes <= 0:
+            raise UsageError(f"slices of {slice_bytes} bytes hold nothing: give slice_bytes a positive number")
+        self._optimizer = weakref.ref(optimizer)
+        self._plain = plain_step(optimizer)
+        self._before, self._after, self._failed, self._tell = before, after, failed, tell
+        self._cutter = Cutter(slice_bytes)
+        self._trials = Trials(self._plain)
+        self._told: set[str] = set()
+        self._given_up: str | None = None
+        self._end: Callable[[], object] | None = None
+        self.slices_in_last_step = 0
+
+    def attach(self) -> None:
+        """Run the optimizer's steps in slices from now on.
+
+        Steps of a copy of the optimizer, and of one that is read from a file, are plain ones. A function of the
+        program's own in the place of `optimizer.step` that does not call the step of the class is not seen.
+
+        Raises:
+            UsageError: they are run in slices already, or the optimizer hands its steps to another one.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise UsageError("the optimizer is gone: attach slices to one that lives")
+        self._end = divert(optimizer, self._step)
+
+    def detach(self) -> None:
+        """Run steps as before. What the program has wrapped around `optimizer.step` stays, and finds the plain one."""
+        if self._end is not None:
+            self._end()
+            self._end = None
+
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        optimizer = args[0]
+        known = is_known(optimizer, self._plain)
+        closure, is_ordinary = _closure_of(args, kwargs)
+        reason = None if is_ordinary else "its step was given arguments beside a closure"
+        reason = reason or self._given_up or why_whole_by_settings(optimizer.param_groups)
+        if closure is not None and not known:  # is it the same if it is called before the slices?
+            reason = reason or self._trials.why_whole(optimizer, with_closure=True)
+        if reason is not None:
+            return self._whole(reason, args, kwargs, known and closure is None)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step_gradients(optimizer, known)
+        return loss
+
+    def _step_gradients(self, optimizer: Optimizer, known: bool) -> None:
+        """Make a step with the gradients that there are."""
+        stepped = with_gradients(optimizer.param_groups)
+        again = not has_odd_gradients(stepped) and self._cutter.remembers(stepped, optimizer.state)
+        reason = None if again else why_whole_by_tensors(optimizer, stepped, known)
+        if not known:
+            reason = reason or self._trials.why_whole(optimizer, with_closure=False)
+        if reason is not None:
+            self._whole(reason, (optimizer,), {}, only_with_gradient=known)
+        else:
+            self._in_slices(optimizer, stepped, again, known)
+
+    def _whole(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], only_with_gradient: bool) -> Any:
+        """Step all parameters at once, those without a gradient too unless the step is known not to touch them."""
+        optimizer: Optimizer = args[0]
+        if reason not in self._told:
+            self._told.add(reason)
+            self._tell(f"{type(optimizer).__name__} steps all its parameters at once: {reason}")
+        groups = optimizer.param_groups
+        parameters = with_gradients(groups) if only_with_gradient else [group["params"] for group in groups]
+        result = self._between(list(chain(*parameters)), partial(self._plain, *args, **kwargs))
+        self.slices_in_last_step = 1
+        return result
+
+    def _in_slices(self, optimizer: Optimizer, stepped: Stepped, again: bool, known: bool) -> None:
+        shadow = Shadow(optimizer, all_groups=not known)
+        cutter, count = self._cutter, 0
+        for parts in cutter.again(stepped) if again else cutter.anew(stepped, optimizer.state):
+            parameters = [parameter for part in parts for parameter in part.parameters]
+            changed = self._between(parameters, partial(shadow.step, self._plain, parts))
+            count += 1
+            if changed and not known:
+                self._given_up = _CHANGED.format(" and ".join(changed))
+        self.slices_in_last_step = count
+        if self._given_up is not None:
+            self._tell(f"{type(optimizer).__name__} was run in slices, and this step may differ: {self._given_up}")
+
+    def _between(self, parameters: Sequence[torch.Tensor], step: Callable[[], Any]) -> Any:
+        try:
+            self._before(parameters)
+            result = step()
+            self._after(parameters)
+        except BaseException:
+            self._failed(parameters)
+            raise
+        return result
+
+
+def _closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[[], Any] | None, bool]:
+    """Returns the closure among the arguments of a step, and whether they are nothing but the optimizer and it."""
+    if len(args) == 2 and not kwargs:
+        return args[1], True
+    if len(args) == 1 and not kwargs.keys() - {"closure"}:
+        return kwargs.get("closure"), True
+    return None, False

@@ -1,0 +1,185 @@
+"""Tries, on small parameters, whether an optimizer that nobody knows treats each parameter by itself.
+
+Two copies of the optimizer get the same few small parameters, of made-up values, and the same gradients. One of them
+steps them together, and the other one after the other. Gradients are of ordinary size, large and small, zero, and not
+a number. Nothing of the optimizer or its parameters is read but settings and shapes, and nothing large is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as of_torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...ground.errors import first_line
+from ..training_state import RandomStates
+from .diversion import Step
+from .shadow import Part, Shadow
+from .small_copies import (
+    TRIAL_STEPS,
+    NotOneByOne,
+    Sample,
+    results_of,
+    same,
+    samples_of,
+    set_gradients,
+    settings_of,
+    small_copy,
+)
+
+_CPU = torch.device("cpu")
+
+_Samples = Sequence[Sequence[Sample]]
+
+
+class Trials:
+    """Makes each trial once: again only where a setting is switched on or off, or parameters of other kinds appear.
+
+    Args:
+        plain: the step that the optimizer's class defines.
+    """
+
+    def __init__(self, plain: Step) -> None:
+        self._plain = plain
+        self._verdicts: dict[object, str | None] = {}
+
+    def why_whole(self, optimizer: Optimizer, with_closure: bool) -> str | None:
+        """Returns why the optimizer's step cannot be cut, or None.
+
+        Args:
+            optimizer: the optimizer.
+            with_closure: whether it is asked if its step's closure can be called before the slices.
+        """
+        samples = samples_of(optimizer, with_closure)
+        if not any(sample.has_gradient for group in samples for sample in group):
+            return "no parameter had a gradient to try it with"
+        key = _key(optimizer, with_closure, samples)
+        if key not in self._verdicts:
+            self._verdicts[key] = _try(optimizer, self._plain, with_closure, samples)
+        return self._verdicts[key]
+
+
+def _key(optimizer: Optimizer, with_closure: bool, samples: _Samples) -> object:
+    """What a verdict holds for: steps of classes, which may be wrapped later, which settings are on, and samples."""
+    steps = tuple(each.__dict__.get("step") for each in type(optimizer).__mro__)
+    settings = [vars(optimizer), *optimizer.param_groups]
+    switches = tuple(frozenset((name, _switch(value)) for name, value in each.items()) for each in settings)
+    return steps, with_closure, switches, samples
+
+
+def _switch(value: object) -> object:
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    return value != 0 if isinstance(value, (int, float)) else type(value)
+
+
+def _try(optimizer: Optimizer, plain: Step, with_closure: bool, samples: _Samples) -> str | None:
+    devices = {sample.device for group in samples for sample in group} | {_CPU}
+    states = {device: RandomStates.of(device) for device in devices}
+    try:
+        with _disable_current_modes(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _Trial(optimizer, plain, samples).run(with_closure)
+        if any(_differ(RandomStates.of(device), state) for device, state in states.items()):
+            return "its step draws random numbers"
+    except NotOneByOne as reason:
+        return str(reason)
+    except Exception as error:  # noqa: BLE001
+        return f"a trial on small parameters raised {type(error).__name__}: {first_line(error)}"
+    finally:
+        for device, state in states.items():
+            state.restore(device)
+    return None
+
+
+def _differ(one: RandomStates, other: RandomStates) -> bool:
+    same_numpy = all(numpy.array_equal(mine, theirs) for mine, theirs in zip(one.numpy, other.numpy, strict=True))
+    return not same_numpy or (one.python, one.cpu, one.device) != (other.python, other.cpu, other.device)
+
+
+class _Trial:
+    def __init__(self, optimizer: Optimizer, plain: Step, samples: _Samples) -> None:
+        kinds = {sample.kind for group in samples for sample in group}
+        if not kinds <= {torch.Tensor, torch.nn.Parameter}:
+            raise NotOneByOne(f"parameters are of {' and '.join(sorted(kind.__name__ for kind in kinds))}")
+        if hasattr(type(optimizer), "__del__") or not {"state", "param_groups"} <= vars(optimizer).keys():
+            raise NotOneByOne("there cannot be a copy of it")
+        self._plain, self._samples = plain, samples
+        self._together, self._apart = small_copy(optimizer, samples), small_copy(optimizer, samples)
+
+    def run(self, with_closure: bool) -> None:
+        """Step both copies. Raises `NotOneByOne`, or whatever the step raises."""
+        settings = settings_of(self._together)
+        containers = _containers(self._together)
+        with _no_hooks_seen(self._together, self._apart):
+            for number in range(TRIAL_STEPS):
+                self._step_together(number, with_closure)
+                set_gradients(self._apart, self._samples, number)
+                self._step_apart()
+                if not same(results_of(self._together), results_of(self._apart)):
+                    raise NotOneByOne("parameters that are stepped together and one by one differ")
+                now = settings_of(self._together)
+                if not same(now, settings) or _containers(self._together) != containers:
+                    raise NotOneByOne(f"its step changes {_changed(settings, now)}, beside the state of parameters")
+
+    def _step_together(self, number: int, with_closure: bool) -> None:
+        good_calls: list[bool] = []
+        loss = object()
+
+        def closure() -> object:
+            good_calls.append(torch.is_grad_enabled() and same(results_of(self._together), results_of(self._apart)))
+            set_gradients(self._together, self._samples, number)
+            return loss
+
+        if with_closure:
+            result = self._plain(self._together, closure)
+        else:
+            set_gradients(self._together, self._samples, number)
+            result = self._plain(self._together)
+        if with_closure and good_calls != [True]:
+            raise NotOneByOne("it does not call its closure once, before everything else")
+        if result is not (loss if with_closure else None):
+            raise NotOneByOne("its step returns something of its own")
+
+    def _step_apart(self) -> None:
+        shadow = Shadow(self._apart, all_groups=True)
+        for index, group in enumerate(self._apart.param_groups):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    shadow.step(self._plain, [Part(index, [parameter])])
+
+
+def _containers(optimizer: Optimizer) -> list[int]:
+    """The identities of what a step may fill, but not replace: a slice would replace it for itself alone."""
+    groups = optimizer.param_groups
+    return [id(optimizer.state), id(groups), *map(id, groups), *(id(group["params"]) for group in groups)]
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
+    names = {name for name in before.keys() | after.keys() if not same(before.get(name), after.get(name))}
+    return " and ".join(sorted(names)) or "its groups"
+
+
+@contextlib.contextmanager
+def _no_hooks_seen(*copies: Optimizer) -> Iterator[None]:
+    """Context manager in which no hook of the program sees the copies: a step that would call hooks raises."""
+    states = [copy.state for copy in copies]
+
+    def refuse(optimizer: Optimizer, *_: Any) -> None:
+        if any(vars(optimizer).get("state") is state for state in states):
+            raise NotOneByOne("its step calls that of another class, with all hooks")
+
+    handle = of_torch.register_optimizer_step_pre_hook(refuse)
+    hooks: Any = of_torch._global_optimizer_pre_hooks
+    hooks.move_to_end(handle.id, last=False)
+    try:
+        yield
+    finally:
+        handle.remove()
