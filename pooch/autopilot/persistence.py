@@ -19,10 +19,10 @@ from ..ground.units import format_bytes
 from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.tensors import find_tensors
 
-FITTING_SHARE = 0.7  # of the budget: if what outlives steps takes more from the first step on, it may leave
+FITTING_SHARE = 0.7  # of the room for what outlives steps and activations: if it takes more, it may leave at once
 _STILL_STEPS = 3  # in which nothing has left, after which steps are planned as if all of it stayed
-_SLICES_IN_BUDGET = 16
-_LEAST_SLICE_BYTES = 2**20
+_SLICES_IN_ROOM = 16
+_LEAST_SLICE_BYTES = 2**18
 _MOMENTS = 2  # state per byte of a parameter, of an optimizer that has none yet: most have Adam's
 
 
@@ -44,6 +44,7 @@ class Persistence:
         self._slices: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = weakref.WeakKeyDictionary()
         self.memory: PersistentMemory | None = None
         self._is_refused = False
+        self._slice_bytes = _LEAST_SLICE_BYTES
         self._moved_bytes = self._still_steps = 0
 
     @property
@@ -52,10 +53,6 @@ class Persistence:
         memory = self.memory
         has_moved = memory is not None and memory.moved_bytes > self._moved_bytes
         return memory is not None and (has_moved or self._still_steps < _STILL_STEPS)
-
-    @property
-    def _slice_bytes(self) -> int:
-        return max(_LEAST_SLICE_BYTES, self._evictor.budget_bytes // _SLICES_IN_BUDGET)
 
     def step_begins(self, models: Sequence[torch.nn.Module], budget_bytes: int | None) -> None:
         """Look at what a step begins with, and let it leave if there is no room for it.
@@ -68,7 +65,7 @@ class Persistence:
         if memory is None:
             if budget_bytes is None or self._is_refused or not self._is_needed(models, budget_bytes):
                 return
-            memory = self._begin(budget_bytes)
+            memory = self._begin(models, budget_bytes)
             if memory is None:
                 return
         self._still_steps = 0 if memory.moved_bytes > self._moved_bytes else self._still_steps + 1
@@ -81,11 +78,17 @@ class Persistence:
         if self._evictor.missing_bytes:
             return True
         parameters = [parameter for model in models for parameter in model.parameters()]
-        size_bytes = sum(parameter.nbytes for parameter in parameters)
-        size_bytes += sum((1 + _MOMENTS) * parameter.nbytes for parameter in parameters if parameter.requires_grad)
-        return size_bytes > FITTING_SHARE * budget_bytes
+        here_bytes = sum(parameter.nbytes for parameter in parameters)
+        later_bytes = sum((1 + _MOMENTS) * parameter.nbytes for parameter in parameters if parameter.requires_grad)
+        return here_bytes + later_bytes > FITTING_SHARE * (self._room_bytes(here_bytes) or budget_bytes)
 
-    def _begin(self, budget_bytes: int) -> PersistentMemory | None:
+    def _room_bytes(self, here_bytes: int) -> int:
+        """What of the budget is not taken by other things than what may leave, of which so much is here."""
+        return max(0, self._evictor.budget_bytes - max(0, self._evictor.live.now() - here_bytes))
+
+    def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> PersistentMemory | None:
+        here_bytes = sum(parameter.nbytes for model in models for parameter in model.parameters())
+        self._slice_bytes = max(_LEAST_SLICE_BYTES, self._room_bytes(here_bytes) // _SLICES_IN_ROOM)
         try:
             self.memory = PersistentMemory(self._evictor, budget_bytes, self._slice_bytes)
         except UsageError as error:

@@ -33,6 +33,7 @@ _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
 _LEAST_SHARE = 2**-14  # of the budget, likewise
 _USES_AHEAD = 16  # uses that are looked at for what can be brought back before it is needed
 _COPIES_AHEAD = 4
+_OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
 
 
 class _Owner:
@@ -155,6 +156,8 @@ class PersistentMemory:
         self._adopt_gradient(parameter)
         if parameter.grad is not None:
             self._write_ahead([parameter.grad])
+            with torch._C._DisableTorchDispatch():
+                self._evictor.look(2 * parameter.grad.nbytes)
 
     def _adopt_gradient(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -214,6 +217,8 @@ class PersistentMemory:
         """
         store, stats = self._evictor.store, self._evictor.stats
         with OWN_WORK, torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
+            values = list(values)
+            self._evictor.look(2 * sum(value.size_bytes for value in values if value.storage is None))
             for value in values:
                 was_busy, value.is_busy = value.is_busy, True
                 try:
@@ -226,7 +231,8 @@ class PersistentMemory:
 
     def _read_ahead(self) -> None:
         """Start to bring back what is used next, if there is room for it and for what the next op makes."""
-        live, budget_bytes = self._evictor.live, self._evictor.budget_bytes
+        live = self._evictor.live
+        budget_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes
         for value in islice(self.values.used_next(_USES_AHEAD), _COPIES_AHEAD):
             if value.state != "away" or live.recent() + 2 * value.size_bytes > budget_bytes:
                 return

@@ -99,7 +99,17 @@ class PersistentValue(Value):
         on_first_leave: Called with its size when its bytes leave for the first time. None: nobody wants to know.
     """
 
-    __slots__ = ("_arriving", "_home", "_is_in_tier", "_is_lent", "_is_pinned", "_written", "kind", "leaves", "on_first_leave")
+    __slots__ = (
+        "_arriving",
+        "_home",
+        "_is_in_tier",
+        "_is_lent",
+        "_is_pinned",
+        "_written",
+        "kind",
+        "leaves",
+        "on_first_leave",
+    )
 
     def __init__(self, number: int, home: Home, kind: Kind, owner: Owner, size_bytes: int) -> None:
         self._home: Home = _NOWHERE  # what is set below must not touch any bytes
