@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -53,6 +53,32 @@ class Persistence:
         memory = self.memory
         has_moved = memory is not None and memory.moved_bytes > self._moved_bytes
         return memory is not None and (has_moved or self._still_steps < _STILL_STEPS)
+
+    def bring_in(self, models: Sequence[torch.nn.Module], device: torch.device, budget_bytes: int | None) -> None:
+        """Have enough leave of what is there already, and move what is somewhere else to the device, one by one.
+
+        Args:
+            models: The models.
+            device: Where they are to be. Parameters, gradients and buffers that are there already are not moved.
+            budget_bytes: The budget, or None if it is not known yet.
+
+        Raises:
+            UsageError: If something has to be moved, and cannot leave again.
+        """
+        self.step_begins(models, budget_bytes)
+        elsewhere = [model for model in models if any(each.device != device for each in _tensors_of(model))]
+        if not elsewhere:
+            return
+        memory = self.memory
+        if memory is None:  # they fit
+            for model in elsewhere:
+                model.to(device)
+            return
+        for model in elsewhere:
+            memory.move_in(model)
+        for optimizer in self._slices:
+            memory.move_state_in(optimizer)
+        memory.make_room()
 
     def step_begins(self, models: Sequence[torch.nn.Module], budget_bytes: int | None) -> None:
         """Look at what a step begins with, and let it leave if there is no room for it.
@@ -129,6 +155,15 @@ class Persistence:
         memory, self.memory = self.memory, None
         if memory is not None:
             memory.close()
+
+
+def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters of a model, their gradients, and its buffers."""
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()
 
 
 def _around(

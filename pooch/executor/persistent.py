@@ -133,15 +133,31 @@ class PersistentMemory:
 
     def adopt_model(self, model: torch.nn.Module) -> None:
         """Have the parameters, gradients and buffers of a model leave where room is needed."""
+        for tensor, kind, what in _parts_of(model):
+            self._adopt(tensor, kind, what)
         for parameter in model.parameters():
-            self._adopt(parameter, "parameter", (id(parameter), "parameter"))
-            if parameter.requires_grad:
-                self._adopt_gradient(parameter)
-                if id(parameter) not in self._hooks:
-                    hook = partial(_accumulated, weakref.ref(self))
-                    self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
-        for buffer in model.buffers():
-            self._adopt(buffer, "buffer", (id(buffer), "buffer"))
+            if parameter.requires_grad and id(parameter) not in self._hooks:
+                hook = partial(_accumulated, weakref.ref(self))
+                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
+
+    def move_in(self, model: torch.nn.Module) -> None:
+        """Move a model to the device, one tensor after the other, each of which may have others leave."""
+        device = self._evictor.device
+        for tensor, kind, what in _parts_of(model):
+            if tensor.device != device:
+                self._evictor.look(tensor.nbytes)
+                tensor.data = tensor.data.to(device)
+                with self._evictor.lock:
+                    self._adopt(tensor, kind, what)
+
+    def move_state_in(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move the state of an optimizer to where its parameters are, but for what has one number alone."""
+        for parameter, state in optimizer.state.items():
+            for name, tensor in state.items():
+                if isinstance(tensor, torch.Tensor) and tensor.dim() > 0 and tensor.device != parameter.device:
+                    self._evictor.look(tensor.nbytes)
+                    state[name] = tensor.to(parameter.device)
+                    self.adopt_state(optimizer, [parameter])
 
     def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Have the state that an optimizer has for some parameters leave where room is needed."""
@@ -153,16 +169,12 @@ class PersistentMemory:
 
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Take over a gradient that autograd has accumulated. The caller holds the lock."""
-        self._adopt_gradient(parameter)
-        if parameter.grad is not None:
-            self._write_ahead([parameter.grad])
-            with torch._C._DisableTorchDispatch():
-                self._evictor.look(2 * parameter.grad.nbytes)
-
-    def _adopt_gradient(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None:
             self._adopt(gradient, "gradient", (id(parameter), "gradient"))
+            self._write_ahead([gradient])
+            with torch._C._DisableTorchDispatch():
+                self._evictor.look(2 * gradient.nbytes)
 
     def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable) -> None:
         """Have a tensor leave where room is needed, unless something stands in the way."""
@@ -373,6 +385,16 @@ def _accumulated(memory: weakref.ref[PersistentMemory], parameter: torch.Tensor)
     if here is not None:
         with here._evictor.lock:
             here.accumulated(parameter)
+
+
+def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
+    """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step."""
+    for parameter in model.parameters():
+        yield parameter, "parameter", (id(parameter), "parameter")
+        if parameter.grad is not None:
+            yield parameter.grad, "gradient", (id(parameter), "gradient")
+    for buffer in model.buffers():
+        yield buffer, "buffer", (id(buffer), "buffer")
 
 
 def _why_not(storage: torch.UntypedStorage) -> str:
