@@ -137,7 +137,10 @@ class Persistence:
             slices = OptimizerSlices(
                 optimizer, self._slice_bytes, **_around(weakref.ref(memory), weakref.ref(optimizer)), tell=self._tell
             )
-            slices.attach()
+            try:
+                slices.attach()
+            except UsageError:
+                continue  # it hands its steps to another one, which is found as well
             self._slices[optimizer] = slices
 
     def _optimizers(self, trained: set[int]) -> list[torch.optim.Optimizer]:

@@ -30,7 +30,7 @@ class Home(Protocol):
         key: Tells it from others.
         storage: The storage, or None once the program has released it.
         is_here: Whether the bytes are in it.
-        is_used: Whether an op that is running works on them.
+        is_used: Whether an op works on them.
         is_gone: Whether the program has released it.
         tensors: How many tensors there are on it.
         writes: Grows with each op that writes to it.
@@ -52,6 +52,9 @@ class Home(Protocol):
     def give(self, storage: Storage) -> None:
         """Put bytes back, which leaves the storage that is given empty."""
 
+    def close(self) -> None:
+        """Note that what ops were still working on when they returned is done."""
+
 
 class _Nowhere:
     """The home of what has none."""
@@ -64,6 +67,9 @@ class _Nowhere:
         """Return None."""
 
     def give(self, storage: Storage) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
         """Do nothing."""
 
 
@@ -157,6 +163,10 @@ class PersistentValue(Value):
     @is_pinned.setter
     def is_pinned(self, is_pinned: bool) -> None:
         self._is_pinned = is_pinned
+
+    def close(self) -> None:
+        """Let it leave again after an op that might have worked on it after it had returned, as collectives do."""
+        self._home.close()
 
     def lend(self) -> None:
         """Have its bytes stay where they are as long as there are further tensors on them, such as that of an array."""
@@ -329,6 +339,8 @@ class PersistentValues:
         order = [value.number for value in map(self._values.get, used) if value is not None]
         if order:
             self._uses = Uses(order)
+        for value in self._values.values():
+            value.close()
         gone = {key: value for key, value in self._values.items() if value.is_gone}
         for key, value in gone.items():
             del self._values[key]

@@ -266,7 +266,7 @@ inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, St
 // Runs an op on what has homes, while their bytes are there.
 inline void on_homes(const c10::OperatorHandle& handle, const Operator& facts, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_on(*stack, handle);
-  const Use use(arguments, facts.is_special ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments));
+  const Use use(arguments, facts.written | changed_statistics(facts, arguments), facts.is_special);
   seen(handle, keys, stack);
 }
 
