@@ -81,7 +81,7 @@ class Auto:
         remarks = Remarks(tell, warn)
         evictor.silence = Silence(remarks.silence)
         held = HeldBudget(size_bytes, share, evictor, remarks)
-        persistence = Persistence(evictor, optimizer, tell)
+        persistence = self._persistence = Persistence(evictor, optimizer, tell)
         persistence.bring_in(models, device, size_bytes)
         live.reset_peak()
         self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence)
@@ -185,6 +185,8 @@ class Auto:
             local_ranks=share.ranks,
             verified=self._driver.evictor.verification.verified,
             planning_s=library.planning_s,
+            persistent=self._persistence.moved(),
+            staying=self._persistence.staying(),
             is_verbose=verbose,
         )
 

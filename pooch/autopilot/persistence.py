@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -16,13 +16,21 @@ from ..executor.evictor import Evictor
 from ..executor.persistent import PersistentMemory
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes
+from ..machine.persistent import Kind, Moved
 from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.tensors import find_tensors
+from .summary import MovedKind
 
 FITTING_SHARE = 0.7  # of the room for what outlives steps and activations: if it takes more, it may leave at once
 _STILL_STEPS = 3  # in which nothing has left, after which steps are planned as if all of it stayed
 _SLICES_IN_ROOM = 16
 _LEAST_SLICE_BYTES = 2**18
+_NAMES: dict[Kind, str] = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "state": "optimizer's state",
+    "buffer": "buffers",
+}
 _MOMENTS = 2  # state per byte of a parameter, of an optimizer that has none yet: most have Adam's
 
 
@@ -43,6 +51,8 @@ class Persistence:
         self._given = [] if optimizer is None else [weakref.ref(optimizer)]
         self._slices: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = weakref.WeakKeyDictionary()
         self.memory: PersistentMemory | None = None
+        self._moved: Moved | None = None
+        self._staying_bytes: Mapping[str, int] = {}
         self._is_refused = False
         self._slice_bytes = _LEAST_SLICE_BYTES
         self._moved_bytes = self._still_steps = 0
@@ -121,6 +131,7 @@ class Persistence:
             self._is_refused = True
             self._tell(str(error))
             return None
+        self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
         self._tell(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
             f"would pass the budget of {format_bytes(budget_bytes)}"
@@ -147,8 +158,21 @@ class Persistence:
         """The optimizers of some parameters. All objects are looked through until there are any, which takes long."""
         found = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
         if not found and not self._slices:
-            found = [each for each in gc.get_objects() if isinstance(each, torch.optim.Optimizer)]
+            found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
         return [each for each in found if any(id(tensor) in trained for tensor in find_tensors(each.param_groups))]
+
+    def moved(self) -> tuple[MovedKind, ...]:
+        """Return what was copied so far."""
+        moved = self._moved
+        return (
+            ()
+            if moved is None
+            else tuple(MovedKind(name, moved.out_bytes[kind], moved.in_bytes[kind]) for kind, name in _NAMES.items())
+        )
+
+    def staying(self) -> tuple[tuple[str, int], ...]:
+        """Return why some of it cannot leave, and how many bytes that are."""
+        return tuple(self._staying_bytes.items())
 
     def close(self) -> None:
         """Have everything back on the device, and let nothing leave any more."""

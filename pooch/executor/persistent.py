@@ -33,6 +33,7 @@ _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
 _LEAST_SHARE = 2**-14  # of the budget, likewise
 _USES_AHEAD = 16  # uses that are looked at for what can be brought back before it is needed
 _COPIES_AHEAD = 4
+_NO_ROOM = "the swap tier has no room for them"
 _OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
 
 
@@ -207,6 +208,8 @@ class PersistentMemory:
         free = self._free[size_bytes]
         place = free.pop() if free else self._tier.take(size_bytes)
         value.place = None if place is None else PersistentPlace(value, place, self.values.moved)
+        if place is None:
+            self.staying_bytes[_NO_ROOM] += size_bytes
         self._evictor.live.resume()
 
     def _forget(self, value: PersistentValue) -> None:
