@@ -348,11 +348,11 @@ class StepDriver:
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
             self.library.not_recorded(key, known)
             decision = known.decision = "online"
-        if self._persistence.is_streaming and decision in ("record", "plan"):
+        if not self._persistence.may_plan and decision in ("record", "plan"):
             if decision == "record":
                 self.library.not_recorded(key, known)
             decision = known.decision = "online"
-            known.reason = "parameters, gradients or the optimizer's state leave the device"
+            known.reason = "parameters or gradients leave the device"
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
             known.reason = "the program has saved tensor hooks of its own around it"
@@ -542,7 +542,8 @@ class StepDriver:
             running.kind.seen(peak_bytes - running.start_bytes)
         try:
             running.close_forward()
-            is_recorded = is_complete and running.is_whole and not self._persistence.is_streaming
+            is_recorded = is_complete and running.is_whole and not self._persistence.moves
+            self._persistence.step_ends()
             profile = running.step.end(is_recorded)
         except Exception:
             self._running = self._claimed = None

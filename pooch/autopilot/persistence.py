@@ -22,7 +22,9 @@ from ..torchtools.tensors import find_tensors
 from .summary import MovedKind
 
 FITTING_SHARE = 0.7  # of the room for what outlives steps and activations: if it takes more, it may leave at once
-_STILL_STEPS = 3  # in which nothing has left, after which steps are planned as if all of it stayed
+# Of the room: what parameters and gradients may take of it so that steps are planned, with state away meanwhile.
+PLANNED_SHARE = 0.6
+_MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
 _SLICES_IN_ROOM = 16
 _LEAST_SLICE_BYTES = 2**18
 _NAMES: dict[Kind, str] = {
@@ -44,6 +46,7 @@ class Persistence:
 
     Attributes:
         memory: What may leave, or None as long as everything stays.
+        may_plan: Whether steps can be planned: of all this, only the optimizer's state is away in them.
     """
 
     def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
@@ -54,15 +57,15 @@ class Persistence:
         self._moved: Moved | None = None
         self._staying_bytes: Mapping[str, int] = {}
         self._is_refused = False
+        self._known_bytes: int | None = None  # the budget when the step before began
         self._slice_bytes = _LEAST_SLICE_BYTES
-        self._moved_bytes = self._still_steps = 0
+        self._moved_bytes = self._steps_with_moves = 0
+        self.may_plan = True
 
     @property
-    def is_streaming(self) -> bool:
-        """Whether anything of it leaves and comes back in these steps, which are not planned then."""
-        memory = self.memory
-        has_moved = memory is not None and memory.moved_bytes > self._moved_bytes
-        return memory is not None and (has_moved or self._still_steps < _STILL_STEPS)
+    def moves(self) -> bool:
+        """Whether anything of it has left or come back since the step began."""
+        return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
 
     def bring_in(self, models: Sequence[torch.nn.Module], device: torch.device, budget_bytes: int | None) -> None:
         """Have enough leave of what is there already, and move what is somewhere else to the device, one by one.
@@ -104,14 +107,26 @@ class Persistence:
             memory = self._begin(models, budget_bytes)
             if memory is None:
                 return
-        self._still_steps = 0 if memory.moved_bytes > self._moved_bytes else self._still_steps + 1
-        self._moved_bytes = memory.moved_bytes
         memory.begin_step(models)
         self._attach(models, memory)
+        memory.let_state_leave()
         memory.make_room()
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        here_bytes = sum(parameter.nbytes for parameter in parameters)
+        staying_bytes = here_bytes + sum(each.nbytes for each in parameters if each.requires_grad)
+        room_bytes = self._room_bytes(memory.values.here_bytes())
+        has_room = staying_bytes <= PLANNED_SHARE * room_bytes
+        self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
+        self._moved_bytes = memory.moved_bytes
+
+    def step_ends(self) -> None:
+        """Note that a step ends, in which nothing had to leave if it can be planned."""
+        if self.may_plan and self.moves:
+            self._steps_with_moves += 1
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:
-        if self._evictor.missing_bytes:
+        was_known, self._known_bytes = self._known_bytes, budget_bytes
+        if self._evictor.missing_bytes and was_known == budget_bytes:
             return True
         parameters = [parameter for model in models for parameter in model.parameters()]
         here_bytes = sum(parameter.nbytes for parameter in parameters)

@@ -93,7 +93,7 @@ class PersistentMemory:
         if library is None:
             why = LIBRARY.why_not or "POOCH_NATIVE_WATCH is 0"
             raise UsageError(f"parameters and the state of optimizers cannot leave the device: {why}")
-        self._library, self._evictor = library, evictor
+        self._library, self._evictor, self._slice_bytes = library, evictor, slice_bytes
         self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
         self._tier = StepTier(evictor.engine, evictor.host_bytes)
         self._owner = _Owner()
@@ -263,7 +263,7 @@ class PersistentMemory:
             ]
             if changed and all(value.state == "here" for value in changed):
                 return  # nothing of it moves: it is as in plain training
-            self._slice = Slice(self._evictor, optimizer, parameters, changed)
+            self._slice = Slice(self._evictor, optimizer, parameters, changed, self._slice_bytes)
             self._slice.begin(self.bring_back)
 
     def end_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
@@ -300,6 +300,20 @@ class PersistentMemory:
             if value.state == "here":
                 self._evictor.store.start_out(value, value.place, self._evictor.stats)
                 value.leaves = False  # until it does
+
+    def let_state_leave(self) -> None:
+        """Have the state of optimizers leave, which is not needed before the next step of the optimizer."""
+        store, stats = self._evictor.store, self._evictor.stats
+        with torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
+            here = [value for value in self.values if value.kind == "state" and value.can_leave]
+            for value in here:
+                store.finish_out(value, stats)
+                if not value.is_copied and value.place is not None:
+                    store.start_out(value, value.place, stats)
+            for value in here:
+                store.finish_out(value, stats)
+                if value.is_copied:
+                    store.drop(value)
 
     def make_room(self) -> None:
         """Have enough leave that the budget is held now."""

@@ -303,6 +303,7 @@ class PersistentValues:
 
     Attributes:
         moved: What was copied.
+        are_last: Whether they leave after all values that autograd has saved, whatever that costs.
     """
 
     def __init__(self, count_uses: Callable[[], int]) -> None:
@@ -310,6 +311,7 @@ class PersistentValues:
         self._numbered: dict[int, PersistentValue] = {}
         self._count_uses, self._uses = count_uses, Uses()
         self.moved = Moved()
+        self.are_last = False
 
     def __iter__(self) -> Iterator[PersistentValue]:
         return iter(list(self._values.values()))
@@ -374,7 +376,7 @@ class PersistentValues:
         own = self._in_order(cost_ms)
         first = next(own, None)
         for value in saved:
-            limit = score(value)
+            limit = -1.0 if self.are_last else score(value)
             while first is not None and first[0] <= limit:
                 yield first[1]
                 first = next(own, None)
