@@ -164,6 +164,7 @@ class PlanRequests:
         self.planning_s += time.monotonic() - begin_s
         if request is not None and answer is not None and not self._waiting.is_stopped:
             self.arrived(request, answer, is_provisional=is_provisional)
+            self._costs.begin()
 
     def _completed(self, job: Job) -> Job:
         """Return a job with the costs of copies and hooks in its profiles, as far as they are known by now."""

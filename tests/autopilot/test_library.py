@@ -410,14 +410,17 @@ def test_what_was_used_last_is_kept() -> None:
 class LateCosts:
     """What copies and hooks cost is known later than the first plan."""
 
-    def __init__(self) -> None:
-        self.is_final = False
+    def __init__(self, happened: list[str]) -> None:
+        self.is_final, self.happened = False, happened
 
     def prepare(self, room_bytes: int) -> None:
         """Do nothing."""
 
     def now(self, profile: Profile) -> Costs:
         return Costs(profile.link, HookCosts(op_ms=1.0) if self.is_final else HookCosts())
+
+    def begin(self) -> None:
+        self.happened.append("measuring")
 
     def close(self) -> None:
         """Do nothing."""
@@ -426,10 +429,14 @@ class LateCosts:
 class _PlansHere:
     """In place of the process that plans."""
 
+    def __init__(self, happened: list[str]) -> None:
+        self._happened = happened
+
     def start(self) -> None:
         """Do nothing."""
 
     def ask(self, job: Job) -> Answer:
+        self._happened.append("planning")
         return done(job)
 
     def end(self) -> None:
@@ -440,15 +447,17 @@ def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pyte
     """Else it would stay, as every plan that knows of these costs is predicted to take longer."""
     monkeypatch.setattr(PlanRequests, "_put", PlanRequests.serve)
     monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
-    profile, costs, told = blocks(6), LateCosts(), list[str]()
+    happened = list[str]()
+    profile, costs, told = blocks(6), LateCosts(happened), list[str]()
     start_bytes, budget_bytes = profile.persistent_bytes, int(0.7 * profile.peak_bytes)
     library = Library(PlanOptions(region="step", explain=False), told.append, costs)
-    library._requests._child = _PlansHere()  # type: ignore[assignment]
+    library._requests._child = _PlansHere(happened)  # type: ignore[assignment]
     for _ in range(2):
         _, known = library.choose(KEY, start_bytes, budget_bytes)
     library.recorded(KEY, known, profile, 1)
     decisions = [library.choose(KEY, start_bytes, budget_bytes)[0] for _ in range(6)]
     assert decisions[-5:] == ["plan"] * 5
+    assert happened == ["planning", "measuring"], "which would delay the plan"
     assert (known.is_provisional, known.is_improved) == (True, False), "nothing is compared with what may not hold"
     early = known.slowdown
     costs.is_final = True
