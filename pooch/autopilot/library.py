@@ -211,6 +211,7 @@ class Library:
             return "online"
         if not (self._is_warm and self._is_settled) and target_bytes:
             self._is_warm = True
+            self._requests.warm_up()  # a plan is asked for soon
             return "online"
         if not self._has_tier:
             return "online"

@@ -54,8 +54,12 @@ class LiveBytes(Protocol):
     def reset_peak(self) -> None:
         """Begin to look for the highest live bytes from now on."""
 
-    def recount(self) -> None:
-        """Count again what no allocation has told of."""
+    def recount(self, *, if_less: bool = False) -> None:
+        """Count again what no allocation has told of.
+
+        Args:
+            if_less: Only if some of what was counted is gone, which is quickly seen.
+        """
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
         """Ask for room before live bytes pass the budget, in threads that `ask`."""
@@ -89,7 +93,7 @@ class NobodyAsks:
         """Return 0."""
         return 0
 
-    def recount(self) -> None:
+    def recount(self, *, if_less: bool = False) -> None:
         """Do nothing."""
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:

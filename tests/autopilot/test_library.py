@@ -381,6 +381,14 @@ def test_the_least_urgent_and_oldest_job_is_dropped_and_urgent_ones_go_first() -
     assert jobs.next(1) is None
 
 
+def test_the_process_that_plans_starts_with_the_first_step_which_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = list[int]()
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda _: starts.append(1))
+    library = Library(PlanOptions(), lambda _: None, HostCosts(CopySpeed("not measured")))
+    assert library.choose(KEY, 0, 1000)[0] == "online"
+    assert starts == [1]
+
+
 @pytest.mark.parametrize(("quicker", "arrives"), [(False, False), (True, True)])
 def test_of_a_plan_that_is_to_be_improved_only_a_better_one_arrives(quicker: bool, arrives: bool) -> None:
     profile = blocks(2)
