@@ -244,5 +244,7 @@ import sys
 from importlib import import_module
 print(callable(getattr(import_module({module!r}, "pooch.api"), {name!r})), "torch" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=child_environment(), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=child_environment(), check=True
+    )
     assert done.stdout.strip() == "True False"

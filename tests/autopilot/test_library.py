@@ -381,7 +381,9 @@ def test_the_least_urgent_and_oldest_job_is_dropped_and_urgent_ones_go_first() -
     assert jobs.next(1) is None
 
 
-def test_the_process_that_plans_starts_with_the_first_step_which_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_that_plans_starts_with_the_first_step_which_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     starts = list[int]()
     monkeypatch.setattr(PlanRequests, "warm_up", lambda _: starts.append(1))
     library = Library(PlanOptions(), lambda _: None, HostCosts(CopySpeed("not measured")))
