@@ -215,7 +215,8 @@ class Library:
             return "online"
         if not self._has_tier:
             return "online"
-        if family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN):
+        is_wanted = family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN)
+        if is_wanted and not self._has_smaller_without_plan(key, family, target_bytes):
             family.recording += 1
             return "record"
         if family.has_larger_that_fits(key.sizes, start_bytes, target_bytes):
@@ -224,6 +225,17 @@ class Library:
             anchors = [KnownStep(sizes, profile) for sizes, profile in family.recorded.items()]
             self._ask(key, known, anchors, start_bytes, target_bytes)
         return "online"
+
+    def _has_smaller_without_plan(self, key: StepKey, family: Family, target_bytes: int) -> bool:
+        """Whether there is no plan within the bytes for a recorded step that is no larger in any size.
+
+        Nor will there be one for this step then, and recording it would be in vain.
+        """
+        for sizes in family.smaller_than(key.sizes):
+            known = self._known.look(StepKey(key.family, sizes))
+            if known is not None and known.plan is None and known.minimum_bytes > target_bytes > 0:
+                return True
+        return False
 
     # Answers ----------------------------------------------------------------------------------------------------------
 

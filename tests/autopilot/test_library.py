@@ -237,6 +237,19 @@ def test_without_the_tier_what_it_keeps_cannot_leave() -> None:
     assert decision == "online"
 
 
+@pytest.mark.parametrize(("size", "decision"), [(3, "record"), (4, "online"), (5, "online")])
+def test_a_step_is_not_recorded_if_a_smaller_one_has_no_plan(size: int, decision: str) -> None:
+    """Recording takes many times as long as the step where ops are small, and such a step would have no plan either."""
+    near = NearFloor(MUCH_BYTES, holds_beneath=False)
+    near.steps(4)
+    assert near.known.plan is None
+    other = StepKey(KEY.family, (size,))
+    assert near.library.choose(other, near.start_bytes, near.budget_bytes)[0] == decision
+    more_bytes = near.needed_bytes  # of which the reserve takes a part
+    if size > 4:
+        assert near.library.choose(other, near.start_bytes, int(1.1 * more_bytes))[0] == "record"
+
+
 # What is remembered is bounded ----------------------------------------------------------------------------------------
 
 
