@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import pooch
 from pooch.analysis.interpolation import KnownStep
 from pooch.api.options import PlanOptions
+from pooch.api.wire import WIRE
 from pooch.autopilot import library as library_module
 from pooch.autopilot import shapes
 from pooch.autopilot.cache import PlanCache, Purpose
 from pooch.autopilot.costs import Costs, HostCosts
-from pooch.autopilot.jobs import Answer, Job, done
+from pooch.autopilot.jobs import Answer, Job, answered, completed, done
 from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Known
 from pooch.autopilot.library import PLANNED_SHARE, Library
 from pooch.autopilot.requests import PlanRequests
@@ -61,6 +63,24 @@ def test_a_plan_may_fill_the_budget_where_no_other_is_feasible(jobs: list[Job]) 
     assert known.plan is not None
     assert known.plan.predicted_peak_bytes == budget_bytes
     assert told[0].startswith("planned for steps"), told
+
+
+@pytest.mark.parametrize("more_bytes", [0, 4096])
+@pytest.mark.parametrize("sizes", [(4,), (5,)])
+def test_a_child_process_does_not_tell_the_profile_that_it_was_told(sizes: tuple[int, ...], more_bytes: int) -> None:
+    profile = blocks(4)
+    start_bytes, anchors = profile.persistent_bytes + more_bytes, (KnownStep((4,), profile),)
+    job = Job(sizes, anchors, start_bytes, int(0.8 * profile.peak_bytes), PlanOptions(explain=False))
+    told = json.dumps(WIRE.plain(answered(job)))
+    assert '"Profile"' not in told
+    found = completed(job, WIRE.made(json.loads(told)))
+    assert replace(found, plan=None) == replace(done(job), plan=None)
+    if sizes == (4,):
+        assert found.profile is not None
+        assert found.plan is not None
+        assert found.profile.persistent_bytes == start_bytes
+    else:
+        assert found.profile is None, "one step does not tell what another shape is like"
 
 
 def test_a_plan_whose_replay_gave_other_bits_is_made_again_without_it(jobs: list[Job]) -> None:
