@@ -263,7 +263,10 @@ class Library:
             self._known.has_grown()
         if answer.plan is not None:
             again = "" if known.plan is None else " again"
-            known.profile, known.plan, known.table = answer.profile, answer.plan, arrival.table
+            table = arrival.table
+            assert table is not None
+            known.table = table if known.table is None else table.after(known.table)
+            known.profile, known.plan = answer.profile, answer.plan
             known.moving_ms, known.needed_bytes, known.reason = answer.moving_ms, 0, ""
             if answer.minimum_bytes:
                 self._needs_more(known, answer.minimum_bytes)
