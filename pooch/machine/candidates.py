@@ -129,8 +129,9 @@ class Candidates:
         never = [entry[-1] for entry in self._buckets.pop(_NEVER, ()) if self._entries.get(entry[-1]) is entry]
         for value in never:
             self._enter(value)
-        for value in self._everything:
-            if value not in self._entries and value not in self._unpriced and value not in self._staying:
+        entries, unpriced, staying = self._entries, self._unpriced, self._staying
+        for value in self._everything:  # most are away where so little is left that all are looked at
+            if value.storage is not None and not (value in entries or value in unpriced or value in staying):
                 self._enter_or_stay(value)
         return any(bucket != _NEVER for bucket in self._buckets)
 
