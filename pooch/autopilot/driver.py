@@ -50,6 +50,7 @@ MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken 
 TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched, though it fits
 _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)  # or the next one that is not far away from the budget
+_SELDOM_CHANGED = (2, 3)  # of these: those that count again only if some of what was counted is gone
 
 
 class _Here(CallingThread):
@@ -333,7 +334,7 @@ class StepDriver:
         # Counting looks at all tensors, and PyTorch ends the process if another thread is just releasing one of them.
         reached = sum(self._steps + 1 >= number for number in _RECOUNTED_STEPS)
         if reached > self._recounts and is_alone():
-            self._live.recount()
+            self._live.recount(if_less=_RECOUNTED_STEPS[reached - 1] in _SELDOM_CHANGED)
             self.budget.hold()
         self._recounts = reached
         self._persistence.step_begins(models, self.budget.size_bytes)

@@ -24,6 +24,7 @@ from pooch.executor import Run, apply_plan, mode
 from pooch.executor.native_watch import NativeWatch
 from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.step import Step
+from pooch.executor.table import ActionTable
 from pooch.torchtools import watch
 from pooch.torchtools.effects import StorageMap
 from pooch.torchtools.tensors import storage_of
@@ -128,6 +129,28 @@ def test_python_is_called_only_where_the_plan_acts(monkeypatch: pytest.MonkeyPat
     assert calls["after"] <= calls["before"] + 1  # what makes the value that moves
     assert calls["pack"] <= 2
     assert calls["unpack"] <= 4
+
+
+def test_another_plan_of_the_same_ops_knows_them_from_its_first_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that is made again while training runs would otherwise have all of its ops pass through Python once."""
+    model, rows = Tanh(), torch.rand(64, 32)
+    profile = quick_profile(lambda: model(rows), model)
+    kept = all_of(profile, "keep", "model")
+    plans = [tight_plan(profile, kept | {value: "swap"}, "model") for value in sorted(kept)[:2]]
+    first, second = map(ActionTable.of, plans)
+    assert second.after(ActionTable.of(replace(plans[0], expected=plans[0].expected[1:]))) is second
+    expected, told = gradients(model, rows), list[int]()
+    for plan, following in zip([*plans, plans[1]], (lambda: first, lambda: second.after(first), None), strict=True):
+        with monkeypatch.context() as patched:
+            if following is not None:
+                patched.setattr(ActionTable, "of", lambda _, following=following: following())
+            with apply_plan(plan, model), counted(patched) as calls:
+                assert equal(gradients(model, rows), expected)
+                told.append(calls["before"])
+    ops = len(plans[0].expected)
+    assert told[0] >= ops
+    assert told[1] < ops / 2
+    assert told[2] >= ops, "of a plan that stands alone"
 
 
 def test_a_model_is_watched_by_a_dispatch_mode_where_there_is_no_native_part(monkeypatch: pytest.MonkeyPatch) -> None:
