@@ -33,7 +33,7 @@ from pooch.torchtools.memory_trace import live_bytes
 from tests.executor.online.zoo import Layers, rows
 from tests.executor.support import all_of, assert_same, quick_profile, tight_plan
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("copied_by")]
 ROWS, DEPTH = 512, 8
 ACTIVATION_BYTES = ROWS * 64 * 4
 ENOUGH_BYTES = 9 * ACTIVATION_BYTES  # for the gradients, and for what replays need: about half of the activations
