@@ -197,9 +197,10 @@ class Step(SavedTensors):
         """Run the actions that are due before the next op, and record its call if the plan replays it."""
         if not guide.expects(facts):
             return
-        if guide.is_due:
-            self._act(guide, guide.slot)
-        if not guide.is_to_record or not guide.on_path or guide.cursor.is_recorded:
+        slot = guide.slot
+        if slot in guide.table.actions:
+            self._act(guide, slot)
+        if slot not in guide.table.replayed or not guide.on_path or guide.cursor.is_recorded:
             return
         if torch._C._len_torch_dispatch_stack() > 0:
             return  # a mode of the program's around the step may change what the op gives, and sees no replay
