@@ -115,6 +115,12 @@ class NativeWatch(Watch):
             self._wait()
         return storages
 
+    def act(self) -> None:
+        """Do what is due before the op that is expected: it is about to run, and nothing else is told of it."""
+        with self._own_work(), from_a_kernel():
+            self._step.act_before_expected()
+            self._wait()
+
     def _wait(self) -> None:
         """Say before which op this is called next, even if it is the one that the plan expects."""
         step = self._step

@@ -213,6 +213,15 @@ class Step(SavedTensors):
         reads, outer = read_by(call)
         guide.record(call, reads, can_be_late=self.recorder.preserves(outer, gathered))
 
+    def act_before_expected(self) -> None:
+        """Do what is due before the op that is expected, which a native watch knows to be the one that runs."""
+        guide = self.guide
+        assert guide is not None
+        self._act(guide, guide.slot)
+        if guide.values.waits_for_program:
+            with self.lock:
+                guide.values.settle()
+
     def _act(self, guide: PlanGuide, slot: int) -> None:
         """Run the actions of a slot. Where they cannot be run, the step goes on without its plan."""
         try:
