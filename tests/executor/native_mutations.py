@@ -71,7 +71,7 @@ FOLLOWING = (
     Mutation("results are bound to the plan's values off the path", "kernel.h", "state.on_path && position < state.path->size()", "position < state.path->size()"),
     Mutation("nothing is ever looked at before each op", "kernel.h", "!state.on_path || state.needs_attention ||", "!state.on_path ||"),
     Mutation("every op is looked at for ever", "region.h", "set_flag<&State::needs_attention>", "set_flag<&State::is_silent>"),
-    Mutation("what is due before an op is not done", "kernel.h", "if (recognised == nullptr || expected.is_due) return false;", "if (recognised == nullptr) return false;"),
+    Mutation("what is due before an op is not done", "kernel.h", "    act(state);\n", ""),
     Mutation("what the plan moves is not passed on when it is made", "kernel.h", "are_plain && !expected->is_awaited &&", "are_plain &&"),
 )  # fmt: skip
 
