@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..machine import CopySpeed, Pressure, Value
+from ..machine import CopySpeed, Pressure
 from ..machine.account import LiveBytes
 from ..torchtools.endings import run_lost
 from ..torchtools.tensors import find_tensors, has_plain_storage, storage_of
@@ -115,12 +115,6 @@ class Evictor(Pressure):
         """Evict until so many bytes are free, or until nothing more can leave."""
         with torch._C._DisableTorchDispatch():  # what moves values is no op of the step
             super().make_room(missing_bytes)
-
-    def is_held_elsewhere(self, value: Value) -> bool:
-        """Whether anything but the value holds its storage. A copy that has ended does until somebody asks for it."""
-        if value.ticket is not None:
-            value.ticket.is_done()
-        return super().is_held_elsewhere(value)
 
     def look_before(self, arguments: Any) -> None:
         """Make room before an op, which is thought to need as much as its arguments take.
