@@ -382,47 +382,103 @@ def with_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model(torch.randn(8, WIDTH)).square().mean().backward()
 
 
+Made = tuple[nn.Module, torch.optim.Optimizer]
+Values = list[list[bytes]]
+
+
+class Slices:
+    """A streamed model before a step of its optimizer, as often as wanted, and what is to come of that."""
+
+    def __init__(self, foreach: bool) -> None:
+        self.foreach = foreach
+        model, optimizer = self.made()
+        with_gradients(model, optimizer)
+        self.before = by_parameter(model, optimizer)
+        optimizer.step()
+        self.after = by_parameter(model, optimizer)
+
+    def made(self) -> Made:
+        model = network()[:6]
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=self.foreach)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[tuple[nn.Module, torch.optim.Optimizer, Auto]]:
+        model, optimizer = self.made()
+        with pooch.auto(model, 5 * LAYER_BYTES + 2**18, optimizer, tell=lambda _: None) as auto:
+            with_gradients(model, optimizer)
+            yield model, optimizer, auto
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, auto: Auto) -> None:
+        """Have all be as before the step, and away."""
+        with torch.no_grad():
+            for parameter, values in zip(model.parameters(), self.before, strict=True):
+                state = optimizer.state[parameter]
+                tensors = [parameter, *(state[name] for name in sorted(state))]
+                for tensor, value in zip(tensors, values, strict=True):
+                    tensor.copy_(torch.frombuffer(bytearray(value), dtype=tensor.dtype).view_as(tensor))
+        auto._driver.evictor.relieve()
+        assert away(auto) > 6
+
+    def are_whole(self, found: Values) -> bool:
+        """Whether each parameter is with its state as before its slice, or as after it."""
+        choices = zip(self.before, self.after, strict=True)
+        return all(each in choice for each, choice in zip(found, choices, strict=True))
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 def test_an_interrupt_at_any_op_of_a_slice_leaves_each_parameter_with_its_state(foreach: bool) -> None:
-    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = network()[:6]
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=foreach)
-
-    model, optimizer = made()
-    with_gradients(model, optimizer)
-    before = by_parameter(model, optimizer)
-    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    optimizer.step()
-    after = by_parameter(model, optimizer)
-    kept_bytes = sum(tensor.nbytes for tensor in kept[0].values()) * 3
-    del model, optimizer
-
-    model, optimizer = made()
+    slices = Slices(foreach)
     undone = 0
-    with pooch.auto(model, kept_bytes + 5 * LAYER_BYTES + 2**18, optimizer, tell=lambda _: None) as auto:
-        with_gradients(model, optimizer)
+    with slices.held() as (model, optimizer, auto):
         for number in range(10_000):
-            with torch.no_grad():
-                for parameter, values in zip(model.parameters(), before, strict=True):
-                    state = optimizer.state[parameter]
-                    for tensor, value in zip(
-                        [parameter, *(state[name] for name in sorted(state))], values, strict=True
-                    ):
-                        tensor.copy_(torch.frombuffer(bytearray(value), dtype=tensor.dtype).view_as(tensor))
-            auto._driver.evictor.relieve()
-            assert away(auto) > 6
+            slices.begin(model, optimizer, auto)
             try:
                 with InterruptedAt(number):
                     optimizer.step()
             except Interrupted:
                 found = by_parameter(model, optimizer)
-                assert all(each in choice for each, choice in zip(found, zip(before, after, strict=True), strict=True))
-                undone += found != after
+                assert slices.are_whole(found)
+                undone += found != slices.after
             else:
                 break
-        assert by_parameter(model, optimizer) == after
+        assert by_parameter(model, optimizer) == slices.after
         assert number > 20
         assert undone > 10
+
+
+@pytest.mark.usefixtures("copied_by")
+@pytest.mark.parametrize("call", ["preadv", "pwrite"])
+def test_a_copy_that_fails_in_any_slice_loses_nothing(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = Slices(foreach=True)
+    original = getattr(os, call)
+    left = -1
+
+    def fails(*args: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise OSError(5, "no such luck")
+        return original(*args)
+
+    monkeypatch.setattr(os, call, fails)
+    with slices.held() as (model, optimizer, auto):
+        failures = 0
+        for number in range(10_000):
+            left = -2
+            slices.begin(model, optimizer, auto)
+            left = number
+            try:
+                optimizer.step()
+            except TierError:
+                failures += 1
+            has_failed, left = left < 0, -2
+            found = by_parameter(model, optimizer)
+            assert slices.are_whole(found)
+            if not has_failed:
+                break
+        assert found == slices.after
+        assert number > 3
+        assert failures > number // 2 if call == "preadv" else failures == 0  # what is read ahead is read again
 
 
 @pytest.mark.usefixtures("copied_by")
