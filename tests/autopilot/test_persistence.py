@@ -477,7 +477,7 @@ def test_a_copy_that_fails_in_any_slice_loses_nothing(call: str, monkeypatch: py
             if not has_failed:
                 break
         assert found == slices.after
-        assert number > 3
+        assert number >= 2
         assert failures > number // 2 if call == "preadv" else failures == 0  # what is read ahead is read again
 
 
