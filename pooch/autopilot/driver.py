@@ -544,7 +544,7 @@ class StepDriver:
         try:
             running.close_forward()
             is_recorded = is_complete and running.is_whole and not self._persistence.moves
-            self._persistence.step_ends()
+            self._persistence.step_ends(peak_bytes - running.start_bytes)
             profile = running.step.end(is_recorded)
         except Exception:
             self._running = self._claimed = None

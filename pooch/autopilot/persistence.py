@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -24,6 +25,8 @@ from .summary import MovedKind
 FITTING_SHARE = 0.7  # of the room for what outlives steps and activations: if it takes more, it may leave at once
 # Of the room: what parameters and gradients may take of it so that steps are planned, with state away meanwhile.
 PLANNED_SHARE = 0.6
+SAFE_SHARE = 0.95  # of the budget: what the last steps would have taken with the state, so that it need not leave
+_SIMILAR_STEPS = 8
 _MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
 _SLICES_IN_ROOM = 16
 _LEAST_SLICE_BYTES = 2**18
@@ -60,6 +63,7 @@ class Persistence:
         self._known_bytes: int | None = None  # the budget when the step before began
         self._slice_bytes = _LEAST_SLICE_BYTES
         self._moved_bytes = self._steps_with_moves = 0
+        self._rises_bytes: deque[int] = deque(maxlen=_SIMILAR_STEPS)  # of the last steps
         self.may_plan = True
 
     @property
@@ -109,7 +113,8 @@ class Persistence:
                 return
         memory.begin_step(models)
         self._attach(models, memory)
-        memory.let_state_leave()
+        if not self._fits_as_it_is(budget_bytes):
+            memory.let_state_leave()
         memory.make_room()
         parameters = [parameter for model in models for parameter in model.parameters()]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
@@ -119,8 +124,19 @@ class Persistence:
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
         self._moved_bytes = memory.moved_bytes
 
-    def step_ends(self) -> None:
-        """Note that a step ends, in which nothing had to leave if it can be planned."""
+    def _fits_as_it_is(self, budget_bytes: int | None) -> bool:
+        """Whether a step like the last ones fits beside what is on the device now."""
+        if budget_bytes is None or len(self._rises_bytes) < _SIMILAR_STEPS:
+            return False
+        return self._evictor.live.now() + max(self._rises_bytes) <= SAFE_SHARE * budget_bytes
+
+    def step_ends(self, rise_bytes: int) -> None:
+        """Note that a step ends, in which nothing had to leave if it can be planned.
+
+        Args:
+            rise_bytes: By how much its peak was above what was live before it.
+        """
+        self._rises_bytes.append(rise_bytes)
         if self.may_plan and self.moves:
             self._steps_with_moves += 1
 

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,48 @@ def test_ops_on_all_gradients_run_in_parts() -> None:
             return found, everything(model, optimizer)
 
     assert losses(5 * LAYER_BYTES + ROOM_BYTES // 2) == losses(None)
+
+
+def test_steps_are_planned_with_the_state_away() -> None:
+    """What parameters and gradients take leaves room enough, so activations are decided on by a plan."""
+
+    def found(budget: int | None) -> tuple[list[float], list[bytes]]:
+        model = network()
+        optimizer = adamw(model)
+        torch.manual_seed(1)
+        losses = []
+        around = contextlib.nullcontext() if budget is None else held(model, optimizer, budget)
+        with around as auto:
+            for _ in range(8):
+                loss = model(torch.randn(512, WIDTH)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+                while auto is not None and auto.is_planning:
+                    time.sleep(0.05)
+            if auto is not None:
+                moved = memory_of(auto).values.moved
+                assert auto.summary().steps_on_plan > 2
+                assert moved.in_bytes["state"] > 0
+                assert moved.in_bytes["parameter"] + moved.in_bytes["gradient"] <= 4 * LAYER_BYTES  # before the plan
+            return losses, everything(model, optimizer)
+
+    assert found(4 * 2**20 + 2**19) == found(None)
+
+
+def test_state_stays_once_steps_fit_with_it() -> None:
+    model = network()
+    optimizer = adamw(model)
+    with pooch.auto(model, tight(model) * 3, optimizer, quiet=True) as auto:
+        model(torch.randn(4096, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for _ in range(12):
+            step(model, optimizer)
+        before = memory_of(auto).moved_bytes
+        step(model, optimizer)
+        assert memory_of(auto).moved_bytes == before > 0
 
 
 def test_gradients_accumulate_and_are_zeroed_in_place() -> None:
