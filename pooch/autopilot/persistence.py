@@ -82,7 +82,14 @@ class Persistence:
         Raises:
             UsageError: If something has to be moved, and cannot leave again.
         """
-        self.step_begins(models, budget_bytes)
+        try:
+            self.step_begins(models, budget_bytes)
+            self._move_in(models, device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _move_in(self, models: Sequence[torch.nn.Module], device: torch.device) -> None:
         elsewhere = [model for model in models if any(each.device != device for each in _tensors_of(model))]
         if not elsewhere:
             return
@@ -176,10 +183,9 @@ class Persistence:
             if optimizer in self._slices:
                 continue
             memory.adopt_state(optimizer, list(optimizer.state))
-            slices = OptimizerSlices(
-                optimizer, self._slice_bytes, **_around(weakref.ref(memory), weakref.ref(optimizer)), tell=self._tell
-            )
+            around = _around(weakref.ref(memory), weakref.ref(optimizer))
             try:
+                slices = OptimizerSlices(optimizer, self._slice_bytes, **around, tell=self._tell)
                 slices.attach()
             except UsageError:
                 continue  # it hands its steps to another one, which is found as well
