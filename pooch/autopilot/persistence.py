@@ -148,6 +148,9 @@ class Persistence:
             self._steps_with_moves += 1
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:
+        health = self._evictor.engine.health
+        if health.fault is not None or health.known is not None:
+            return False  # there is nowhere to go
         was_known, self._known_bytes = self._known_bytes, budget_bytes
         if self._evictor.missing_bytes and was_known == budget_bytes:
             return True

@@ -115,11 +115,19 @@ class NativeWatch(Watch):
             self._wait()
         return storages
 
-    def act(self) -> None:
-        """Do what is due before the op that is expected: it is about to run, and nothing else is told of it."""
+    def act(self) -> bool:
+        """Do what is due before the op that is expected: it is about to run, and nothing else is told of it.
+
+        Returns whether it was done. Calls that read parameters which FSDP gathers are recorded in Python, so ops of such
+        a plan are passed there as a whole.
+        """
+        guide = self._step.guide
+        if guide is None or guide.table.gathered:
+            return False
         with self._own_work(), from_a_kernel():
             self._step.act_before_expected()
             self._wait()
+        return True
 
     def _wait(self) -> None:
         """Say before which op this is called next, even if it is the one that the plan expects."""

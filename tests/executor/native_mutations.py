@@ -71,7 +71,7 @@ FOLLOWING = (
     Mutation("results are bound to the plan's values off the path", "kernel.h", "state.on_path && position < state.path->size()", "position < state.path->size()"),
     Mutation("nothing is ever looked at before each op", "kernel.h", "!state.on_path || state.needs_attention ||", "!state.on_path ||"),
     Mutation("every op is looked at for ever", "region.h", "set_flag<&State::needs_attention>", "set_flag<&State::is_silent>"),
-    Mutation("what is due before an op is not done", "kernel.h", "    act(state);\n", ""),
+    Mutation("what is due before an op is not done", "kernel.h", "is_known = act(state) && is_expected(", "is_known = is_expected("),
     Mutation("what the plan moves is not passed on when it is made", "kernel.h", "are_plain && !expected->is_awaited &&", "are_plain &&"),
 )  # fmt: skip
 
@@ -213,7 +213,7 @@ UNPLANNED = (
     Mutation("ops are followed although they have to be looked at", "unplanned.h", "!state.records || state.needs_attention || facts.is_special", "!state.records || facts.is_special"),
     Mutation("values are kept although Python holds the others", "saved.h", "const bool keeps = state->keeps && !state->has_taken;", "const bool keeps = state->keeps;"),
     Mutation("whether room runs out is never looked at", "saved.h", "if (keeps && ++state->packs % SAVES_BETWEEN_LOOKS == 0) {", "if (false) {"),
-    Mutation("what is only copied has no number", "saved.h", "if (keeps && !number && state->binds && can_be_dropped(tensor)) {", "if (false) {"),
+    Mutation("what is only copied has no number", "saved.h", "if (keeps && !number && state->binds && !is_marked(tensor) && can_be_dropped(tensor)) {", "if (false) {"),
     Mutation("parameters leave", "saved.h", " && can_be_dropped(tensor)) {", ") {"),
 )  # fmt: skip
 

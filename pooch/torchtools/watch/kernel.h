@@ -234,13 +234,13 @@ inline bool is_due(State& state, const c10::OperatorHandle& handle) {
   return state.path->at(position).is_due && recognised != nullptr && recognised->schema == &handle.schema();
 }
 
-// Has Python do what is due before an op that is expected, of which it hears nothing else.
-inline void act(State& state) {
+// Has Python do what is due before an op that is expected, of which it hears nothing else. Returns whether it has.
+inline bool act(State& state) {
   static PyObject* const name = interned("act");
   Gil gil;
-  if (state.carrier == nullptr) return;
+  if (state.carrier == nullptr) return false;
   Reference carrier = Reference::to(state.carrier);
-  call(carrier.get(), name);
+  return call(carrier.get(), name).get() == Py_True;
 }
 
 // Whether all that has to be known before an op is known here, once what is due is done.
@@ -327,10 +327,7 @@ inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, St
   }
   const Running running(state);
   bool is_known = running.is_alone && is_expected(state, facts, handle, arguments);
-  if (is_known && is_due(state, handle)) {
-    act(state);
-    is_known = is_expected(state, facts, handle, arguments);
-  }
+  if (is_known && is_due(state, handle)) is_known = act(state) && is_expected(state, facts, handle, arguments);
   if (is_known) {
     auto recipe = to_replay(state, facts, handle, arguments);
     if (recipe || !state.path->at(state.position).is_replayed)

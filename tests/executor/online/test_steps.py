@@ -111,7 +111,7 @@ def test_what_was_read_ahead_may_leave_again_once_its_copy_has_ended() -> None:
         evictor.store.drop(value)
         evictor.store.start_in(value, evictor.stats)
         deadline_s = time.monotonic() + 20
-        while evictor.is_held_elsewhere(value):
+        while value.is_held_elsewhere(evictor.memory):
             assert time.monotonic() < deadline_s
         assert value.state == "returning"
         evictor.store.finish_in(value, evictor.stats)
