@@ -124,6 +124,9 @@ class PersistentMemory:
             models: The models that are trained.
         """
         with self._evictor.lock:
+            for value in self.values:
+                if value.ticket is not None and value.ticket.is_done():  # it may hold what the program has released
+                    self._evictor.store.finish_out(value, self._evictor.stats)
             for value in self.values.begin_step(self._library.take_uses()):
                 self._forget(value)
             self.staying_bytes.clear()
@@ -200,7 +203,7 @@ class PersistentMemory:
         self._homes.pop(value.key, None)
 
     def _give_back(self, value: PersistentValue) -> None:
-        place, value.place = value.place, None
+        place, value.place, value.spare = value.place or value.spare, None, None
         if isinstance(place, PersistentPlace):
             self._free[value.size_bytes].append(place.place)
 

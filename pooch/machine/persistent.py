@@ -10,7 +10,7 @@ first (Belady 1966, "A study of replacement algorithms for a virtual-storage com
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -96,10 +96,14 @@ class PersistentValue(Value):
     Attributes:
         kind: What it is.
         leaves: Whether it has left since a copy of it was begun ahead of need, so that it probably will again.
+        spare: Its room in the tier if a copy to there has failed in this step, in which it stays then, or None.
         on_first_leave: Called with its size when its bytes leave for the first time. None: nobody wants to know.
     """
 
-    __slots__ = ("_arriving", "_home", "_is_in_tier", "_is_lent", "_is_pinned", "_written", "kind", "leaves", "on_first_leave")
+    __slots__ = (
+        "_arriving", "_home", "_is_in_tier", "_is_lent", "_is_pinned", "_written",
+        "kind", "leaves", "on_first_leave", "spare",
+    )  # fmt: skip
 
     def __init__(self, number: int, home: Home, kind: Kind, owner: Owner, size_bytes: int) -> None:
         self._home: Home = _NOWHERE  # what is set below must not touch any bytes
@@ -108,6 +112,7 @@ class PersistentValue(Value):
         self._is_in_tier, self._written = False, 0
         self._is_lent = self.leaves = False
         self.on_first_leave: Callable[[int], None] | None = None
+        self.spare: PersistentPlace | None = None
         super().__init__(number, owner)
         self.size_bytes, self._home = size_bytes, home
 
@@ -181,6 +186,11 @@ class PersistentValue(Value):
         """Whether an op that is running works on it. That the program holds it does not matter."""
         return self._home.is_used
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was written to since the copy began that is under way."""
+        return self.ticket is not None and self._home.writes != self._written
+
     def begins_to_leave(self) -> None:
         """Note that its bytes are copied as they are now."""
         self._written, self._is_in_tier = self._home.writes, False
@@ -188,10 +198,25 @@ class PersistentValue(Value):
     def revert(self) -> None:
         """Give up what was written to it since its copy, which is what it holds from now on: clean or here -> away.
 
-        The caller knows that the tier has a copy, and that nothing works on it.
+        If somebody has the address of its bytes, they stay and are filled from the copy: clean or here -> clean. The
+        caller knows that the tier has a copy, and that nothing works on it.
+
+        Raises:
+            OSError: If the copy cannot be read, whatever the engine raises then.
         """
         assert self._is_in_tier
-        self._home.take()
+        if not self.is_pinned:
+            self.storage = None
+            return
+        assert self.place is not None
+        ticket = self.place.copy_in(self._home.storage)
+        try:
+            ticket.wait()
+        finally:
+            ticket.wait()  # an interrupt must not leave a part of it
+        if ticket.error is not None:
+            raise ticket.error
+        self._written = self._home.writes
 
     def arrived(self) -> None:
         """Put its bytes, which have come, to where the program looks for them."""
@@ -229,7 +254,8 @@ class PersistentPlace:
         self.place.copied(error)
 
     def release(self) -> None:
-        """Keep the room for the next copy."""
+        """Keep the room for the next step, as a copy to here has failed."""
+        self._value.spare = self
 
 
 class Uses:
@@ -261,8 +287,9 @@ class Uses:
         places = self._places.get(number)
         if places is None:
             return 2 * self._length
-        index = bisect_right(places, now)
-        return places[index] - now if index < len(places) else self._length - now + places[0]
+        place = now % self._length
+        index = bisect_left(places, place)
+        return places[index] - place if index < len(places) else self._length - place + places[0]
 
     def following(self, now: int, count: int) -> Iterator[int]:
         """Yield the numbers of those that are used next.
@@ -319,6 +346,9 @@ class PersistentValues:
         order = [value.number for value in map(self._values.get, used) if value is not None]
         if order:
             self._uses = Uses(order)
+        for value in self._values.values():
+            if value.spare is not None:
+                value.place, value.spare = value.spare, None
         gone = {key: value for key, value in self._values.items() if value.is_gone}
         for key, value in gone.items():
             del self._values[key]
@@ -338,7 +368,7 @@ class PersistentValues:
         """
         for number in self._uses.following(self._count_uses(), count):
             value = self._numbered.get(number)
-            if value is not None and value.state == "away":
+            if value is not None and value.state == "away" and not value.is_gone:
                 yield value
 
     def among(self, saved: Iterator[Value], cost_ms: Cost, score: Cost) -> Iterator[Value]:
@@ -363,9 +393,9 @@ class PersistentValues:
 
     def _in_order(self, cost_ms: Cost) -> Iterator[tuple[float, PersistentValue]]:
         """Yield those that can leave, with their scores, the lowest first."""
-        now = self._count_uses()
+        now = self._count_uses() if self._uses.are_known else max((each.last_use for each in self), default=0)
         scored = [
-            (online_score(cost_ms(value), value.size_bytes, max(1.0, self._distance(value, now))), value)
+            (online_score(cost_ms(value), value.size_bytes, self._distance(value, now)), value)
             for value in self._values.values()
             if value.can_leave
         ]
@@ -373,7 +403,7 @@ class PersistentValues:
         return (each for each in scored if each[1].can_leave)  # some may have left meanwhile
 
     def _distance(self, value: PersistentValue, now: int) -> float:
-        """How far ahead its next use is. In the first step, what was used last is used last from now on, too."""
+        """How far ahead its next use is. In the first step, what was used first is used last from now on."""
         if self._uses.are_known:
             return self._uses.distance(value.number, now)
         return now - value.last_use

@@ -21,7 +21,7 @@ from typing import Any
 import pooch
 
 _ROOM = Path(pooch.__file__).parent / "machine"
-_OURS = ("pooch.machine", "tests.machine.programs", "tests.machine.modelled")
+_OURS = ("pooch.machine", "tests.machine.programs", "tests.machine.persistent_programs", "tests.machine.modelled")
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,20 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextmanager
-def broken_by(mutation: Mutation) -> Iterator[Any]:
-    """Import the machine with a change in it, and yield `tests.machine.programs` on top of that."""
+def broken_by(mutation: Mutation, programs: str = "programs") -> Iterator[Any]:
+    """Import the machine with a change in it, and yield what runs on top of that.
+
+    Args:
+        mutation: The change.
+        programs: The module of `tests.machine` that is yielded.
+    """
     kept = {name: module for name, module in sys.modules.items() if name.startswith(_OURS)}
     finder = _Finder(mutation)
     for name in kept:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
     try:
-        yield importlib.import_module("tests.machine.programs")
+        yield importlib.import_module(f"tests.machine.{programs}")
     finally:
         sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.startswith(_OURS)]:
@@ -106,8 +111,8 @@ PRESSURE = (
     Mutation("half of the room is made", "pressure", "            if freed_bytes >= missing_bytes:", "            if freed_bytes >= missing_bytes // 2:"),
     Mutation("values that the program writes over leave", "pressure", " or value.changed or value.is_pinned:\n", " or value.is_pinned:\n"),
     Mutation("values leave while they are read", "pressure", "value.storage is None or value.is_busy or value.changed or", "value.storage is None or value.changed or"),
-    Mutation("values leave that the program holds", "pressure", "        return self.memory.is_held_elsewhere(storage)", "        return False"),
-    Mutation("nothing leaves, since everything seems held", "pressure", "        return self.memory.is_held_elsewhere(storage)", "        return True"),
+    Mutation("values leave that the program holds", "values", "        return memory.is_held_elsewhere(storage)", "        return False"),
+    Mutation("nothing leaves, since everything seems held", "values", "        return memory.is_held_elsewhere(storage)", "        return True"),
     Mutation("what is copied is copied again", "pressure", "        if value.is_copied:\n            return self._drop(value)\n", ""),
     Mutation("what cannot be made again is dropped when its copy fails", "pressure", "        if not value.is_copied and self._replay_ms(value) == NEVER_MS:\n            return 0\n", ""),
     Mutation("what could not be copied counts as free", "pressure", "        if not value.is_copied and self._replay_ms(value) == NEVER_MS:\n            return 0\n", "        if not value.is_copied and self._replay_ms(value) == NEVER_MS:\n            return value.size_bytes\n"),
@@ -115,7 +120,7 @@ PRESSURE = (
     Mutation("a replay is compared with nothing", "pressure", "            owner.remember(value)\n", "            pass\n"),
     Mutation("a copy out has no room", "pressure", "            place = owner.take_place(value.size_bytes)\n", "            place = owner.take_place(1)\n"),
     Mutation("what is copied is dropped before the copy is done", "pressure", "        self.store.finish_out(value, self.stats)\n        if value in", "        value.is_copied, value.ticket = True, None\n        if value in"),
-    Mutation("what was copied ahead is dropped under the program", "pressure", "        return 0 if self.is_held_elsewhere(value) else self._drop(value)\n", "        return self._drop(value)\n"),
+    Mutation("what was copied ahead is dropped under the program", "pressure", "        return 0 if value.is_held_elsewhere(self.memory) else self._drop(value)\n", "        return self._drop(value)\n"),
     Mutation("what is read ahead is not there", "pressure", "            if not other.is_copied or other.owner() is None:", "            if other.owner() is None:"),
     Mutation("a value that is away is handed over", "pressure", "                self.stats.late_swaps += 1\n                self._bring_back(value)\n", "                self.stats.late_swaps += 1\n                value.storage = self.memory.new(value.size_bytes)\n"),
     Mutation("a value is read before it is back", "pressure", "            self.store.finish_in(value, self.stats)\n            assert value.storage", "            assert value.storage"),
@@ -160,6 +165,42 @@ WITNESSES = (
 LOCK = (
     Mutation("handles that end while the lock is held are forgotten", "lock", "        self._queue.append(value)\n        self._settle()\n", "        self._settle()\n"),
     Mutation("an interrupt leaves the lock held", "lock", "        while self._lock._is_owned():  # type: ignore[attr-defined]\n            self._depth = 0\n            self._lock.release()\n", ""),
+)  # fmt: skip
+
+# Of what outlives steps: noticed by `tests.machine.persistent_programs`.
+PERSISTENT = (
+    Mutation("what was written to counts as copied", "persistent", "        return self._is_in_tier and (is_elsewhere or self._home.writes == self._written)", "        return self._is_in_tier"),
+    Mutation("what is away counts as lost", "persistent", "(is_elsewhere or self._home.writes == self._written)", "self._home.writes == self._written"),
+    Mutation("writes after a copy began count as copied", "persistent", "        self._written, self._is_in_tier = self._home.writes, False\n", "        self._is_in_tier = False\n"),
+    Mutation("a copy that began counts as complete", "persistent", "        self._written, self._is_in_tier = self._home.writes, False\n", "        self._written = self._home.writes\n"),
+    Mutation("what has come back counts as written to", "persistent", "            self._home.give(arriving)\n            self._written = self._home.writes\n", "            self._home.give(arriving)\n"),
+    Mutation("what has come back is not where the program looks", "persistent", "            self._home.give(arriving)\n", "            pass\n"),
+    Mutation("what is on its way back is not there", "persistent", "        if self._arriving is not None:\n            return self._arriving\n", ""),
+    Mutation("what comes back is put over what is there", "persistent", "        if storage is not None or self._arriving is not None:\n", "        if storage is not None:\n"),
+    Mutation("what ops work on leaves", "persistent", "(self.is_busy or self.is_pinned or self._home.is_used)", "(self.is_busy or self.is_pinned)"),
+    Mutation("what is being brought back leaves again", "persistent", "(self.is_busy or self.is_pinned or self._home.is_used)", "(self.is_pinned or self._home.is_used)"),
+    Mutation("what somebody has the address of leaves", "persistent", "(self.is_busy or self.is_pinned or self._home.is_used)", "(self.is_busy or self._home.is_used)"),
+    Mutation("what arrays are on leaves", "persistent", "        return self._is_pinned or self._is_lent\n", "        return self._is_pinned\n"),
+    Mutation("what has a further tensor on it is not lent any more", "persistent", "self._is_lent and self._home.tensors > 1", "self._is_lent and self._home.tensors > 2"),
+    Mutation("what is pinned leaves", "persistent", "        return self._is_pinned or self._is_lent\n", "        return self._is_lent\n"),
+    Mutation("what is lent is taken where a slice is undone", "persistent", "        if not self.is_pinned:\n            self.storage = None\n            return\n", "        self.storage = None\n        return\n"),
+    Mutation("a slice that is undone stays as it is", "persistent", "        if not self.is_pinned:\n            self.storage = None\n", "        if not self.is_pinned:\n"),
+    Mutation("what was filled again in its place is not waited for", "persistent", "        try:\n            ticket.wait()\n        finally:\n            ticket.wait()  # an interrupt must not leave a part of it\n", ""),
+    Mutation("what was filled again in its place counts as written to", "persistent", "            raise ticket.error\n        self._written = self._home.writes\n", "            raise ticket.error\n"),
+    Mutation("the room of a copy that failed is lost", "persistent", "        self._value.spare = self\n", "        pass\n"),
+    Mutation("a value whose copy failed stays for ever", "persistent", "                value.place, value.spare = value.spare, None\n", "                value.spare = None\n"),
+    Mutation("what the program has released stays known", "persistent", "            del self._values[key]\n", "            pass\n"),
+    Mutation("what the program has released is brought back", "persistent", " and not value.is_gone:\n                yield value", ":\n                yield value"),
+    Mutation("what is there is brought back", "persistent", 'value.state == "away" and not value.is_gone', "not value.is_gone"),
+    Mutation("what a step makes anew takes the room of what it made before", "persistent", "    def is_gone(self) -> bool:\n        \"\"\"Whether the program has released it.\"\"\"\n        return self._home.is_gone\n", "    def is_gone(self) -> bool:\n        \"\"\"Whether the program has released it.\"\"\"\n        return True\n"),
+    Mutation("saved values alone leave", "persistent", "        first = next(own, None)\n        for value in saved:", "        first = None\n        for value in saved:"),
+    Mutation("what costs more than all saved values stays", "persistent", "        if first is not None:\n            yield first[1]\n            yield from (value for _, value in own)\n", ""),
+    Mutation("one value for each saved one leaves", "persistent", "            yield from (value for _, value in own)\n", ""),
+    Mutation("values that left meanwhile leave again", "persistent", "        return (each for each in scored if each[1].can_leave)", "        return iter(scored)"),
+    Mutation("what does not outlive steps is all that may leave", "pressure", "return saved if self.persistent is None else", "return saved if self.persistent is not None else"),
+    Mutation("what was written to while it was copied stays", "pressure", "        if value.is_outdated:\n            self._finish_out(value)  # and it is copied again\n", ""),
+    Mutation("what was released while it was copied is dropped", "pressure", "        if value.is_gone:\n            return value.size_bytes  # nothing but the copy has held it\n", ""),
+    Mutation("room is given up although what outlives steps may leave", "pressure", " or self.persistent is not None\n", "\n"),
 )  # fmt: skip
 
 MUTATIONS = (*STORE, *PRESSURE, *RECIPES, *WITNESSES, *LOCK)
