@@ -15,7 +15,7 @@ from ..torchtools import accelerators
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.endings import end_with
 from ..torchtools.memory_trace import live_bytes, live_tensors
-from ..torchtools.tensors import has_plain_storage, storage_key
+from ..torchtools.tensors import address_of, has_plain_storage, storage_key
 from ..torchtools.watch import is_away
 
 _TIMES_A_WALK = 5  # the time between two walks over all tensors
@@ -62,7 +62,7 @@ class CountedBytes:
             storage_key(tensor): tensor.untyped_storage() for tensor in live_tensors() if has_plain_storage(tensor)
         }
         there = (storage for key, storage in found.items() if not is_away(key))
-        unknown = (storage for storage in there if not self._allocator.knows(storage.data_ptr()))
+        unknown = (storage for storage in there if not self._allocator.knows(address_of(storage)))
         self._earlier_bytes = sum(storage.nbytes() for storage in unknown)
 
     def now(self) -> int:

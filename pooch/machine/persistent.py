@@ -96,23 +96,25 @@ class PersistentValue(Value):
     Attributes:
         kind: What it is.
         leaves: Whether it has left since a copy of it was begun ahead of need, so that it probably will again.
+        users: How many accesses are under way that are no ops.
         spare: Its room in the tier if a copy to there has failed in this step, in which it stays then, or None.
         on_first_leave: Called with its size when its bytes leave for the first time. None: nobody wants to know.
     """
 
     __slots__ = (
-        "_arriving", "_home", "_is_in_tier", "_is_lent", "_is_pinned", "_written",
-        "kind", "leaves", "on_first_leave", "spare",
+        "_arriving", "_home", "_is_in_tier", "_is_lent", "_is_pinned", "_loans", "_place", "_written",
+        "kind", "leaves", "on_first_leave", "spare", "users",
     )  # fmt: skip
 
     def __init__(self, number: int, home: Home, kind: Kind, owner: Owner, size_bytes: int) -> None:
         self._home: Home = _NOWHERE  # what is set below must not touch any bytes
         self.kind = kind
         self._arriving: Storage | None = None
-        self._is_in_tier, self._written = False, 0
+        self._is_in_tier, self._written, self._loans = False, 0, 0
         self._is_lent = self.leaves = False
         self.on_first_leave: Callable[[int], None] | None = None
         self.spare: PersistentPlace | None = None
+        self.users = 0
         super().__init__(number, owner)
         self.size_bytes, self._home = size_bytes, home
 
@@ -137,7 +139,7 @@ class PersistentValue(Value):
     def is_copied(self) -> bool:
         """Whether the tier holds its bytes as they are now."""
         is_elsewhere = self._arriving is not None or not self._home.is_here
-        return self._is_in_tier and (is_elsewhere or self._home.writes == self._written)
+        return self._is_in_tier and (is_elsewhere or self._writes == self._written)
 
     @is_copied.setter
     def is_copied(self, is_copied: bool) -> None:
@@ -146,7 +148,7 @@ class PersistentValue(Value):
     @property
     def is_pinned(self) -> bool:
         """Whether its bytes stay where they are, since somebody has their address."""
-        self._is_lent = self._is_lent and self._home.tensors > 1
+        self._end_loan()
         return self._is_pinned or self._is_lent
 
     @is_pinned.setter
@@ -154,8 +156,31 @@ class PersistentValue(Value):
         self._is_pinned = is_pinned
 
     def lend(self) -> None:
-        """Have its bytes stay where they are as long as there are further tensors on them, such as that of an array."""
-        self._is_lent = True
+        """Have its bytes stay where they are as long as there are further tensors on them, such as that of an array.
+
+        Nothing tells what is written to them meanwhile.
+        """
+        self._is_lent, self._loans = True, self._loans + 1
+
+    def _end_loan(self) -> None:
+        if self._is_lent and not self.users and self._home.tensors <= 1:
+            self._is_lent, self._loans = False, self._loans + 1
+
+    @property
+    def _writes(self) -> int:
+        """Grows with each write, and with each loan that begins or has ended."""
+        self._end_loan()
+        return self._home.writes + self._loans
+
+    @property
+    def place(self) -> Place | None:
+        """Its room in the tier, or None: there was none, or the program has changed the size of its storage."""
+        storage = self._home.storage
+        return self._place if storage is None or storage.nbytes() == self.size_bytes else None
+
+    @place.setter
+    def place(self, place: Place | None) -> None:
+        self._place = place
 
     @property
     def is_here(self) -> bool:
@@ -180,7 +205,7 @@ class PersistentValue(Value):
     @property
     def can_leave(self) -> bool:
         """Whether it is there, and nothing works on it."""
-        return self.storage is not None and not (self.is_busy or self.is_pinned or self._home.is_used)
+        return self.storage is not None and not (self.is_busy or self.users or self.is_pinned or self._home.is_used)
 
     def is_held_elsewhere(self, memory: Memory) -> bool:
         """Whether an op that is running works on it. That the program holds it does not matter."""
@@ -189,17 +214,16 @@ class PersistentValue(Value):
     @property
     def is_outdated(self) -> bool:
         """Whether it was written to since the copy began that is under way."""
-        return self.ticket is not None and self._home.writes != self._written
+        return self.ticket is not None and self._writes != self._written
 
     def begins_to_leave(self) -> None:
         """Note that its bytes are copied as they are now."""
-        self._written, self._is_in_tier = self._home.writes, False
+        self._written, self._is_in_tier = self._writes, False
 
     def revert(self) -> None:
         """Give up what was written to it since its copy, which is what it holds from now on: clean or here -> away.
 
-        If somebody has the address of its bytes, they stay and are filled from the copy: clean or here -> clean. The
-        caller knows that the tier has a copy, and that nothing works on it.
+        If somebody has the address of its bytes, they stay and are filled from the copy. The caller knows that the tier has a copy, and that nothing works on it.
 
         Raises:
             OSError: If the copy cannot be read, whatever the engine raises then.
@@ -216,14 +240,13 @@ class PersistentValue(Value):
             ticket.wait()  # an interrupt must not leave a part of it
         if ticket.error is not None:
             raise ticket.error
-        self._written = self._home.writes
 
     def arrived(self) -> None:
         """Put its bytes, which have come, to where the program looks for them."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             self._home.give(arriving)
-            self._written = self._home.writes
+            self._written = self._writes
 
 
 class PersistentPlace:

@@ -132,10 +132,11 @@ class ModelledRoom(ModelledPlace):
     """Room in the tier, which notices copies of what it has already."""
 
     is_exact = False  # whether a copy of what is there counts as a mistake
+    may_repeat = False  # since somebody had the address of what it is for, and may have written to it
 
     def copy_out(self, storage: ModelledStorage) -> ModelledTicket:
         """Begin to copy a storage here."""
-        if self.is_exact and self.contents == storage.contents != GARBAGE:
+        if self.is_exact and not self.may_repeat and self.contents == storage.contents != GARBAGE:
             raise Broken("what the tier has is copied to it again")
         if any(not ticket._is_over for ticket in self.under_way):
             raise Broken("two copies use one room at once")
@@ -226,13 +227,14 @@ class World:
         self.values = self.pressure.persistent = PersistentValues(self.log.count)
         self.owner, self.saver = NoRecipes(), NoRecipes(self.tier)
         self.homes: dict[int, ModelledHome] = {}  # by the keys
-        self.free: defaultdict[int, list[ModelledPlace]] = defaultdict(list)
+        self.free: defaultdict[int, list[ModelledRoom]] = defaultdict(list)
         self.saved: list[Saved] = []
         self._tokens = 0
         self._staying: dict[int, ModelledStorage] = {}  # of the homes whose address somebody has, by the keys
         self._lent: list[ModelledHome] = []
         self._pinned: set[int] = set()  # the keys of those that stay for good
         self._most_over_bytes = 0
+        self._has_ended_unseen = False  # whether bytes may have ended while room was made: with the end of a copy
         self.chance.is_calm = True
         sizes_bytes = self.sizes_bytes or [self.random.choice(SIZES) for _ in range(self.random.randrange(3, 9))]
         self.parameters = [self._made("parameter", number, size) for number, size in enumerate(sizes_bytes)]
@@ -268,8 +270,8 @@ class World:
         place, value.place, value.spare = value.place or value.spare, None, None
         if isinstance(place, PersistentPlace):
             room = place.place
-            assert isinstance(room, ModelledPlace)
-            room.contents = GARBAGE
+            assert isinstance(room, ModelledRoom)
+            room.contents, room.may_repeat = GARBAGE, False
             self.free[value.size_bytes].append(room)
 
     def value_of(self, home: ModelledHome) -> PersistentValue:
@@ -285,6 +287,11 @@ class World:
             return GARBAGE
         assert isinstance(place.place, ModelledPlace)
         return place.place.contents
+
+    def _may_repeat(self, value: PersistentValue) -> None:
+        place = value.place or value.spare
+        if isinstance(place, PersistentPlace) and isinstance(place.place, ModelledRoom):
+            place.place.may_repeat = True
 
     def bring_back(self, values: Iterable[PersistentValue]) -> None:
         """As the executor does before an op."""
@@ -439,6 +446,8 @@ class World:
                     self.bring_back(values)
                     for value in values:
                         store.finish_out(value, self.counters)
+                        if value.is_pinned:
+                            value.is_copied = False
                         if not value.is_copied and value.place is not None:
                             store.start_out(value, value.place, self.counters)
                     for value in values:
@@ -468,6 +477,7 @@ class World:
                 with self.use([], [gradient]):
                     pass
                 continue
+            self._has_ended_unseen |= self.value_of(gradient).ticket is not None
             self._pinned.discard(gradient.key)
             while gradient in self._lent:
                 self._end_lending(gradient)
@@ -494,13 +504,21 @@ class World:
             self._end_lending(self.random.choice(self._lent))
         elif chance < 0.35:
             self.pressure.relieve()
+        elif chance < 0.4 and self._staying:
+            self.homes[self.random.choice(list(self._staying))].write(self.token())  # nothing tells
+            self.seen["written unseen"] += 1
         elif chance < 0.45:
+            self._access(self.random.choice(self._alive()))
+        elif chance < 0.48:
+            self._look_at_the_order()
+        elif chance < 0.55:
             held = [self.memory.new(self.random.choice(SIZES)) for _ in range(self.random.randrange(4))]
             del held
 
     def _hand_out(self, home: ModelledHome) -> None:
         """Somebody obtains an address, for good or for as long as there is an array."""
         value = self.value_of(home)
+        self._may_repeat(value)
         if self.random.random() < 0.05:
             value.is_pinned = True
             self._pinned.add(home.key)
@@ -513,6 +531,24 @@ class World:
         assert storage is not None
         self._staying[home.key] = storage
         self.seen["handed out"] += 1
+
+    def _access(self, home: ModelledHome) -> None:
+        """Something reads or writes that is no op, such as `tolist` or `apply_`."""
+        value = self.value_of(home)
+        value.users += 1
+        self._may_repeat(value)
+        try:
+            if self.random.random() < 0.5:
+                value.lend()
+                self.bring_back([value])
+                home.write(self.token())
+            else:  # it reads, such as `tolist`
+                self.bring_back([value])
+                self._look_at_contents([home])
+                self.memory.new(self.random.choice(SIZES))
+                self._look_at_contents([home])
+        finally:
+            value.users -= 1
 
     def _end_lending(self, home: ModelledHome) -> None:
         self._lent.remove(home)
@@ -549,6 +585,19 @@ class World:
             if value.can_leave and (value.is_copied or value.place is not None):
                 raise Broken(f"{over_bytes} bytes over the budget, and a {value.kind} ({value.state}) stayed")
 
+    def _look_at_the_order(self) -> None:
+        """What has come to be at work since the order was made is passed over."""
+        order = self.pressure._next_to_leave()
+        if next(order, None) is None:
+            return
+        value = self.value_of(self.random.choice(self._alive()))
+        value.is_busy = True
+        try:
+            if value in list(order):
+                raise Broken("a value leaves while it is at work")
+        finally:
+            value.is_busy = False
+
     def run_step(self) -> None:
         """Run one step.
 
@@ -571,7 +620,7 @@ class World:
         self.counters.__init__()  # type: ignore[misc]
         self.chance.is_calm = True
         self.pressure.begin(self.counters)
-        self._most_over_bytes = 0
+        self._most_over_bytes, self._has_ended_unseen = 0, any(value.ticket for value in self.values)
         self.tier.bytes_per_ms = rate = self.random.choice((10.0, 1e3, 1e5))
         self.pressure.speed.out, self.pressure.speed.back = Lane(), Lane()
         self.pressure.speed.start_from(Link("a modelled tier", 0.0, 0.0, rate, rate))
@@ -596,9 +645,8 @@ class World:
         self.pressure.lock.give_back()
         while self.saved:
             self.pressure.lock.end(self.saved.pop().value)
-        if self.pressure.missing_bytes > max(0, self._most_over_bytes) and not (
-            self.faults.interrupted or self.faults.out_of_memory
-        ):
+        is_exact = not (self.faults.interrupted or self.faults.out_of_memory or self._has_ended_unseen)
+        if is_exact and self.pressure.missing_bytes > max(0, self._most_over_bytes):
             told = self.pressure.missing_bytes
             raise Broken(f"{told} bytes over the budget are told, and it was {self._most_over_bytes}")
         self.pressure.set_budget(_LARGE)
