@@ -223,7 +223,8 @@ class PersistentValue(Value):
     def revert(self) -> None:
         """Give up what was written to it since its copy, which is what it holds from now on: clean or here -> away.
 
-        If somebody has the address of its bytes, they stay and are filled from the copy. The caller knows that the tier has a copy, and that nothing works on it.
+        If somebody has the address of its bytes, they stay and are filled from the copy. The caller knows that the tier
+        has a copy, and that nothing works on it.
 
         Raises:
             OSError: If the copy cannot be read, whatever the engine raises then.
@@ -402,19 +403,17 @@ class PersistentValues:
             cost_ms: Gives what leaving costs.
             score: Gives the score of a saved value, by which it is compared with these.
         """
-        own = self._in_order(cost_ms)
-        first = next(own, None)
+        own, place = self._in_order(cost_ms), 0
         for value in saved:
             limit = score(value)
-            while first is not None and first[0] <= limit:
-                yield first[1]
-                first = next(own, None)
+            while place < len(own) and own[place][0] <= limit:
+                if own[place][1].can_leave:  # it may have left meanwhile
+                    yield own[place][1]
+                place += 1
             yield value
-        if first is not None:
-            yield first[1]
-            yield from (value for _, value in own)
+        yield from (value for _, value in own[place:] if value.can_leave)
 
-    def _in_order(self, cost_ms: Cost) -> Iterator[tuple[float, PersistentValue]]:
+    def _in_order(self, cost_ms: Cost) -> list[tuple[float, PersistentValue]]:
         """Yield those that can leave, with their scores, the lowest first."""
         now = self._count_uses() if self._uses.are_known else max((each.last_use for each in self), default=0)
         scored = [
@@ -422,8 +421,7 @@ class PersistentValues:
             for value in self._values.values()
             if value.can_leave
         ]
-        scored.sort(key=lambda each: each[0])
-        return (each for each in scored if each[1].can_leave)  # some may have left meanwhile
+        return sorted(scored, key=lambda each: each[0])
 
     def _distance(self, value: PersistentValue, now: int) -> float:
         """How far ahead its next use is. In the first step, what was used first is used last from now on."""

@@ -566,6 +566,8 @@ class World:
             value = self.value_of(home)
             if value.is_busy:
                 raise Broken("a value stays, since it seems to be at work")
+            if value.is_pinned and home not in self._lent and home.key not in self._pinned:
+                raise Broken("a value stays, since somebody seems to have its address")
             if value.state == "unmade":
                 raise Broken("a value is lost")
 

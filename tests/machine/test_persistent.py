@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pooch.machine.eviction import online_score
 from pooch.machine.persistent import Uses
 from tests.machine.modelled import ModelledStorage
 from tests.machine.mutations import PERSISTENT, Mutation, broken_by
@@ -153,6 +154,26 @@ def test_what_is_clean_leaves_before_what_has_to_be_copied() -> None:
     world.memory.ask_for(SIZE)
     assert [home.is_here for home in world.parameters] == [True, True, True, False]
     assert world.values.moved.out_bytes.total() == out_bytes
+
+
+def test_what_outlives_steps_and_what_autograd_has_saved_leave_in_one_order() -> None:
+    world = World(0, Faults(), sizes_bytes=[SIZE, 2 * SIZE, 4 * SIZE], has_temporaries=False)
+    stepped(world, [2, 0, 1])
+    world._forget_gone()
+    for _ in range(6):
+        world._save()
+    pressure = world.pressure
+    found = list(pressure._next_to_leave())
+    saved = {each.value for each in world.saved}
+    scores = [
+        pressure._score(value)
+        if value in saved
+        else online_score(pressure._cost_ms(value), value.size_bytes, world.values._distance(value, 0))
+        for value in found
+    ]
+    assert scores == sorted(scores)
+    assert len(found) == 6 + 3 + 2
+    assert [value in saved for value in found] not in ([True] * 6 + [False] * 5, [False] * 5 + [True] * 6)
 
 
 def test_what_is_used_next_is_told_if_it_is_away_the_nearest_first() -> None:
