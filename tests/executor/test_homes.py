@@ -14,8 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pooch.executor.evictor import Evictor
-from pooch.executor.persistent import PersistentMemory
 from pooch.torchtools import watch
 from tests.executor.homes import (
     COLUMNS,
@@ -25,6 +23,7 @@ from tests.executor.homes import (
     RAW_WRITES,
     ROWS,
     Apart,
+    Kept,
     define_operators,
     fresh,
     is_absence,
@@ -57,27 +56,6 @@ def apart(library: Any) -> Iterator[Apart]:
     made.fails = False
     made.bring_back([key for key, home in made.homes.items() if not home.is_gone])
     made.homes.clear()
-
-
-class Kept:
-    """What outlives steps under a budget that nothing passes: it leaves when a test says so."""
-
-    def __init__(self, evictor: Evictor) -> None:
-        self.evictor = evictor
-        self.memory = PersistentMemory(evictor, evictor.budget_bytes, 2**20)
-        self.memory._least_bytes = 1
-        self._count = 0
-
-    def add(self, tensor: Tensor) -> Any:
-        self._count += 1
-        self.memory._adopt(tensor, "parameter", self._count)
-        return self.memory._homes[tensor.untyped_storage()._cdata]
-
-    def value(self, tensor: Tensor) -> Any:
-        return self.memory._value_of(tensor)
-
-    def leave(self) -> None:
-        self.evictor.relieve()
 
 
 @pytest.fixture
