@@ -69,8 +69,8 @@ class CountedBytes:
             return
         found = {storage_key(tensor): tensor for tensor in live_tensors() if has_plain_storage(tensor)}
         there = [(tensor, storage_of(tensor)) for key, tensor in found.items() if not is_away(key)]
-        unknown = [each for each in there if not self._allocator.knows(each[1].data_ptr())]
-        self._earlier = [(weakref.ref(tensor), storage.data_ptr()) for tensor, storage in unknown]
+        unknown = [each for each in there if not self._allocator.knows(address_of(each[1]))]
+        self._earlier = [(weakref.ref(tensor), address_of(storage)) for tensor, storage in unknown]
         self._earlier_bytes = sum(storage.nbytes() for _, storage in unknown)
 
     def now(self) -> int:

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -21,8 +22,8 @@ from ..machine.persistent import Kind, PersistentPlace, PersistentValue, Persist
 from ..machine.recipes import NEVER_MS
 from ..machine.values import Place, Value
 from ..torchtools.raw_looks import LooksEverywhere
-from ..torchtools.raw_storages import is_saving, serve, serve_no_longer
-from ..torchtools.tensors import find_tensors, has_plain_storage, storage_key, storage_of
+from ..torchtools.raw_storages import Access, is_saving, serve, serve_no_longer
+from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
@@ -35,6 +36,8 @@ _USES_AHEAD = 16  # uses that are looked at for what can be brought back before 
 _COPIES_AHEAD = 4
 _NO_ROOM = "the swap tier has no room for them"
 _OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
+# What these hand out is a further tensor on the storage, which shows how long it lives, or nothing that lasts.
+_LENDING = {"numpy", "__array__", "apply_", "map_", "map2_"}
 
 
 class _Owner:
@@ -126,6 +129,9 @@ class PersistentMemory:
             models: The models that are trained.
         """
         with self._evictor.lock:
+            for value in self.values:
+                if value.ticket is not None and value.ticket.is_done():  # it may hold what the program has released
+                    self._evictor.store.finish_out(value, self._evictor.stats)
             for value in self.values.begin_step(self._library.take_uses()):
                 self._forget(value)
             self.staying_bytes.clear()
@@ -190,7 +196,7 @@ class PersistentMemory:
         size_bytes = storage.nbytes()
         if size_bytes < self._least_bytes:
             return
-        address = storage.data_ptr()
+        address = memory_address(storage)
         why = _why_not(storage)
         del storage
         if not why and self._library.tensors_beside(tensor) > 1:
@@ -218,7 +224,7 @@ class PersistentMemory:
         self._homes.pop(value.key, None)
 
     def _give_back(self, value: PersistentValue) -> None:
-        place, value.place = value.place, None
+        place, value.place, value.spare = value.place or value.spare, None, None
         if isinstance(place, PersistentPlace):
             self._free[value.size_bytes].append(place.place)
 
@@ -323,41 +329,61 @@ class PersistentMemory:
 
     # Reads that are no ops --------------------------------------------------------------------------------------------
 
-    def _looked(self, arguments: Any, name: str, hands_out: bool) -> None:
+    def _looked(self, arguments: Any, name: str, hands_out: bool) -> Callable[[], None]:
         """Note that the program is about to read tensors without an op. What it obtains the address of stays in place.
+
+        Returns what ends that.
 
         Args:
             arguments: What it reads, in any nesting.
             name: Of the method.
             hands_out: Whether the program obtains the address.
         """
-        if is_saving():
-            return
-        for tensor in find_tensors(arguments):
-            value = self._value_of(tensor)
-            if value is None:
-                continue
-            if name == "data_ptr":  # nothing tells how long it will be used
-                value.is_pinned = True
-            elif hands_out:
-                value.lend()
-            self.bring_back([value])
+        found = () if is_saving() else map(self._value_of, find_tensors(arguments))
+        access: Access = "read" if not hands_out else "write" if name in _LENDING else "address"
+        with ExitStack() as ends:
+            for value in found:
+                if value is not None:
+                    ends.callback(self._accessed(value, access))
+            return ends.pop_all().close
+
+    def moves(self, key: int) -> bool:
+        """Whether the bytes of a storage may leave."""
+        return self.values.of(key) is not None
 
     def is_away(self, key: int) -> bool:
         """Whether the bytes of a storage are away."""
         value = self.values.of(key)
         return value is not None and not value.is_here
 
-    def read(self, key: int, hands_out: bool) -> Callable[[], None]:
+    def access(self, key: int, access: Access) -> Callable[[], None]:
         """Have the bytes of a storage be there until what is returned is called."""
         value = self.values.of(key)
         assert value is not None
-        was_busy, value.is_busy = value.is_busy, True
-        if hands_out:
-            value.is_pinned = True
+        return self._accessed(value, access)
+
+    def adopt_tensor(self, tensor: torch.Tensor) -> None:
+        """Have the ops on a tensor be seen that the program has put on a storage."""
+        home = self._homes.get(storage_key(tensor)) if has_plain_storage(tensor) else None
+        if home is not None:
+            home.mark(tensor)
+
+    def _accessed(self, value: PersistentValue, access: Access) -> Callable[[], None]:
+        """Have the bytes of a value be there until what is returned is called, and longer where they may be written to.
+
+        What is lent stays as long as there is an array, which is a further tensor. Nothing tells how long an address
+        will be used.
+        """
+        with self._evictor.lock:
+            value.users += 1
+            if access == "address":
+                value.is_pinned = True
+            elif access == "write":
+                value.lend()
 
         def end() -> None:
-            value.is_busy = was_busy
+            with self._evictor.lock:
+                value.users -= 1
 
         try:
             self.bring_back([value])

@@ -61,6 +61,8 @@ class Slice:
         bring_back(self._values)
         for value in self._values:
             store.finish_out(value, stats)
+            if value.is_pinned:
+                value.is_copied = False  # nothing tells what was written to it
             if not value.is_copied and value.place is not None:
                 store.start_out(value, value.place, stats)
         for value in self._values:

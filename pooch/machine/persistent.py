@@ -10,7 +10,7 @@ first (Belady 1966, "A study of replacement algorithms for a virtual-storage com
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -102,28 +102,25 @@ class PersistentValue(Value):
     Attributes:
         kind: What it is.
         leaves: Whether it has left since a copy of it was begun ahead of need, so that it probably will again.
+        users: How many accesses are under way that are no ops.
+        spare: Its room in the tier if a copy to there has failed in this step, in which it stays then, or None.
         on_first_leave: Called with its size when its bytes leave for the first time. None: nobody wants to know.
     """
 
     __slots__ = (
-        "_arriving",
-        "_home",
-        "_is_in_tier",
-        "_is_lent",
-        "_is_pinned",
-        "_written",
-        "kind",
-        "leaves",
-        "on_first_leave",
-    )
+        "_arriving", "_home", "_is_in_tier", "_is_lent", "_is_pinned", "_loans", "_place", "_written",
+        "kind", "leaves", "on_first_leave", "spare", "users",
+    )  # fmt: skip
 
     def __init__(self, number: int, home: Home, kind: Kind, owner: Owner, size_bytes: int) -> None:
         self._home: Home = _NOWHERE  # what is set below must not touch any bytes
         self.kind = kind
         self._arriving: Storage | None = None
-        self._is_in_tier, self._written = False, 0
+        self._is_in_tier, self._written, self._loans = False, 0, 0
         self._is_lent = self.leaves = False
         self.on_first_leave: Callable[[int], None] | None = None
+        self.spare: PersistentPlace | None = None
+        self.users = 0
         super().__init__(number, owner)
         self.size_bytes, self._home = size_bytes, home
 
@@ -148,7 +145,7 @@ class PersistentValue(Value):
     def is_copied(self) -> bool:
         """Whether the tier holds its bytes as they are now."""
         is_elsewhere = self._arriving is not None or not self._home.is_here
-        return self._is_in_tier and (is_elsewhere or self._home.writes == self._written)
+        return self._is_in_tier and (is_elsewhere or self._writes == self._written)
 
     @is_copied.setter
     def is_copied(self, is_copied: bool) -> None:
@@ -157,7 +154,7 @@ class PersistentValue(Value):
     @property
     def is_pinned(self) -> bool:
         """Whether its bytes stay where they are, since somebody has their address."""
-        self._is_lent = self._is_lent and self._home.tensors > 1
+        self._end_loan()
         return self._is_pinned or self._is_lent
 
     @is_pinned.setter
@@ -169,8 +166,31 @@ class PersistentValue(Value):
         self._home.close()
 
     def lend(self) -> None:
-        """Have its bytes stay where they are as long as there are further tensors on them, such as that of an array."""
-        self._is_lent = True
+        """Have its bytes stay where they are as long as there are further tensors on them, such as that of an array.
+
+        Nothing tells what is written to them meanwhile.
+        """
+        self._is_lent, self._loans = True, self._loans + 1
+
+    def _end_loan(self) -> None:
+        if self._is_lent and not self.users and self._home.tensors <= 1:
+            self._is_lent, self._loans = False, self._loans + 1
+
+    @property
+    def _writes(self) -> int:
+        """Grows with each write, and with each loan that begins or has ended."""
+        self._end_loan()
+        return self._home.writes + self._loans
+
+    @property
+    def place(self) -> Place | None:
+        """Its room in the tier, or None: there was none, or the program has changed the size of its storage."""
+        storage = self._home.storage
+        return self._place if storage is None or storage.nbytes() == self.size_bytes else None
+
+    @place.setter
+    def place(self, place: Place | None) -> None:
+        self._place = place
 
     @property
     def is_here(self) -> bool:
@@ -195,30 +215,49 @@ class PersistentValue(Value):
     @property
     def can_leave(self) -> bool:
         """Whether it is there, and nothing works on it."""
-        return self.storage is not None and not (self.is_busy or self.is_pinned or self._home.is_used)
+        return self.storage is not None and not (self.is_busy or self.users or self.is_pinned or self._home.is_used)
 
     def is_held_elsewhere(self, memory: Memory) -> bool:
         """Whether an op that is running works on it. That the program holds it does not matter."""
         return self._home.is_used
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was written to since the copy began that is under way."""
+        return self.ticket is not None and self._writes != self._written
+
     def begins_to_leave(self) -> None:
         """Note that its bytes are copied as they are now."""
-        self._written, self._is_in_tier = self._home.writes, False
+        self._written, self._is_in_tier = self._writes, False
 
     def revert(self) -> None:
         """Give up what was written to it since its copy, which is what it holds from now on: clean or here -> away.
 
-        The caller knows that the tier has a copy, and that nothing works on it.
+        If somebody has the address of its bytes, they stay and are filled from the copy. The caller knows that the tier
+        has a copy, and that nothing works on it.
+
+        Raises:
+            OSError: If the copy cannot be read, whatever the engine raises then.
         """
         assert self._is_in_tier
-        self._home.take()
+        if not self.is_pinned:
+            self.storage = None
+            return
+        assert self.place is not None
+        ticket = self.place.copy_in(self._home.storage)
+        try:
+            ticket.wait()
+        finally:
+            ticket.wait()  # an interrupt must not leave a part of it
+        if ticket.error is not None:
+            raise ticket.error
 
     def arrived(self) -> None:
         """Put its bytes, which have come, to where the program looks for them."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             self._home.give(arriving)
-            self._written = self._home.writes
+            self._written = self._writes
 
 
 class PersistentPlace:
@@ -249,7 +288,8 @@ class PersistentPlace:
         self.place.copied(error)
 
     def release(self) -> None:
-        """Keep the room for the next copy."""
+        """Keep the room for the next step, as a copy to here has failed."""
+        self._value.spare = self
 
 
 class Uses:
@@ -281,8 +321,9 @@ class Uses:
         places = self._places.get(number)
         if places is None:
             return 2 * self._length
-        index = bisect_right(places, now)
-        return places[index] - now if index < len(places) else self._length - now + places[0]
+        place = now % self._length
+        index = bisect_left(places, place)
+        return places[index] - place if index < len(places) else self._length - place + places[0]
 
     def following(self, now: int, count: int) -> Iterator[int]:
         """Yield the numbers of those that are used next.
@@ -343,6 +384,8 @@ class PersistentValues:
             self._uses = Uses(order)
         for value in self._values.values():
             value.close()
+            if value.spare is not None:
+                value.place, value.spare = value.spare, None
         gone = {key: value for key, value in self._values.items() if value.is_gone}
         for key, value in gone.items():
             del self._values[key]
@@ -362,7 +405,7 @@ class PersistentValues:
         """
         for number in self._uses.following(self._count_uses(), count):
             value = self._numbered.get(number)
-            if value is not None and value.state == "away":
+            if value is not None and value.state == "away" and not value.is_gone:
                 yield value
 
     def among(self, saved: Iterator[Value], cost_ms: Cost, score: Cost) -> Iterator[Value]:
@@ -373,31 +416,28 @@ class PersistentValues:
             cost_ms: Gives what leaving costs.
             score: Gives the score of a saved value, by which it is compared with these.
         """
-        own = self._in_order(cost_ms)
-        first = next(own, None)
+        own, place = self._in_order(cost_ms), 0
         for value in saved:
             limit = -1.0 if self.are_last else score(value)
-            while first is not None and first[0] <= limit:
-                yield first[1]
-                first = next(own, None)
+            while place < len(own) and own[place][0] <= limit:
+                if own[place][1].can_leave:  # it may have left meanwhile
+                    yield own[place][1]
+                place += 1
             yield value
-        if first is not None:
-            yield first[1]
-            yield from (value for _, value in own)
+        yield from (value for _, value in own[place:] if value.can_leave)
 
-    def _in_order(self, cost_ms: Cost) -> Iterator[tuple[float, PersistentValue]]:
+    def _in_order(self, cost_ms: Cost) -> list[tuple[float, PersistentValue]]:
         """Yield those that can leave, with their scores, the lowest first."""
-        now = self._count_uses()
+        now = self._count_uses() if self._uses.are_known else max((each.last_use for each in self), default=0)
         scored = [
-            (online_score(cost_ms(value), value.size_bytes, max(1.0, self._distance(value, now))), value)
+            (online_score(cost_ms(value), value.size_bytes, self._distance(value, now)), value)
             for value in self._values.values()
             if value.can_leave
         ]
-        scored.sort(key=lambda each: each[0])
-        return (each for each in scored if each[1].can_leave)  # some may have left meanwhile
+        return sorted(scored, key=lambda each: each[0])
 
     def _distance(self, value: PersistentValue, now: int) -> float:
-        """How far ahead its next use is. In the first step, what was used last is used last from now on, too."""
+        """How far ahead its next use is. In the first step, what was used first is used last from now on."""
         if self._uses.are_known:
             return self._uses.distance(value.number, now)
         return now - value.last_use

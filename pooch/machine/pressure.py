@@ -273,7 +273,9 @@ class Pressure:
         owner = value.owner()
         if owner is not None:
             owner.moved(value)  # what it really costs now
-        if value.ticket is None:
+        if value.is_outdated:
+            self._finish_out(value)  # and it is copied again
+        if value.ticket is None and not value.is_gone:
             gained_ms = self._copy_ms(value) - self._replay_ms(value)
             if gained_ms > 0:
                 assert owner is not None, "only its step can replay it"
@@ -281,6 +283,8 @@ class Pressure:
                 return self._drop(value)
             self._start_out(value)
         self._finish_out(value)
+        if value.is_gone:
+            return value.size_bytes  # nothing but the copy has held it
         if not value.is_copied and self._replay_ms(value) == NEVER_MS:
             return 0
         return 0 if value.is_held_elsewhere(self.memory) else self._drop(value)

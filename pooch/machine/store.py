@@ -79,7 +79,7 @@ class Store:
         return waited_ms
 
     def drop(self, value: Value) -> int:
-        """Drop a value's bytes, and return how many they are: clean -> away, here -> unmade, returning -> away."""
+        """Drop a value's bytes, and return how many are free then: clean -> away, here -> unmade, returning -> away."""
         storage = value.storage
         assert storage is not None
         assert value.is_copied or value.ticket is None
@@ -89,7 +89,7 @@ class Store:
         if self.on_move is not None:
             self.on_move("left", value, storage.data_ptr())
         value.storage = None
-        return value.size_bytes
+        return value.size_bytes if value.storage is None else 0  # an op may have begun to work on it
 
     def start_in(self, value: Value, stats: Counters) -> None:
         """Start to bring a value back: away -> returning."""

@@ -260,6 +260,16 @@ class Value:
             return True
         return memory.is_held_elsewhere(storage)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the program has released what it may hold for longer than a step."""
+        return False
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was written to since the copy began that is under way."""
+        return False
+
     def arrived(self) -> None:
         """Note that its bytes have come, and that whoever reads them may do so."""
 

@@ -8,6 +8,8 @@ import numpy
 import torch
 import xxhash
 
+from .tensors import memory_address
+
 SAMPLED_WORDS = 256
 WHOLE_BYTES = 64 * 2**10  # up to here a sample is the whole storage, which is read about as fast
 CHECKSUM_BYTES = 16 * 2**10  # of the device, at most, while one is taken there
@@ -33,7 +35,7 @@ def checksum(storage: torch.UntypedStorage) -> int:
     if storage.device.type != "cpu":
         with torch._C.DisableTorchFunction():
             return _reduced(storage)
-    return xxhash.xxh3_64_intdigest(_memory(storage.data_ptr(), storage.nbytes(), _READ_ONLY))
+    return xxhash.xxh3_64_intdigest(_memory(memory_address(storage), storage.nbytes(), _READ_ONLY))
 
 
 def sample_checksum(storage: torch.UntypedStorage) -> int:
@@ -44,7 +46,7 @@ def sample_checksum(storage: torch.UntypedStorage) -> int:
         storage: the storage, on the CPU.
     """
     size_bytes = storage.nbytes()
-    memory = _memory(storage.data_ptr(), size_bytes, _READ_ONLY)
+    memory = _memory(memory_address(storage), size_bytes, _READ_ONLY)
     if size_bytes <= WHOLE_BYTES:
         return xxhash.xxh3_64_intdigest(memory)
     words = numpy.frombuffer(memory, dtype=numpy.uint64, count=size_bytes // _WORD_BYTES)

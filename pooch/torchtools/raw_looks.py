@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from types import MethodType, TracebackType
 from typing import Any
@@ -21,7 +22,7 @@ from .standing_aside import SilentMode
 
 _READING = ("__repr__", "__format__", "tolist", "__deepcopy__")
 # With the address, the program may read or write at any time from then on.
-_HANDING_OUT = ("numpy", "__array__", "data_ptr", "__dlpack__", "apply_", "map_", "map2_")
+_HANDING_OUT = ("numpy", "__array__", "data_ptr", "const_data_ptr", "__dlpack__", "apply_", "map_", "map2_")
 # With the storage, too; but who watches everywhere watches storages as well (`raw_storages.py`).
 _HANDING_OUT_STORAGES = ("untyped_storage", "storage", "_typed_storage", "__reduce_ex__", "share_memory_")
 _SPECTRAL = ("nuc", 2, -2)
@@ -51,13 +52,16 @@ def _are_watched() -> bool:
     return bool(_HERE.watchers or _EVERYWHERE) and not _HERE.is_reporting
 
 
-def _report(looked: Any, name: str, hands_out: bool, hands_storage_out: bool = False) -> None:
+def _report(looked: Any, name: str, hands_out: bool, hands_storage_out: bool = False) -> ExitStack:
+    """Report an access, and return what is to be closed when it has happened."""
     _HERE.is_reporting = True
     try:
-        for everywhere in () if hands_storage_out else _EVERYWHERE:
-            everywhere.looked(looked, name, hands_out)
-        for watcher in reversed(_HERE.watchers):
-            watcher.looked(looked, hands_out)
+        with ExitStack() as ends:
+            for everywhere in () if hands_storage_out else _EVERYWHERE:
+                ends.callback(everywhere.looked(looked, name, hands_out))
+            for watcher in reversed(_HERE.watchers):
+                watcher.looked(looked, hands_out)
+            return ends.pop_all()
     finally:
         _HERE.is_reporting = False
 
@@ -81,14 +85,14 @@ class _Method:
         here = _HERE
         if not _are_watched() or any(args[0] is each for each in here.tensors if args):
             return self.__wrapped__(*args, **kwargs)
-        _report((args, kwargs), self.__wrapped__.__name__, self._hands_out, self._hands_storage_out)
-        if not args or torch.overrides.has_torch_function(args):  # the program's code comes first, and is watched
-            return self.__wrapped__(*args, **kwargs)
-        try:
-            here.tensors.append(args[0])
-            return self.__wrapped__(*args, **kwargs)
-        finally:
-            here.tensors.pop()
+        with _report((args, kwargs), self.__wrapped__.__name__, self._hands_out, self._hands_storage_out):
+            if not args or torch.overrides.has_torch_function(args):  # the program's code comes first, and is watched
+                return self.__wrapped__(*args, **kwargs)
+            try:
+                here.tensors.append(args[0])
+                return self.__wrapped__(*args, **kwargs)
+            finally:
+                here.tensors.pop()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["__wrapped__"], name)
@@ -126,8 +130,7 @@ class _ModeAsking(_Method):
             return self.__wrapped__(*args, **kwargs)
         if not all(isinstance(mode, SilentMode) for mode in _get_current_dispatch_mode_stack()):
             return self.__wrapped__(*args, **kwargs)  # so it does with a mode of the program's
-        _report((args, kwargs), self.__wrapped__.__name__, False)
-        with torch._C._DisableTorchDispatch():
+        with _report((args, kwargs), self.__wrapped__.__name__, False), torch._C._DisableTorchDispatch():
             return self.__wrapped__(*args, **kwargs)
 
 
@@ -140,8 +143,8 @@ class _Property:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self.__wrapped__
-        self._read(instance)
-        return self.__wrapped__.__get__(instance, owner)
+        with self._read(instance):
+            return self.__wrapped__.__get__(instance, owner)
 
     def __set__(self, instance: Any, value: Any) -> None:
         self._assigned(instance)
@@ -150,8 +153,9 @@ class _Property:
     def __delete__(self, instance: Any) -> None:
         self.__wrapped__.__delete__(instance)
 
-    def _read(self, instance: Any) -> None:
-        """Reports a read."""
+    def _read(self, instance: Any) -> AbstractContextManager[Any]:
+        """Reports a read, and returns what surrounds it."""
+        return nullcontext()
 
     def _assigned(self, instance: Any) -> None:
         """Reports an assignment."""
@@ -160,9 +164,8 @@ class _Property:
 class _Address(_Property):
     """A property that hands the address out."""
 
-    def _read(self, instance: Any) -> None:
-        if _are_watched():
-            _report(((instance,), {}), "__cuda_array_interface__", True)
+    def _read(self, instance: Any) -> AbstractContextManager[Any]:
+        return _report(((instance,), {}), "__cuda_array_interface__", True) if _are_watched() else nullcontext()
 
 
 class _Data(_Property):
@@ -211,9 +214,10 @@ class LooksEverywhere:
 
     Args:
         looked: Called with the arguments of the access, the name of the method, and whether it hands out the address.
+            Returns what is called when it has happened.
     """
 
-    def __init__(self, looked: Callable[[Any, str, bool], None]) -> None:
+    def __init__(self, looked: Callable[[Any, str, bool], Callable[[], None]]) -> None:
         self.looked = looked
 
     def begin(self) -> None:

@@ -9,27 +9,37 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, Protocol
+from contextlib import ExitStack
+from functools import partial, wraps
+from typing import Any, Literal, Protocol
 
 import torch
 
 from .stand_ins import Place, StandIns
 
+# What the program does with a storage: it reads the bytes, writes to them, or obtains their address.
+Access = Literal["read", "write", "address"]
+
 
 class Keeper(Protocol):
     """Knows where the bytes of storages are."""
 
+    def moves(self, key: int) -> bool:
+        """Whether the bytes of a storage may leave."""
+
     def is_away(self, key: int) -> bool:
         """Whether the bytes of a storage are away."""
 
-    def read(self, key: int, hands_out: bool) -> Callable[[], None]:
+    def access(self, key: int, access: Access) -> Callable[[], None]:
         """Have the bytes of a storage be there until what is returned is called.
 
         Args:
             key: The storage's `_cdata`.
-            hands_out: Whether the program obtains their address: they stay for good.
+            access: What for. Once the program has their address, they stay for good.
         """
+
+    def adopt_tensor(self, tensor: torch.Tensor) -> None:
+        """Note that the program has put a tensor on a storage, which no op on what was there before shows."""
 
 
 class _Saving(threading.local):
@@ -42,7 +52,8 @@ _SAVING = _Saving()
 _KEEPERS: list[Keeper] = []
 
 _READING = ("cpu", "cuda", "clone", "tolist", "to", "type", "pin_memory", "_write_file", "__getitem__", "__reduce__")
-_HANDING_OUT = ("data_ptr", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "share_memory_", "copy_")
+_WRITING = ("copy_", "fill_", "__setitem__", "byteswap", "_set_from_file")
+_HANDING_OUT = ("data_ptr", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "share_memory_", "resize_")
 
 
 def is_saving() -> bool:
@@ -51,40 +62,66 @@ def is_saving() -> bool:
 
 
 def _keys_in(arguments: tuple[Any, ...]) -> list[int]:
-    """The keys of storages among arguments whose bytes are away."""
-    storages = [each for each in arguments if isinstance(each, torch.UntypedStorage)]
-    return [each._cdata for each in storages if any(keeper.is_away(each._cdata) for keeper in _KEEPERS)]
+    """The keys of storages among arguments whose bytes may be away."""
+    untyped = (each._untyped_storage if isinstance(each, torch.TypedStorage) else each for each in arguments)
+    storages = [each for each in untyped if isinstance(each, torch.UntypedStorage)]
+    return [each._cdata for each in storages if any(keeper.moves(each._cdata) for keeper in _KEEPERS)]
 
 
-def _served(keys: list[int], hands_out: bool, call: Callable[[], Any]) -> Any:
-    ends = [keeper.read(key, hands_out) for key in keys for keeper in _KEEPERS if keeper.is_away(key)]
-    try:
+def _served(keys: list[int], access: Access, call: Callable[[], Any]) -> Any:
+    with ExitStack() as ends:
+        for key in keys:
+            for keeper in [each for each in _KEEPERS if each.moves(key)]:
+                ends.callback(keeper.access(key, access))
         return call()
-    finally:
-        for end in ends:
-            end()
 
 
-def _reading(original: Any) -> Any:
+def _accessing(original: Any, access: Access) -> Any:
     @wraps(original)
-    def read(*args: Any, **kwargs: Any) -> Any:
-        keys = _keys_in(args) if _KEEPERS else []
-        return original(*args, **kwargs) if not keys else _served(keys, False, lambda: original(*args, **kwargs))
+    def accessed(*args: Any, **kwargs: Any) -> Any:
+        keys = _keys_in((*args, *kwargs.values())) if _KEEPERS else []
+        return original(*args, **kwargs) if not keys else _served(keys, access, lambda: original(*args, **kwargs))
 
-    return read
+    return accessed
+
+
+_reading, _writing = partial(_accessing, access="read"), partial(_accessing, access="write")
 
 
 def _handing_out(original: Any) -> Any:
     @wraps(original)
-    def read(*args: Any, **kwargs: Any) -> Any:
+    def handed_out(*args: Any, **kwargs: Any) -> Any:
         keys = _keys_in(args) if _KEEPERS else []
         if not keys:
             return original(*args, **kwargs)
         if is_saving() and original.__name__ == "data_ptr":
             return keys[0]
-        return _served(keys, True, lambda: original(*args, **kwargs))
+        return _served(keys, "address", lambda: original(*args, **kwargs))
 
-    return read
+    return handed_out
+
+
+def _asking(original: Any) -> Any:
+    """PyTorch ends the process if it is asked whether bytes are shared that are away, which they never are then."""
+
+    @wraps(original)
+    def is_shared(storage: torch.UntypedStorage) -> Any:
+        return not any(keeper.is_away(storage._cdata) for keeper in _KEEPERS) and original(storage)
+
+    return is_shared
+
+
+def _putting(original: Any) -> Any:
+    read = _reading(original)
+
+    @wraps(original)
+    def put(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = read(tensor, *args, **kwargs)
+        for keeper in _KEEPERS:
+            keeper.adopt_tensor(tensor)
+        return result
+
+    return put
 
 
 def _saving(original: Any) -> Any:
@@ -101,7 +138,10 @@ def _saving(original: Any) -> Any:
 
 _PLACES = StandIns(
     *(Place(torch.UntypedStorage, name, _reading) for name in _READING),
+    *(Place(torch.UntypedStorage, name, _writing) for name in _WRITING),
     *(Place(torch.UntypedStorage, name, _handing_out) for name in _HANDING_OUT),
+    Place(torch.UntypedStorage, "is_shared", _asking),
+    Place(torch.Tensor, "set_", _putting),
     Place(torch._C.PyTorchFileWriter, "write_record", _reading),
     Place(torch, "save", _saving),
     Place(torch.serialization, "save", _saving),

@@ -18,6 +18,9 @@ from ..ground.units import round_up
 
 # The storage of a tensor. Pooch's own reads of it are no looks of the program's, which `RawLooks` reports.
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+# So are what it does with a storage's address, and with tensors that it puts on one.
+_data_ptr: Callable[[torch.UntypedStorage], int] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+_put_on: Callable[[torch.Tensor, torch.UntypedStorage], torch.Tensor] = torch._C.TensorBase.set_
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -33,7 +36,7 @@ def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
 
 def copied_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Returns a copy of a storage, from the device's current allocator."""
-    return storage_of(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).clone())
+    return storage_of(bytes_of(storage).clone())
 
 
 def has_plain_storage(tensor: torch.Tensor) -> bool:
@@ -285,9 +288,14 @@ def _call_if_alive(reference: weakref.WeakMethod[Callable[[int], None]], key: in
         method(key)
 
 
+def memory_address(storage: torch.UntypedStorage) -> int:
+    """Where the bytes of a storage are, without anybody being told that somebody has the address."""
+    return _data_ptr(storage)
+
+
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """A flat uint8 tensor on the bytes of a storage."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return _put_on(torch.empty(0, dtype=torch.uint8, device=storage.device), storage)
 
 
 def bytes_in_place(storage: torch.UntypedStorage) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
@@ -295,5 +303,5 @@ def bytes_in_place(storage: torch.UntypedStorage) -> numpy.ndarray[tuple[int], n
 
     `Tensor.numpy` would permanently prevent the storage from being resized.
     """
-    address = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    address = (ctypes.c_uint8 * storage.nbytes()).from_address(memory_address(storage))
     return numpy.ctypeslib.as_array(address)

@@ -30,8 +30,8 @@ from pooch.torchtools import watch
 SOURCES_VARIABLE = "POOCH_TESTS_WATCH_SOURCES"  # a folder: the tests build the native watch from it
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 400  # of one mutation; what hangs is noticed too
-TESTS = ("native_calls", "native_watch_parts", "native_watch", "in_place", "path", "saved_again", "bitwise")
-CHOSEN = "native and not building and not without_a_compiler"  # those two build the library in processes of their own
+TESTS = ("native_calls", "native_watch_parts", "native_watch", "in_place", "path", "saved_again", "bitwise", "homes")
+CHOSEN = "(native or homes) and not building and not without_a_compiler"  # those two build the library in processes of their own
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,66 @@ HANDLES = (
     Mutation("a handle tells its result from others by nothing", "handle.h", "return {object, node->sequence_nr()};", "return {object, 0};"),
 )  # fmt: skip
 
-MUTATIONS = (*FOLLOWING, *STORAGES, *WATCHING, *SAVING, *SETTINGS, *REPLAYS, *UNPLANNED, *HANDLES)
+# Noticed by `--tests homes`.
+HOMES = (
+    Mutation("what an op works on is not kept there", "home.h", "    ++home->uses;  // before", "    // before"),
+    Mutation("what an op worked on stays for ever", "home.h", "      --each.home->uses;\n", ""),
+    Mutation("what an op that found no bytes worked on stays for ever", "home.h", "    } catch (...) {\n      end();\n      throw;\n    }\n  }\n\n  std::vector<Used> used_;", "    } catch (...) {\n      used_.clear();\n      throw;\n    }\n  }\n\n  std::vector<Used> used_;"),
+    Mutation("an op that finds no bytes goes on", "home.h", "    } catch (...) {\n      end();\n      throw;\n    }\n  }\n\n  std::vector<Used> used_;", "    } catch (...) {\n    }\n  }\n\n  std::vector<Used> used_;"),
+    Mutation("bytes that are away are not brought back", "home.h", "[](const Used& each) { return !each.home->is_here; })) bring_all_back();", "[](const Used& each) { return false; })) bring_all_back();"),
+    Mutation("bytes of the first argument alone are brought back", "home.h", "    if (std::any_of(used_.begin(), used_.end(), [](const Used& each)", "    if (std::any_of(used_.begin(), used_.begin() + !used_.empty(), [](const Used& each)"),
+    Mutation("what is there is brought back too", "home.h", "        if (each.home->is_here) continue;\n", ""),
+    Mutation("writes are not counted", "home.h", "    if (is_written) ++home->writes;\n    homes().used(*home);", "    homes().used(*home);"),
+    Mutation("writes are counted where they begin alone", "home.h", "      if (each.is_written) ++each.home->writes;\n", ""),
+    Mutation("reads count as writes", "home.h", "      if (each.is_written) ++each.home->writes;\n", "      ++each.home->writes;\n"),
+    Mutation("the first argument alone counts as written", "home.h", "position < 64 && (written >> position & 1) != 0", "position < 1 && (written >> position & 1) != 0"),
+    Mutation("lists of tensors are not looked at", "operators.h", "  } else if (value.isList()) {", "  } else if (false) {"),
+    Mutation("uses are not noted", "home.h", "if (log_.empty() || log_.back() != storage) log_.push_back(storage);", ""),
+    Mutation("each use is noted, those in a row too", "home.h", "if (log_.empty() || log_.back() != storage) log_.push_back(storage);", "log_.push_back(storage);"),
+    Mutation("the last use is not noted", "home.h", "    home.last_use = clock_ + log_.size();\n", ""),
+    Mutation("uses are counted from the first one on for ever", "home.h", "    return std::exchange(log_, {});", "    return log_;"),
+    Mutation("bytes are taken while an op works on them", "home.h", "  if (home.uses > 0 || home.is_exposed) {", "  if (home.is_exposed) {"),
+    Mutation("bytes that an op works on are never there again", "home.h", "  if (home.uses > 0 || home.is_exposed) {\n    home.is_here = true;\n", "  if (home.uses > 0 || home.is_exposed) {\n"),
+    Mutation("bytes are taken twice", "home.h", "!home.is_here.exchange(false)) Py_RETURN_NONE;  // as if shared", "(home.is_here.exchange(false), false)) Py_RETURN_NONE;  // as if shared"),
+    Mutation("bytes that are shared with other processes are taken", "home.h", "storage->allocator() == nullptr || ", ""),
+    Mutation("who reads what is away without an op is not refused", "home.h", "  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(ABSENT));\n", ""),
+    Mutation("who reads what has come back is refused", "home.h", "  storage->clear_data_ptr_access_error_msg_();\n", ""),
+    Mutation("what has come back counts as away", "home.h", "  from.unsafeGetStorageImpl()->reset();\n  home.is_here = true;\n", "  from.unsafeGetStorageImpl()->reset();\n"),
+    Mutation("bytes are given to what is there", "home.h", "if (!storage || home.is_here) Py_RETURN_NONE;\n  const c10::Storage& from", "if (!storage) Py_RETURN_NONE;\n  const c10::Storage& from"),
+    Mutation("what was given counts as still full", "home.h", "  from.unsafeGetStorageImpl()->reset();\n  home.is_here", "  home.is_here"),
+    Mutation("a storage has several homes", "home.h", "    if (place) return nullptr;\n", ""),
+    Mutation("a tensor with a home is not watched", "home.h", "  mark(tensor);\n  return reinterpret_cast<PyObject*>(self);", "  return reinterpret_cast<PyObject*>(self);"),
+    Mutation("what is put on a storage with a home is not watched", "home.h", "  mark(THPVariable_Unpack(object));\n  Py_RETURN_NONE;", "  Py_RETURN_NONE;"),
+    Mutation("a tensor counts for two", "home.h", "return PyLong_FromSize_t(storage ? tensors_on(storage.use_count() - 1, storage.get()) : 0);", "return PyLong_FromSize_t(storage ? tensors_on(storage.use_count(), storage.get()) : 0);"),
+    Mutation("the object of a storage counts as a tensor", "home.h", "(storage->pyobj_slot()->load_pyobj() != nullptr ? 1 : 0)", "0"),
+    Mutation("a storage that the program released is not gone", "home.h", "PyBool_FromLong(home_of(self).storage.expired())", "PyBool_FromLong(false)"),
+    Mutation("operators of the program's write what they declare alone", "kernel.h", "facts.may_write_any ? ~uint64_t{0}", "false ? ~uint64_t{0}"),
+    Mutation("operators of the program's that give nothing are views", "kernel.h", "if (facts.is_view && !facts.may_write_any) {", "if (facts.is_view) {"),
+    Mutation("running statistics do not count as written", "kernel.h", "~uint64_t{0} : facts.written | changed_statistics(facts, arguments);", "~uint64_t{0} : facts.written;"),
+    Mutation("views of what has a home are not watched", "kernel.h", "    each_result(*stack, handle, [](const at::Tensor& tensor) { mark(tensor); });\n    return;", "    return;"),
+    Mutation("views need the bytes", "kernel.h", "  if (facts.is_view && !facts.may_write_any) {", "  if (false) {"),
+    Mutation("the first argument alone may have a home", "kernel.h", "  for (auto value = stack.end() - count; value != stack.end() && !found; ++value)", "  for (auto value = stack.end() - count; value != stack.end() - count + (count > 0) && !found; ++value)"),
+)  # fmt: skip
+
+PARTS = (
+    Mutation("all ops run in parts", "parts.h", "return name.starts_with(", "return true || name.starts_with("),
+    Mutation("no op runs in parts", "parts.h", "return name.starts_with(", "return false && name.starts_with("),
+    Mutation("lists with a tensor of scalars run in parts", "parts.h", 'argument.name() == "scalars" &&', "false &&"),
+    Mutation("lists of several lengths are cut", "parts.h", "is_even_ && size == count_", "is_even_"),
+    Mutation("an item of each part is left out", "parts.h", "item < ends_[index]; ++item)", "item + 1 < ends_[index]; ++item)"),
+    Mutation("the last part is left out", "parts.h", "index < parts.size(); ++index)", "index + 1 < parts.size(); ++index)"),
+    Mutation("each part begins with the first item", "parts.h", "index == 0 ? 0 : ends_[index - 1]", "0"),
+    Mutation("parts are as large as all of it", "parts.h", "bytes != 0 && bytes + more > most_bytes", "false"),
+    Mutation("each item is a part", "parts.h", "bytes != 0 && bytes + more > most_bytes", "bytes != 0"),
+    Mutation("parts have an item more than fits", "parts.h", "bytes != 0 && bytes + more > most_bytes", "bytes > most_bytes"),
+    Mutation("scalars are not cut", "parts.h", "      if (!argument.isList()) continue;\n      const auto whole", "      if (!argument.isTensorList()) continue;\n      const auto whole"),
+    Mutation("the bytes of the first list count alone", "parts.h", "      if (is_marked(tensor)) bytes += storage_of(tensor).nbytes();\n", "      if (is_marked(tensor)) return storage_of(tensor).nbytes();\n"),
+    Mutation("results of parts are lost", "parts.h", "results[place].push_back(tensor);", "static_cast<void>(tensor);"),
+    Mutation("arguments stay on the stack", "parts.h", "  stack->resize(stack->size() - handle.schema().arguments().size());\n  for (auto& list", "  for (auto& list"),
+    Mutation("parts are not brought back", "kernel.h", "[&](Stack* part) { on_homes(handle, facts, keys, part); }", "[&](Stack* part) { seen(handle, keys, part); }"),
+)  # fmt: skip
+
+MUTATIONS = (*FOLLOWING, *STORAGES, *WATCHING, *SAVING, *SETTINGS, *REPLAYS, *UNPLANNED, *HANDLES, *HOMES, *PARTS)
 
 
 def chosen(names: Sequence[str]) -> tuple[Mutation, ...]:

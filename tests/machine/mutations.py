@@ -21,7 +21,7 @@ from typing import Any
 import pooch
 
 _ROOM = Path(pooch.__file__).parent / "machine"
-_OURS = ("pooch.machine", "tests.machine.programs", "tests.machine.modelled")
+_OURS = ("pooch.machine", "tests.machine.programs", "tests.machine.persistent_programs", "tests.machine.modelled")
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,20 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextmanager
-def broken_by(mutation: Mutation) -> Iterator[Any]:
-    """Import the machine with a change in it, and yield `tests.machine.programs` on top of that."""
+def broken_by(mutation: Mutation, programs: str = "programs") -> Iterator[Any]:
+    """Import the machine with a change in it, and yield what runs on top of that.
+
+    Args:
+        mutation: The change.
+        programs: The module of `tests.machine` that is yielded.
+    """
     kept = {name: module for name, module in sys.modules.items() if name.startswith(_OURS)}
     finder = _Finder(mutation)
     for name in kept:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
     try:
-        yield importlib.import_module("tests.machine.programs")
+        yield importlib.import_module(f"tests.machine.{programs}")
     finally:
         sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.startswith(_OURS)]:
@@ -92,7 +97,7 @@ STORE = (
     Mutation("a copy out leaves its ticket", "store", "            self.forget_copy(value)\n        value.ticket = None\n        return waited_ms", "            self.forget_copy(value)\n        return waited_ms"),
     Mutation("bytes that come back are dropped in the middle of the copy", "store", "        if value.ticket is not None:\n            value.ticket.wait()\n            value.ticket = None\n        if self.on_move", "        value.ticket = None\n        if self.on_move"),
     Mutation("what is dropped stays", "store", '            self.on_move("left", value, storage.data_ptr())\n        value.storage = None\n', '            self.on_move("left", value, storage.data_ptr())\n'),
-    Mutation("dropping frees nothing, they say", "store", "        value.storage = None\n        return value.size_bytes", "        value.storage = None\n        return 0"),
+    Mutation("dropping frees nothing, they say", "store", "        return value.size_bytes if value.storage is None else 0", "        return 0"),
     Mutation("a value that comes back is filled from nowhere", "store", "        ticket = value.place.copy_in(storage)\n", "        ticket = value.place.copy_in(self.memory.new(value.size_bytes))\n"),
     Mutation("a value that comes back is not waited for", "store", "        stats.host_stall_ms += ticket.wait()\n", ""),
     Mutation("a value that comes back keeps its ticket and is read early", "store", "        if ticket is None or not value.is_copied:\n            return\n        stats", "        if ticket is not None or not value.is_copied:\n            return\n        stats"),
@@ -160,6 +165,44 @@ WITNESSES = (
 LOCK = (
     Mutation("handles that end while the lock is held are forgotten", "lock", "        self._queue.append(value)\n        self._settle()\n", "        self._settle()\n"),
     Mutation("an interrupt leaves the lock held", "lock", "        while self._lock._is_owned():  # type: ignore[attr-defined]\n            self._depth = 0\n            self._lock.release()\n", ""),
+)  # fmt: skip
+
+# Of what outlives steps: noticed by `tests.machine.persistent_programs`.
+PERSISTENT = (
+    Mutation("what was written to counts as copied", "persistent", "        return self._is_in_tier and (is_elsewhere or self._writes == self._written)", "        return self._is_in_tier"),
+    Mutation("what is away counts as lost", "persistent", "(is_elsewhere or self._writes == self._written)", "self._writes == self._written"),
+    Mutation("writes after a copy began count as copied", "persistent", "        self._written, self._is_in_tier = self._writes, False\n", "        self._is_in_tier = False\n"),
+    Mutation("a copy that began counts as complete", "persistent", "        self._written, self._is_in_tier = self._writes, False\n", "        self._written = self._writes\n"),
+    Mutation("what has come back counts as written to", "persistent", "            self._home.give(arriving)\n            self._written = self._writes\n", "            self._home.give(arriving)\n"),
+    Mutation("what has come back is not where the program looks", "persistent", "            self._home.give(arriving)\n", "            pass\n"),
+    Mutation("what is on its way back is not there", "persistent", "        if self._arriving is not None:\n            return self._arriving\n", ""),
+    Mutation("what comes back is put over what is there", "persistent", "        if storage is not None or self._arriving is not None:\n", "        if storage is not None:\n"),
+    Mutation("what ops work on leaves", "persistent", "(self.is_busy or self.users or self.is_pinned or self._home.is_used)", "(self.is_busy or self.users or self.is_pinned)"),
+    Mutation("what is being brought back leaves again", "persistent", "(self.is_busy or self.users or self.is_pinned or self._home.is_used)", "(self.users or self.is_pinned or self._home.is_used)"),
+    Mutation("what somebody has the address of leaves", "persistent", "(self.is_busy or self.users or self.is_pinned or self._home.is_used)", "(self.is_busy or self.users or self._home.is_used)"),
+    Mutation("what arrays are on leaves", "persistent", "        return self._is_pinned or self._is_lent\n", "        return self._is_pinned\n"),
+    Mutation("what has a further tensor on it is not lent any more", "persistent", "not self.users and self._home.tensors <= 1", "not self.users and self._home.tensors <= 2"),
+    Mutation("what is written to through an array counts as copied", "persistent", "            self._is_lent, self._loans = False, self._loans + 1\n", "            self._is_lent = False\n"),
+    Mutation("a loan ends before it is used", "persistent", "if self._is_lent and not self.users and self._home.tensors", "if self._is_lent and self._home.tensors"),
+    Mutation("loans never end", "persistent", "            self._is_lent, self._loans = False, self._loans + 1\n", "            self._loans += 1\n"),
+    Mutation("what is read without an op leaves", "persistent", "(self.is_busy or self.users or self.is_pinned or self._home.is_used)", "(self.is_busy or self.is_pinned or self._home.is_used)"),
+    Mutation("what is pinned leaves", "persistent", "        return self._is_pinned or self._is_lent\n", "        return self._is_lent\n"),
+    Mutation("what is lent is taken where a slice is undone", "persistent", "        if not self.is_pinned:\n            self.storage = None\n            return\n", "        self.storage = None\n        return\n"),
+    Mutation("a slice that is undone stays as it is", "persistent", "        if not self.is_pinned:\n            self.storage = None\n", "        if not self.is_pinned:\n"),
+    Mutation("what was filled again in its place is not waited for", "persistent", "        try:\n            ticket.wait()\n        finally:\n            ticket.wait()  # an interrupt must not leave a part of it\n", ""),
+    Mutation("the room of a copy that failed is lost", "persistent", "        self._value.spare = self\n", "        pass\n"),
+    Mutation("a value whose copy failed stays for ever", "persistent", "                value.place, value.spare = value.spare, None\n", "                value.spare = None\n"),
+    Mutation("what the program has released stays known", "persistent", "            del self._values[key]\n", "            pass\n"),
+    Mutation("what the program has released is brought back", "persistent", " and not value.is_gone:\n                yield value", ":\n                yield value"),
+    Mutation("what is there is brought back", "persistent", 'value.state == "away" and not value.is_gone', "not value.is_gone"),
+    Mutation("what a step makes anew takes the room of what it made before", "persistent", "    def is_gone(self) -> bool:\n        \"\"\"Whether the program has released it.\"\"\"\n        return self._home.is_gone\n", "    def is_gone(self) -> bool:\n        \"\"\"Whether the program has released it.\"\"\"\n        return True\n"),
+    Mutation("what costs more than all saved values stays", "persistent", "        yield from (value for _, value in own[place:] if value.can_leave)\n", ""),
+    Mutation("one value for each saved one leaves", "persistent", "for _, value in own[place:] if", "for _, value in own[place : place + 1] if"),
+    Mutation("values that left meanwhile leave again", "persistent", "for _, value in own[place:] if value.can_leave)", "for _, value in own[place:])"),
+    Mutation("what does not outlive steps is all that may leave", "pressure", "return saved if self.persistent is None else", "return saved if self.persistent is not None else"),
+    Mutation("what was written to while it was copied stays", "pressure", "        if value.is_outdated:\n            self._finish_out(value)  # and it is copied again\n", ""),
+    Mutation("what was released while it was copied is dropped", "pressure", "        if value.is_gone:\n            return value.size_bytes  # nothing but the copy has held it\n", ""),
+    Mutation("room is given up although what outlives steps may leave", "pressure", " or self.persistent is not None\n", "\n"),
 )  # fmt: skip
 
 MUTATIONS = (*STORE, *PRESSURE, *RECIPES, *WITNESSES, *LOCK)

@@ -282,7 +282,7 @@ def test_a_wrong_call_is_refused_and_leaves_nothing(opened: Opened) -> None:
     room = opened.room()
     with pytest.raises(TypeError):
         room.copy_out(storage_of(1))
-    with pytest.raises(AttributeError):
+    with pytest.raises(TypeError):
         room.copy_out(object(), 0)
     with pytest.raises(TypeError):
         room.copy_out(storage_of(1), "0")

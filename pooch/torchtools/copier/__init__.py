@@ -19,6 +19,7 @@ from types import ModuleType
 from ...ground import native
 from ...ground.errors import TierError
 from ..spill_directory import CHANGED
+from ..tensors import memory_address
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "copier.cpp"
@@ -83,7 +84,7 @@ def loaded(library: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    module.use(_failed)
+    module.use(_failed, memory_address)
     return module
 
 

@@ -15,6 +15,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds PATIENCE{50};  // after which whoever waits looks for Ctrl-C
 
 PyObject* failed = nullptr;  // `failed(failure, code)` returns the error of a copy, or of a thread that cannot start
+PyObject* memory_address = nullptr;  // of a storage: asking for it by its method would count as handing it out
 
 // Lets other threads of Python run. A thread that comes back while the interpreter shuts down is unwound from there.
 class Unlocked {
@@ -195,8 +196,8 @@ PyObject* copier_room(PyObject* object, PyObject* arguments) {
 
 // Room -------------------------------------------------------------------------------------------------------------------
 
-bool number_of(PyObject* object, PyObject* name, long long& number) {
-  PyObject* found = PyObject_CallMethodNoArgs(object, name);
+// Takes a number that Python has returned, or its error.
+bool is_number(PyObject* found, long long& number) {
   if (found == nullptr) return false;
   number = PyLong_AsLongLong(found);
   Py_DECREF(found);
@@ -204,13 +205,14 @@ bool number_of(PyObject* object, PyObject* name, long long& number) {
 }
 
 PyObject* submit(PyObject* object, PyObject* const* arguments, Py_ssize_t count, bool is_outwards) {
-  static PyObject *const data_ptr = PyUnicode_InternFromString("data_ptr"), *const nbytes = PyUnicode_InternFromString("nbytes");
+  static PyObject* const nbytes = PyUnicode_InternFromString("nbytes");
   auto* self = as<Room>(object);
   auto* copier = as<Copier>(self->copier);
   if (count != 2) return PyErr_Format(PyExc_TypeError, "a storage and an offset are given");
   long long address, size;
   const int64_t offset = PyLong_AsLongLong(arguments[1]);
-  if (PyErr_Occurred() || !number_of(arguments[0], data_ptr, address) || !number_of(arguments[0], nbytes, size)) return nullptr;
+  if (PyErr_Occurred() || !is_number(PyObject_CallOneArg(memory_address, arguments[0]), address)) return nullptr;
+  if (!is_number(PyObject_CallMethodNoArgs(arguments[0], nbytes), size)) return nullptr;
   if (!ensure_thread(copier) || !release_ended(copier)) return nullptr;
   auto* ticket = as<Ticket>(ticket_type->tp_alloc(ticket_type, 0));
   if (ticket == nullptr) return nullptr;
@@ -384,12 +386,16 @@ PyTypeObject* made(const char* name, size_t size, destructor dealloc, PyMethodDe
 }
 
 // `use(failed)`: what is called of Python.
-PyObject* use(PyObject*, PyObject* function) {
-  Py_XDECREF(std::exchange(failed, Py_NewRef(function)));
+// `use(failed, memory_address)`: what is called of Python.
+PyObject* use(PyObject*, PyObject* functions) {
+  PyObject *failure, *address;
+  if (!PyArg_ParseTuple(functions, "OO", &failure, &address)) return nullptr;
+  Py_XDECREF(std::exchange(failed, Py_NewRef(failure)));
+  Py_XDECREF(std::exchange(memory_address, Py_NewRef(address)));
   Py_RETURN_NONE;
 }
 
-PyMethodDef functions[] = {{"use", use, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef functions[] = {{"use", use, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition{PyModuleDef_HEAD_INIT, "copier", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

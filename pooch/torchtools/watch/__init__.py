@@ -27,6 +27,7 @@ from ..operators import OperatorFacts, operator_facts
 from ..outside import changed_in_place, refuse
 from ..settings import settings_now
 from ..stand_ins import Place, StandIns
+from ..tensors import memory_address
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
@@ -97,7 +98,7 @@ def _loaded() -> ModuleType | None:
     return module
 
 
-def _described(name: str, overload: str) -> tuple[Any, int, int, int, bool, bool, bool, bool, bool]:
+def _described(name: str, overload: str) -> tuple[Any, int, int, int, bool, bool, bool, bool, bool, bool]:
     """Return an operator for the kernel: itself, which arguments it writes, by bits, and what decides where it goes."""
     namespace, _, base = name.partition("::")
     func = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
@@ -115,6 +116,7 @@ def _described(name: str, overload: str) -> tuple[Any, int, int, int, bool, bool
         facts.may_surprise,
         _can_be_recorded(facts),
         facts.depends_on_call,
+        facts.may_surprise or (facts.is_foreign and facts.refusal is not None),
     )
 
 
@@ -143,7 +145,7 @@ def is_marked(tensor: torch.Tensor) -> bool:
 
 def address_of(storage: torch.UntypedStorage) -> int:
     """Return where the bytes of a storage are, or 0 if they are away."""
-    return 0 if is_away(storage._cdata) else storage.data_ptr()
+    return 0 if is_away(storage._cdata) else memory_address(storage)
 
 
 def path(

@@ -234,7 +234,7 @@ inline PyObject* home_take(PyObject* self, PyObject*) {
   HANDLE_TH_ERRORS
   Home& home = home_of(self);
   const auto storage = home.storage.lock();
-  if (!storage || !home.is_here.exchange(false)) Py_RETURN_NONE;
+  if (!storage || storage->allocator() == nullptr || !home.is_here.exchange(false)) Py_RETURN_NONE;  // as if shared
   if (home.uses > 0 || home.is_exposed) {
     home.is_here = true;
     Py_RETURN_NONE;

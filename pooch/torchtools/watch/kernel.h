@@ -283,7 +283,10 @@ inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, St
 // Runs an op on what has homes, while their bytes are there.
 inline void on_homes(const c10::OperatorHandle& handle, const Operator& facts, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_on(*stack, handle);
-  const Use use(arguments, facts.written | changed_statistics(facts, arguments), facts.is_special);
+  const uint64_t written = facts.may_write_any ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments);
+  // Collectives go on after they have returned.
+  const bool exposes = facts.is_special && !handle.operator_name().name.starts_with("aten::");
+  const Use use(arguments, written, exposes);
   seen(handle, keys, stack);
 }
 
@@ -292,7 +295,7 @@ inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_ke
   const c10::DispatchKeySet keys = all_keys & BELOW;
   if (!homes().has_any() || !is_on_home(*stack, handle)) return seen(handle, keys, stack);
   const Operator& facts = operator_of(handle);
-  if (facts.is_view) {
+  if (facts.is_view && !facts.may_write_any) {
     seen(handle, keys, stack);
     each_result(*stack, handle, [](const at::Tensor& tensor) { mark(tensor); });
     return;

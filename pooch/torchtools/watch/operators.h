@@ -16,6 +16,7 @@ struct Operator {
   uint64_t statistics;  // those of running statistics that it updates unless the argument at `training` is false
   int training;         // -1: there is no such argument
   bool is_view, reads_nothing, is_special, is_recordable, depends_on_call;
+  bool may_write_any;  // of its arguments, without declaring it
 };
 
 // `describe(name, overload)` returns the OpOverload, masks of arguments, and flags; see `watch/__init__.py`.
@@ -48,12 +49,13 @@ inline const Operator& operator_of(const c10::OperatorHandle& handle) {
     PyObject* function = nullptr;
     unsigned long long written = 0, statistics = 0;
     int training = -1, is_view = 0, reads_nothing = 0, is_special = 0, is_recordable = 0, depends_on_call = 0;
-    if (!PyArg_ParseTuple(found_facts.get(), "OKKippppp", &function, &written, &statistics, &training, &is_view,
-                          &reads_nothing, &is_special, &is_recordable, &depends_on_call))
+    int may_write_any = 0;
+    if (!PyArg_ParseTuple(found_facts.get(), "OKKipppppp", &function, &written, &statistics, &training, &is_view,
+                          &reads_nothing, &is_special, &is_recordable, &depends_on_call, &may_write_any))
       raise();
     Py_INCREF(function);
     made = new Operator{name, function, written, statistics, training, is_view != 0, reads_nothing != 0, is_special != 0,
-                        is_recordable != 0, depends_on_call != 0};
+                        is_recordable != 0, depends_on_call != 0, may_write_any != 0};
   }
   std::lock_guard guard(lock);
   (*known)[key] = made;  // one that was there before is never freed: another thread may hold it

@@ -4,9 +4,12 @@
 
 namespace watch {
 
-// Whether an operator treats each item of its lists by itself, so that parts of them give the same.
+// Whether an operator treats each item of its lists by itself, so that parts of them give the same. A tensor of scalars,
+// one for each item, would have to be cut as well.
 inline bool is_by_items(const c10::OperatorHandle& handle) {
   const std::string_view name = handle.operator_name().name;
+  for (const c10::Argument& argument : handle.schema().arguments())
+    if (argument.name() == "scalars" && argument.type()->kind() == c10::TypeKind::TensorType) return false;
   return name.starts_with("aten::_foreach_") || name == "aten::_amp_foreach_non_finite_check_and_unscale_";
 }
 

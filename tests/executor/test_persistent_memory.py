@@ -1,0 +1,380 @@
+"""What outlives steps on a real device: what is found, slices that fail, copies ahead of need, the end of it."""
+
+from __future__ import annotations
+
+import gc
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pooch.executor.engines.spill_file import Mover
+from pooch.ground.errors import TierError
+from pooch.torchtools import watch
+from tests.executor.homes import Kept, same
+from tests.executor.online.support import holding
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(watch.LIBRARY.get() is None, reason="nothing leaves without what watches natively"),
+]
+SIZE = 64
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    with holding() as evictor:
+        made = Kept(evictor)
+        yield made
+        made.memory.close()
+
+
+class Training:
+    """A model of two layers with gradients and the state of an optimizer, all of which may leave."""
+
+    def __init__(self, kept: Kept, steps: int = 2) -> None:
+        torch.manual_seed(0)
+        self.kept, self.memory = kept, kept.memory
+        self.model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE))
+        self.parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.Adam(self.parameters, lr=0.1)
+        for _ in range(steps):
+            self.backward()
+            self.optimizer.step()
+        self.begin_step()
+        self.memory.adopt_state(self.optimizer, self.parameters)
+
+    def begin_step(self) -> None:
+        self.memory.begin_step([self.model])
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(2, SIZE)).square().sum().backward()
+
+    def contents(self) -> list[Tensor]:
+        found = [parameter.detach().clone() for parameter in self.parameters]
+        for parameter in self.parameters:
+            state = self.optimizer.state[parameter]
+            found += [state[name].clone() for name in sorted(state)]
+        return found
+
+    def states(self) -> list[str]:
+        return [value.state for value in self.memory.values if not value.is_gone]
+
+
+def all_same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(same, one, other))
+
+
+# Slices ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_slice_that_fails_leaves_everything_as_it_was(kept: Kept, is_away: bool) -> None:
+    training = Training(kept)
+    before = training.contents()
+    if is_away:
+        kept.leave()
+    else:
+        training.parameters[0].data.add_(0)
+        kept.evictor.relieve()
+        _ = training.contents()
+        kept.value(training.parameters[1]).is_pinned = False
+        next(iter(training.memory.values)).revert()  # one is away, so the slice is one that moves something
+    training.memory.begin_slice(training.optimizer, training.parameters)
+    training.optimizer.step()
+    assert not all_same(training.contents(), before)
+    training.memory.undo_slice()
+    assert all_same(training.contents(), before)
+    kept.leave()
+    assert all_same(training.contents(), before)
+    assert not any(value.is_busy for value in training.memory.values)
+
+
+def test_a_slice_that_fails_gives_no_state_to_what_had_none(kept: Kept) -> None:
+    training = Training(kept, steps=0)
+    training.backward()
+    before = [parameter.detach().clone() for parameter in training.parameters]
+    kept.leave()
+    training.memory.begin_slice(training.optimizer, training.parameters)
+    training.optimizer.step()
+    training.memory.undo_slice()
+    assert not training.optimizer.state
+    assert all_same([parameter.detach().clone() for parameter in training.parameters], before)
+
+
+def test_a_slice_that_succeeds_is_not_lost_and_its_state_may_leave(kept: Kept) -> None:
+    training = Training(kept, steps=0)
+    training.backward()
+    kept.leave()
+    training.memory.begin_slice(training.optimizer, training.parameters)
+    training.optimizer.step()
+    training.memory.end_slice(training.optimizer, training.parameters)
+    after = training.contents()
+    kept.leave()
+    assert training.states().count("away") >= 3 * len(training.parameters)
+    assert all_same(training.contents(), after)
+    training.memory.undo_slice()  # of no slice
+    assert all_same(training.contents(), after)
+
+
+def test_nothing_of_a_slice_leaves_while_it_runs(kept: Kept) -> None:
+    training = Training(kept)
+    kept.leave()
+    training.memory.begin_slice(training.optimizer, training.parameters)
+    kept.leave()
+    changed = [value for value in training.memory.values if value.kind in ("parameter", "state")]
+    assert {value.state for value in changed} == {"clean"}
+    training.memory.end_slice(training.optimizer, training.parameters)
+    kept.leave()
+    assert {value.state for value in changed} == {"away"}
+
+
+def test_a_slice_that_fails_is_undone_in_place_where_somebody_has_the_address(kept: Kept) -> None:
+    training = Training(kept)
+    kept.leave()
+    array = training.parameters[0].detach().numpy()
+    address = training.parameters[2].data_ptr()
+    array[0] = 5  # nothing tells
+    before = training.contents()
+    kept.leave()
+    training.memory.begin_slice(training.optimizer, training.parameters)
+    training.optimizer.step()
+    training.memory.undo_slice()
+    assert all_same(training.contents(), before)
+    assert (array == before[0].numpy()).all()
+    assert training.parameters[2].data_ptr() == address
+
+
+def test_a_slice_for_which_there_was_no_room_stays_as_it_is_as_a_whole(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(kept)
+    monkeypatch.setattr(training.memory, "_slice_bytes", 0)  # what is here is copied to the tier
+    kept.leave()
+    _ = training.parameters[0] + 1
+    value = kept.value(training.parameters[0])
+    place, value.place, value.is_copied = value.place, None, False
+    training.memory.begin_slice(training.optimizer, training.parameters)
+    training.optimizer.step()
+    after = training.contents()
+    training.memory.undo_slice()
+    assert all_same(training.contents(), after)
+    value.place = place
+
+
+# What is found --------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_gradients_and_buffers_of_a_model_are_found_once(kept: Kept) -> None:
+    model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.BatchNorm1d(SIZE), nn.Linear(SIZE, SIZE))
+    model[2].weight = model[0].weight
+    model(torch.ones(2, SIZE)).sum().backward()
+    kept.memory.begin_step([model, model])
+    kinds = sorted(value.kind for value in kept.memory.values)
+    count = len(list(model.parameters()))
+    assert kinds == sorted(["parameter"] * count + ["gradient"] * count + ["buffer"] * len(list(model.buffers())))
+    kept.memory.begin_step([model])
+    assert len(list(kept.memory.values)) == len(kinds)
+
+
+def test_what_cannot_leave_is_told(kept: Kept, tmp_path: Any) -> None:
+    model = nn.Module()
+    model.seen = nn.Parameter(torch.ones(SIZE))
+    view = model.seen.detach()
+    model.shared = nn.Parameter(torch.ones(SIZE).share_memory_())
+    model.of_an_array = nn.Parameter(torch.frombuffer(bytearray(4 * SIZE), dtype=torch.float32))
+    file = tmp_path / "mapped"
+    file.write_bytes(bytes(4 * SIZE))
+    model.mapped = nn.Parameter(torch.from_file(str(file), shared=False, size=SIZE))
+    model.sparse = nn.Parameter(torch.eye(3).to_sparse())
+    kept.memory.begin_step([model])
+    assert not list(kept.memory.values)
+    assert sum(kept.memory.staying_bytes.values()) == 4 * 4 * SIZE
+    assert len(kept.memory.staying_bytes) >= 2
+    assert view.sum() == SIZE
+
+
+def test_what_is_too_small_to_gain_anything_stays(kept: Kept) -> None:
+    kept.memory._least_bytes = 4 * SIZE + 1
+    model = nn.Linear(SIZE, SIZE)
+    kept.memory.begin_step([model])
+    assert [value.size_bytes for value in kept.memory.values] == [4 * SIZE * SIZE]
+
+
+def test_a_gradient_that_is_made_anew_takes_the_room_of_the_one_before(kept: Kept) -> None:
+    training = Training(kept)
+    count = len(training.memory._numbers)
+    rooms = len({id(value.place.place) for value in training.memory.values if value.place})
+    for _ in range(3):
+        kept.leave()
+        training.backward()
+        training.begin_step()
+        assert len(training.memory._numbers) == count
+        assert len(training.memory._homes) == len(list(training.memory.values)) == rooms
+    free = sum(map(len, training.memory._free.values()))
+    assert free <= len(training.parameters)
+
+
+def test_a_tensor_that_the_program_has_put_on_a_storage_is_watched(kept: Kept) -> None:
+    model = nn.Linear(SIZE, SIZE)
+    kept.memory.begin_step([model])
+    other = nn.Linear(SIZE, SIZE)
+    torch._C.TensorBase.set_(other.weight.data, model.weight.untyped_storage(), 0, (SIZE, SIZE), (SIZE, 1))
+    twin = torch._C.TensorBase.set_(torch.empty(0), model.weight.untyped_storage(), 0, (SIZE, SIZE), (SIZE, 1))
+    other.weight = nn.Parameter(twin)
+    kept.memory.begin_step([model, other])
+    expected = model.weight.detach().clone()
+    kept.leave()
+    assert same(other.weight.detach() + 0, expected)
+
+
+# Moving ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_left_before_is_copied_as_soon_as_it_was_written(kept: Kept) -> None:
+    training = Training(kept)
+    kept.leave()
+    out_bytes = training.memory.values.moved.out_bytes
+    training.memory.begin_slice(training.optimizer, training.parameters)
+    training.optimizer.step()
+    before = out_bytes["parameter"]
+    training.memory.end_slice(training.optimizer, training.parameters)
+    assert out_bytes["parameter"] - before == sum(parameter.nbytes for parameter in training.parameters)
+    after = training.contents()
+    kept.leave()
+    assert all_same(training.contents(), after)
+
+
+def test_what_never_leaves_is_not_copied(kept: Kept) -> None:
+    training = Training(kept)
+    for _ in range(3):
+        training.backward()
+        training.memory.begin_slice(training.optimizer, training.parameters)
+        training.optimizer.step()
+        training.memory.end_slice(training.optimizer, training.parameters)
+        training.begin_step()
+    assert training.memory.moved_bytes == 0
+
+
+def test_what_is_used_next_is_brought_back_if_there_is_room(kept: Kept) -> None:
+    training = Training(kept)
+    training.model(torch.ones(2, SIZE))
+    training.begin_step()
+    kept.leave()
+    _ = training.parameters[1] + 1
+    assert "returning" in training.states() or "clean" in training.states()
+    assert training.states().count("away") < len(training.states()) - 1
+    kept.leave()
+    kept.evictor.budget_bytes = kept.evictor.live.now() + 2
+    training.begin_step()
+    away = training.states().count("away")
+    _ = training.parameters[1] + 1
+    assert training.states().count("away") == away - 1
+
+
+@pytest.mark.usefixtures("copied_in_python")
+@pytest.mark.parametrize("what", ["op", "numpy", "storage"])
+def test_a_read_that_fails_leaves_it_away_and_is_told(kept: Kept, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(kept)
+    expected = training.contents()
+    reads: dict[str, Callable[[Tensor], Any]] = {
+        "op": lambda x: x + 1, "numpy": lambda x: x.detach().numpy(), "storage": lambda x: x.untyped_storage().tolist(),
+    }  # fmt: skip
+    kept.leave()
+
+    def fail(*_: Any) -> None:
+        raise OSError("no such luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mover, "read", fail)
+        with pytest.raises(TierError):
+            reads[what](training.parameters[0])
+    value = kept.value(training.parameters[0])
+    assert (value.state, value.is_busy, value.users, value.can_leave) == ("away", False, 0, False)
+    assert all_same(training.contents(), expected)
+
+
+@pytest.mark.usefixtures("copied_in_python")
+def test_a_copy_that_fails_leaves_it_there_until_the_next_step(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(kept)
+    expected = training.contents()
+
+    def fail(*_: Any) -> None:
+        raise OSError("no such luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mover, "write", fail)
+        kept.leave()
+    kept.leave()
+    assert set(training.states()) == {"here"}
+    training.begin_step()
+    kept.leave()
+    assert set(training.states()) == {"away"}
+    assert all_same(training.contents(), expected)
+
+
+def test_a_gradient_that_is_released_while_it_is_copied_is_forgotten(kept: Kept) -> None:
+    training = Training(kept)
+    kept.leave()
+    training.backward()
+    training.begin_step()
+    gradient = training.parameters[0].grad
+    assert gradient is not None
+    value = kept.value(gradient)
+    assert value.place is not None
+    kept.evictor.store.finish_out(value, kept.evictor.stats)
+    if value.state == "here":
+        kept.evictor.store.start_out(value, value.place, kept.evictor.stats)
+    del gradient
+    training.optimizer.zero_grad()
+    kept.leave()
+    assert value.is_gone
+    training.begin_step()
+    assert value not in list(training.memory.values)
+
+
+def test_one_value_at_a_time_is_there_while_all_are_saved(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(kept)
+    expected = training.contents()
+    kept.leave()
+    monkeypatch.setattr("pooch.executor.persistent._COPIES_AHEAD", 0)
+    most = 0
+    original = training.memory.bring_back
+
+    def bring_back(values: Any) -> None:
+        nonlocal most
+        kept.leave()
+        original(values)
+        most = max(most, len(training.states()) - training.states().count("away"))
+
+    monkeypatch.setattr(training.memory, "bring_back", bring_back)
+    file = io.BytesIO()
+    torch.save({"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}, file)
+    assert most == 1
+    file.seek(0)
+    loaded = torch.load(file)
+    assert all_same(list(loaded["model"].values()), expected[: len(training.parameters)])
+
+
+def test_at_the_end_all_is_back_and_nothing_is_watched(kept: Kept) -> None:
+    before = [vars(each).copy() for each in (torch.Tensor, torch.UntypedStorage, torch._C.PyTorchFileWriter)]
+    with holding() as evictor:
+        other = Kept(evictor)
+        training = Training(other)
+        expected = training.contents()
+        other.leave()
+        values = list(training.memory.values)
+        training.memory.close()
+        assert all(value.is_here for value in values)
+        assert evictor.persistent is None
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in training.parameters)
+        del values
+        assert not training.memory._homes
+        other.leave()
+        assert all_same(training.contents(), expected)
+    gc.collect()
+    assert [vars(each) for each in (torch.Tensor, torch.UntypedStorage, torch._C.PyTorchFileWriter)] == before
