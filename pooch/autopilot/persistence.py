@@ -10,8 +10,10 @@ import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..executor.evictor import Evictor
 from ..executor.persistent import PersistentMemory
@@ -22,9 +24,7 @@ from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.tensors import find_tensors
 from .summary import MovedKind
 
-FITTING_SHARE = 0.7  # of the room for what outlives steps and activations: if it takes more, it may leave at once
-# Of the room: what parameters and gradients may take of it so that steps are planned, with state away meanwhile.
-PLANNED_SHARE = 0.6
+PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
 SAFE_SHARE = 0.95  # of the budget: what the last steps would have taken with the state, so that it need not leave
 _SIMILAR_STEPS = 8
 _MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
@@ -36,7 +36,7 @@ _NAMES: dict[Kind, str] = {
     "state": "optimizer's state",
     "buffer": "buffers",
 }
-_MOMENTS = 2  # state per byte of a parameter, of an optimizer that has none yet: most have Adam's
+_WITH_MOMENTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
 
 
 class Persistence:
@@ -60,6 +60,8 @@ class Persistence:
         self._moved: Moved | None = None
         self._staying_bytes: Mapping[str, int] = {}
         self._is_refused = False
+        self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
+        self._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
         self._known_bytes: int | None = None  # the budget when the step before began
         self._slice_bytes = _LEAST_SLICE_BYTES
         self._moved_bytes = self._steps_with_moves = 0
@@ -70,6 +72,10 @@ class Persistence:
     def moves(self) -> bool:
         """Whether anything of it has left or come back since the step began."""
         return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
+
+    def optimizer_stepped(self) -> None:
+        """Note that an optimizer has made a step, with as much state as it will have."""
+        self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
 
     def bring_in(self, models: Sequence[torch.nn.Module], device: torch.device, budget_bytes: int | None) -> None:
         """Have enough leave of what is there already, and move what is somewhere else to the device, one by one.
@@ -144,6 +150,7 @@ class Persistence:
             rise_bytes: By how much its peak was above what was live before it.
         """
         self._rises_bytes.append(rise_bytes)
+        self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
         if self.may_plan and self.moves:
             self._steps_with_moves += 1
 
@@ -152,12 +159,18 @@ class Persistence:
         if health.fault is not None or health.known is not None:
             return False  # there is nowhere to go
         was_known, self._known_bytes = self._known_bytes, budget_bytes
-        if self._evictor.missing_bytes and was_known == budget_bytes:
+        has_missed, self._has_missed = self._has_missed, False
+        if has_missed and was_known == budget_bytes:
             return True
         parameters = [parameter for model in models for parameter in model.parameters()]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
-        later_bytes = sum((1 + _MOMENTS) * parameter.nbytes for parameter in parameters if parameter.requires_grad)
-        return here_bytes + later_bytes > FITTING_SHARE * (self._room_bytes(here_bytes) or budget_bytes)
+        trained_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+        needed_bytes = here_bytes + (1 + self._moments()) * trained_bytes
+        return needed_bytes > (self._room_bytes(here_bytes) or budget_bytes)
+
+    def _moments(self) -> int:
+        """How many numbers of state an optimizer that was given has for each of a parameter, where that is known."""
+        return 2 if any(type(each()) in _WITH_MOMENTS for each in self._given) else 0
 
     def _room_bytes(self, here_bytes: int) -> int:
         """What of the budget is not taken by other things than what may leave, of which so much is here."""
@@ -216,12 +229,19 @@ class Persistence:
 
     def close(self) -> None:
         """Have everything back on the device, and let nothing leave any more."""
+        self._hook.remove()
         for slices in list(self._slices.values()):
             slices.detach()
         self._slices.clear()
         memory, self.memory = self.memory, None
         if memory is not None:
             memory.close()
+
+
+def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optimizer, *_: object) -> None:
+    here = persistence()
+    if here is not None:
+        here.optimizer_stepped()
 
 
 def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:

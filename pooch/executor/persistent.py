@@ -248,6 +248,7 @@ class PersistentMemory:
                     store.finish_in(value, stats)
                 finally:
                     value.is_busy = was_busy
+            self._evictor.live.resume()
             self._read_ahead()
 
     def _read_ahead(self) -> None:

@@ -30,6 +30,7 @@ from ..torchtools.tensors import (
     storage_of,
     version_of,
 )
+from ..torchtools.watch import with_homes
 
 # Returns the storage of a value of the step. The flag says that the op will write into it.
 Resolve = Callable[[int, bool], torch.UntypedStorage]
@@ -279,7 +280,7 @@ def _call_as_then(call: RecordedCall, args: Any, kwargs: Any) -> Any:
         before = torch.is_grad_enabled()
         try:
             torch._C._set_grad_enabled(call.grad_enabled)
-            return _drawn(call.draws, partial(call.func, *args, **kwargs))
+            return _drawn(call.draws, partial(with_homes, partial(call.func, *args, **kwargs)))
         finally:
             torch._C._set_grad_enabled(before)  # a single call into C, before which no Ctrl-C can come
 

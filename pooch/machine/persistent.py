@@ -397,6 +397,10 @@ class PersistentValues:
         """The bytes of those that are on the device."""
         return sum(value.size_bytes for value in self._values.values() if value.is_here)
 
+    def can_any_leave(self) -> bool:
+        """Whether there is anything on the device that nothing works on."""
+        return any(value.can_leave and value.place is not None for value in self._values.values())
+
     def used_next(self, count: int) -> Iterator[PersistentValue]:
         """Yield those that will be used next, the nearest first, if they are away.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pooch.autopilot import Auto
 from pooch.autopilot.known import Trial
+from pooch.autopilot.persistence import Persistence
 from pooch.autopilot.requests import PlanRequests
 from pooch.executor.evictor import Evictor
 from pooch.machine import Value
@@ -37,6 +38,7 @@ def modelled_copies() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(PlanRequests, "_with_costs", lambda _, job: job)
         patched.setattr(Trial, "is_slower", lambda *_: False)
+        patched.setattr(Persistence, "_is_needed", lambda *_: False)  # what activations alone can do
         torch.set_num_threads(1)
         yield
     torch.set_num_threads(threads)

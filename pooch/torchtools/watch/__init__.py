@@ -13,7 +13,7 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,6 +135,12 @@ def is_away(key: int) -> bool:
     """Whether the bytes of a storage are away while the program holds it."""
     module = LIBRARY.loaded
     return module is not None and bool(module.is_away(key))
+
+
+def with_homes(function: Callable[[], Any]) -> Any:
+    """Call a function of Pooch's own that runs ops on what the program holds, the bytes of which may be away."""
+    module = LIBRARY.loaded
+    return function() if module is None else module.with_homes(function)
 
 
 def is_marked(tensor: torch.Tensor) -> bool:

@@ -365,6 +365,18 @@ inline PyObject* use_homes(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// In Python: `with_homes(function)` calls a function whose ops have the bytes of homes brought back, also where the kernel
+// is running that would do so, in which it is off. No step sees them.
+inline PyObject* with_homes(PyObject*, PyObject* function) {
+  if (!homes().has_any() || !c10::impl::tls_is_dispatch_key_excluded(KEY)) return PyObject_CallNoArgs(function);
+  const c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);
+  struct On {
+    On() { c10::impl::tls_set_dispatch_key_excluded(KEY, false); }
+    ~On() { c10::impl::tls_set_dispatch_key_excluded(KEY, true); }
+  } on;
+  return PyObject_CallNoArgs(function);
+}
+
 // In Python: `count_uses()` returns how many uses there were since `take_uses`.
 inline PyObject* count_uses(PyObject*, PyObject*) {
   return PyLong_FromSize_t(homes().uses());
