@@ -59,7 +59,7 @@ class Apart:
 
     def _took(self, home: Any) -> bool:
         writes = home.writes
-        taken = home.take()
+        taken = home.take(writes)
         if taken is None:
             return False
         kept = self._copies.get(home.key)

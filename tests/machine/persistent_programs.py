@@ -103,10 +103,16 @@ class ModelledHome:
         """Whether nothing holds it any more."""
         return self.is_released and self._seen() is None
 
-    def take(self) -> ModelledStorage | None:
+    def take(self, writes: int | None = None) -> ModelledStorage | None:
         """Take the bytes out, which have to be in the tier."""
         storage = self._seen()
         if not self.is_here or self.is_used or storage is None:
+            return None
+        if not self.is_reverting and self._world.chance.happens(0.02):
+            self.writes += 2  # another thread writes after the look at what is to leave
+            self.write(self._world.token())
+            self._world.has_raced = True
+        if writes is not None and writes != self.writes:
             return None
         if not self.is_reverting and self._world.in_tier(self) != storage.contents:
             raise Broken("bytes are dropped that the tier does not have")
@@ -234,6 +240,7 @@ class World:
         self._lent: list[ModelledHome] = []
         self._pinned: set[int] = set()  # the keys of those that stay for good
         self._most_over_bytes = 0
+        self.has_raced = False  # whether another thread has written to what was about to leave
         self._has_ended_unseen = False  # whether bytes may have ended while room was made: with the end of a copy
         self.chance.is_calm = True
         sizes_bytes = self.sizes_bytes or [self.random.choice(SIZES) for _ in range(self.random.randrange(3, 9))]
@@ -580,7 +587,8 @@ class World:
                 raise Broken("bytes have left although somebody has their address")
         if over_bytes > self.pressure.missing_bytes:
             raise Broken(f"{over_bytes} bytes over the budget, and {self.pressure.missing_bytes} are told")
-        if over_bytes <= 0 or not self.faults.tier_is_sound:
+        has_raced, self.has_raced = self.has_raced, False
+        if over_bytes <= 0 or has_raced or not self.faults.tier_is_sound:
             return
         self.seen["over"] += 1
         for value in self.values:
