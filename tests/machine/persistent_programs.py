@@ -6,6 +6,7 @@ What the executor does with torch's storages is done here with modelled homes, a
 
 from __future__ import annotations
 
+import random
 import threading
 import weakref
 from collections import Counter, defaultdict
@@ -704,3 +705,69 @@ def run(seed: int, steps: int, faults: Faults) -> Counter[str]:
             text = f"persistent_programs.run({seed}, {number + 1}, {faults}): {type(error).__name__}: {error}"
             raise Broken(text) from error
     return world.seen
+
+
+# The order in which values leave --------------------------------------------------------------------------------------
+
+_SIZE = SIZES[1]
+
+
+def stepped(world: World, order: Sequence[int]) -> list[int]:
+    """Use parameters in an order within one step, and return those that were not there."""
+    world._forget_gone()
+    loads = []
+    for number in order:
+        home = world.parameters[number]
+        if not home.is_here:
+            loads.append(number)
+        with world.use([home]):
+            pass
+    return loads
+
+
+def loads_at_least(order: Sequence[int], here: set[int], most: int, steps: int) -> list[list[int]]:
+    """What has to be loaded where what is used last from now on leaves first (Belady)."""
+    uses, found = [*order] * (steps + 1), list[list[int]]()
+    for at, number in enumerate(uses[: steps * len(order)]):
+        if at % len(order) == 0:
+            found.append([])
+        if number in here:
+            continue
+        found[-1].append(number)
+        if len(here) == most:
+            here = here - {max(here, key=lambda each: [*uses[at + 1 :], each].index(each))}
+        here = here | {number}
+    return found
+
+
+def look_at_order(order: Sequence[int], most: int) -> None:
+    """Have values of one size leave at equal prices, in a step that repeats, and compare what is loaded.
+
+    Args:
+        order: The numbers of values, below seven, in the order of their uses.
+        most: How many of them there is room for.
+
+    Raises:
+        Broken: What is used last from now on does not leave first, or what is used next is not told.
+    """
+    world = World(0, Faults(), sizes_bytes=[_SIZE] * 7, has_temporaries=False, reads_ahead=False)
+    world.pressure.relieve()  # so that the tier has a copy of each
+    world.pressure.set_budget(most * _SIZE)
+    first = stepped(world, order)
+    here = {number for number, home in enumerate(world.parameters) if home.is_here}
+    expected = loads_at_least(order, here, most, 4)
+    found = [stepped(world, order) for _ in range(4)]
+    if found != expected:
+        raise Broken(f"look_at_order({order}, {most}): {found} are loaded after {first}, and not {expected}")
+    world.pressure.relieve()
+    world._forget_gone()
+    uses = [number for place, number in enumerate(order) if place == 0 or order[place - 1] != number]
+    told = [value.number for value in world.values.used_next(len(uses))]
+    if told != uses:
+        raise Broken(f"look_at_order({order}, {most}): {told} are told to be used next, and not {uses}")
+
+
+def look_at_random_order(seed: int) -> None:
+    """Do so with an order from a seed."""
+    numbers = random.Random(seed)
+    look_at_order([numbers.randrange(7) for _ in range(numbers.randrange(2, 15))], numbers.randrange(1, 7))
