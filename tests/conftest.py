@@ -12,6 +12,7 @@ import torch
 from pooch.executor.floor import Floor
 from pooch.torchtools import watch
 from tests.chosen_device import chosen_device
+from tests.executor.copiers import use_copier
 from tests.executor.native_mutations import SOURCES_VARIABLE
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
 
@@ -63,6 +64,19 @@ def plans_by_themselves(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     """What other tests of the process hold must not have values of a plan leave, except where that is tested."""
     if WITH_FLOOR.isdisjoint(request.path.parts):
         monkeypatch.setattr(Floor, "_counted", lambda _: None)
+
+
+@pytest.fixture(params=["through Python", "Python"])
+def copied_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What copies to spill files where system calls are replaced: a thread of C++ and one of Python do the same."""
+    use_copier(request.param, monkeypatch)
+    return str(request.param)
+
+
+@pytest.fixture
+def copied_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of Python copies to spill files: the test puts something in the place of its own functions."""
+    use_copier("Python", monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from ..ground.errors import PoochError, ProcessEnded, first_line
 # progress to. A line from the parent only ever names data, so nothing else can be made to run.
 WORK = {
     "make a plan": ".planning:plan_here",
-    "plan beside training": "..autopilot.jobs:done",
+    "plan beside training": "..autopilot.jobs:answered",
     "measure beside training": "..autopilot.costs:measured_costs",
     "compare deterministically": ".measure.checking:compared",
     "train on an arena": ".measure.arena_training:served",

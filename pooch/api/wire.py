@@ -31,6 +31,8 @@ from ..ir.modelled_ranks import ModelledRanks
 from ..ir.profile import InFlight
 from .options import PlanOptions
 
+_NUMBERS = frozenset((int, float, bool, type(None)))
+_SCALARS = _NUMBERS | {str}
 PLANNING = (
     Action, Decision, Device, ExpectedOp, GatheredUnit, HookCosts, InFlight, Link, ModelledRanks, Op, PlacedBlock, Plan,
     PlanOptions, Profile, Schedule, Split, StepLayout, Value,
@@ -66,7 +68,7 @@ class Wire:
             WireError: If it is of another kind, or holds something that is.
         """
         kind = type(value)
-        if value is None or kind in (int, str, float, bool):
+        if kind in _SCALARS:
             return value
         if kind is tuple:
             return self._each(value)
@@ -81,7 +83,8 @@ class Wire:
         raise WireError(f"a value of type {kind.__name__} cannot be told to another process")
 
     def _each(self, values: Any) -> list[Any]:
-        return [self.plain(value) for value in values]
+        # A profile has some hundred thousand numbers, and the training thread waits for the interpreter meanwhile.
+        return [value if type(value) in _SCALARS else self.plain(value) for value in values]
 
     def made(self, plain: object) -> Any:
         """Make a value of plain data, equal to the one that was told.
@@ -101,7 +104,7 @@ class Wire:
         if isinstance(plain, str):
             return known.setdefault(plain, plain)  # a profile says the same names over and over
         if isinstance(plain, list):
-            return tuple([self._made(each, known) for each in plain])
+            return tuple([each if type(each) in _NUMBERS else self._made(each, known) for each in plain])
         if not isinstance(plain, dict):
             return plain
         ((name, content),) = plain.items()

@@ -46,6 +46,7 @@ class Auto:
         budget: float | str,
         optimizer: torch.optim.Optimizer | None = None,
         *,
+        device: torch.device | str | None = None,
         host_budget: float | str | None = None,
         cache: str | Path | None = None,
         process_group: object = None,
@@ -56,7 +57,7 @@ class Auto:
         size_bytes, share = budget_of(budget)
         if replace:
             end_held(models)
-        governed = GovernedModels(models)
+        governed = GovernedModels(models, None if device is None else torch.device(device))
         device = governed.device
         refuse_a_second(device)
         tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
@@ -80,8 +81,8 @@ class Auto:
         remarks = Remarks(tell, warn)
         evictor.silence = Silence(remarks.silence)
         held = HeldBudget(size_bytes, share, evictor, remarks)
-        persistence = Persistence(evictor, optimizer, tell)
-        persistence.step_begins(models, size_bytes)  # what is there already may be too much
+        persistence = self._persistence = Persistence(evictor, optimizer, tell)
+        persistence.bring_in(models, device, size_bytes)
         live.reset_peak()
         self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence)
         self._is_removed = False
@@ -184,6 +185,8 @@ class Auto:
             local_ranks=share.ranks,
             verified=self._driver.evictor.verification.verified,
             planning_s=library.planning_s,
+            persistent=self._persistence.moved(),
+            staying=self._persistence.staying(),
             is_verbose=verbose,
         )
 
@@ -216,6 +219,7 @@ def auto(
     budget: float | str,
     optimizer: torch.optim.Optimizer | None = None,
     *,
+    device: torch.device | str | None = None,
     host_budget: float | str | None = None,
     cache: str | Path | None = None,
     process_group: object = None,
@@ -234,7 +238,11 @@ def auto(
         model: The model, or all models that are trained, which share the budget.
         budget: Device bytes of the process, such as "16GiB", or a share of the first step's in-core peak, such as
             "60%". Fewer than 1024 bytes are refused: 16 is more likely to mean "16GiB".
-        optimizer: Not needed: the optimizer's state is counted as it appears.
+        optimizer: Where parameters, gradients and its state do not fit into the budget beside a step's activations,
+            they leave the device too, and the optimizer steps in slices. None: it is looked for among the objects of
+            the program when that happens.
+        device: Where to compute, for models that are somewhere else because they do not fit there. Their parameters
+            are moved one by one, and keep their identity. None: where the models are.
         host_budget: Most bytes that the swap tier may take on this machine. The ranks on it share them evenly. None: no
             limit for a single process; several ranks share the host memory that is left where that is the tier.
         cache: Directory in which plans are kept for the next run of the same model, or were by `Auto.save_plans()`.
@@ -263,6 +271,7 @@ def auto(
         models_of(model),
         budget,
         optimizer,
+        device=device,
         host_budget=host_budget,
         cache=cache,
         process_group=process_group,

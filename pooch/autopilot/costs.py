@@ -70,6 +70,9 @@ class CostSource(Protocol):
             profile: A profile of this machine's device.
         """
 
+    def begin(self) -> None:
+        """Begin to measure what is measured beside training. It is called in the same thread, after each plan."""
+
     def close(self) -> None:
         """End what is still being measured."""
 
@@ -115,12 +118,17 @@ class DeviceCosts:
         """Return what was measured, or else the estimate."""
         return self._costs or Costs(link_seen(self._speed), profile.hooks)
 
+    def begin(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
 
 
 class HostCosts:
     """Costs of a machine whose device is the CPU, measured by a child process of low priority.
+
+    It begins once the first plan is made, which it would delay: measuring and planning take a core each.
 
     Args:
         speed: What copies take as seen in training, which serves until then. It is told what was measured.
@@ -143,12 +151,15 @@ class HostCosts:
         """Do nothing: another process measures."""
 
     def now(self, profile: Profile) -> Costs:
-        """Return what was measured, or the estimate as long as that is going on."""
+        """Return what was measured, or the estimate until then."""
+        link, hooks = self._found or (link_seen(self._speed), None)
+        return Costs(link, hooks or profile.hooks)
+
+    def begin(self) -> None:
+        """Have the other process measure, once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._measure, name="pooch-measuring", daemon=True)
             self._thread.start()
-        link, hooks = self._found or (link_seen(self._speed), None)
-        return Costs(link, hooks or profile.hooks)
 
     def _measure(self) -> None:
         if self._gather is not None:

@@ -50,6 +50,7 @@ MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken 
 TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched, though it fits
 _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)  # or the next one that is not far away from the budget
+_SELDOM_CHANGED = (2, 3)  # of these: those that count again only if some of what was counted is gone
 
 
 class _Here(CallingThread):
@@ -333,7 +334,7 @@ class StepDriver:
         # Counting looks at all tensors, and PyTorch ends the process if another thread is just releasing one of them.
         reached = sum(self._steps + 1 >= number for number in _RECOUNTED_STEPS)
         if reached > self._recounts and is_alone():
-            self._live.recount()
+            self._live.recount(if_less=_RECOUNTED_STEPS[reached - 1] in _SELDOM_CHANGED)
             self.budget.hold()
         self._recounts = reached
         self._persistence.step_begins(models, self.budget.size_bytes)
@@ -348,11 +349,11 @@ class StepDriver:
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
             self.library.not_recorded(key, known)
             decision = known.decision = "online"
-        if self._persistence.is_streaming and decision in ("record", "plan"):
+        if not self._persistence.may_plan and decision in ("record", "plan"):
             if decision == "record":
                 self.library.not_recorded(key, known)
             decision = known.decision = "online"
-            known.reason = "parameters, gradients or the optimizer's state leave the device"
+            known.reason = "parameters or gradients leave the device"
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
             known.reason = "the program has saved tensor hooks of its own around it"
@@ -542,7 +543,8 @@ class StepDriver:
             running.kind.seen(peak_bytes - running.start_bytes)
         try:
             running.close_forward()
-            is_recorded = is_complete and running.is_whole and not self._persistence.is_streaming
+            is_recorded = is_complete and running.is_whole and not self._persistence.moves
+            self._persistence.step_ends(peak_bytes - running.start_bytes)
             profile = running.step.end(is_recorded)
         except Exception:
             self._running = self._claimed = None

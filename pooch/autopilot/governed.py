@@ -11,6 +11,7 @@ import torch
 
 from ..executor.attachment import callable_parts
 from ..ground.errors import UsageError
+from ..torchtools import accelerators
 from ..torchtools.calls import PLACE, CallContext, CallingThread, CallRegion, refuse_compiled, refuse_taken
 from ..torchtools.training_state import model_device
 from .quiet import QuietCalls
@@ -61,6 +62,7 @@ class GovernedModels:
 
     Args:
         models: The models.
+        device: Where they compute, if they are to be moved there.
 
     Attributes:
         device: Their device.
@@ -69,14 +71,16 @@ class GovernedModels:
         UsageError: If one of them is no module, is compiled or under a plan, or if they are on several devices.
     """
 
-    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, models: Sequence[torch.nn.Module], device: torch.device | None = None) -> None:
         given: Sequence[object] = models
         for model in given:
             if not isinstance(model, torch.nn.Module):
                 kind = type(model).__name__
                 raise UsageError(f"auto() takes a torch.nn.Module or a list of them, not {kind}: {_USE}")
             refuse_taken(model, can_replace=True)
-        devices = {model_device(model) for model in models}
+        if device is not None and str(device) == device.type:
+            device = accelerators.current_device(device.type)
+        devices = {model_device(model) if device is None else device for model in models}
         if len(devices) != 1:
             raise UsageError(f"the models are on {len(devices)} devices: use pooch.auto for those of one device")
         self.device = devices.pop()

@@ -48,6 +48,7 @@ class Answer:
         refusal: Why there is no profile or no plan, in one line, or "".
         moving_ms: What a step on the plan takes longer than it predicts, as the plan needs more than what is held.
         over_bytes: By how much it may pass what is held all the same, as a step without a plan may too.
+        is_of_job: Whether the profile is the step's own record, which whoever asks has: it is not told.
     """
 
     profile: Profile | None
@@ -56,9 +57,24 @@ class Answer:
     refusal: str = ""
     moving_ms: float = 0.0
     over_bytes: int = 0
+    is_of_job: bool = False
 
 
 WIRE.add(KnownStep, Job, Answer)
+
+
+def answered(job: Job, progress: PlanningProgress | None = None) -> Answer:
+    """Do a job in a child process, and leave out of the answer what the other process has: `completed` puts it back.
+
+    Reading a large profile takes the interpreter there from the training thread.
+    """
+    answer = done(job, progress)
+    return answer if own_record(job) is None else replace(answer, profile=None, is_of_job=True)
+
+
+def completed(job: Job, answer: Answer) -> Answer:
+    """Return what `done` would have returned, of the answer of a child process."""
+    return replace(answer, profile=own_record(job), is_of_job=False) if answer.is_of_job else answer
 
 
 def done(job: Job, progress: PlanningProgress | None = None) -> Answer:
@@ -100,17 +116,27 @@ def _held(job: Job, profile: Profile, plan: Plan, uncertain_bytes: int) -> Answe
 
 
 def _profile_of(job: Job) -> tuple[Profile | None, int, str]:
+    own = own_record(job)
+    if own is not None:
+        return own, 0, ""
     known = [replace(each, profile=with_persistent(each.profile, job.persistent_bytes)) for each in job.anchors]
-    for anchor in known:
-        if anchor.shapes == job.sizes:
-            return anchor.profile, 0, ""
     found = interpolated_profile(known, job.sizes)
     return found.profile, found.uncertain_bytes, found.reason
+
+
+def own_record(job: Job) -> Profile | None:
+    """Return the profile of a step that was recorded itself, with the bytes that are live before it now."""
+    for anchor in job.anchors:
+        if anchor.shapes == job.sizes:
+            return with_persistent(anchor.profile, job.persistent_bytes)
+    return None
 
 
 def with_persistent(profile: Profile, persistent_bytes: int) -> Profile:
     """Return the profile of the same step with other bytes alive before it, such as a state that appeared since."""
     more = persistent_bytes - profile.persistent_bytes
+    if not more:
+        return profile if profile.split is None else replace(profile, split=None)
     ops = tuple(replace(op, entry_bytes=op.entry_bytes + more, peak_bytes=op.peak_bytes + more) for op in profile.ops)
     peak_bytes = profile.peak_bytes + more
     return replace(profile, ops=ops, persistent_bytes=persistent_bytes, peak_bytes=peak_bytes, split=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from operator import ge
 from statistics import median
 
 from ..executor.table import ActionTable
@@ -153,6 +154,10 @@ class Family:
         self.recorded[sizes] = profile
         if len(self.recorded) > MOST_RECORDS:
             self.recorded.pop(next(iter(self.recorded)))
+
+    def smaller_than(self, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the sizes of recorded steps that are no larger in any size."""
+        return [others for others in self.recorded if all(map(ge, sizes, others))]
 
     def has_larger_that_fits(self, sizes: tuple[int, ...], start_bytes: int, target_bytes: int) -> bool:
         """Whether a recorded step that is larger in every size would fit."""

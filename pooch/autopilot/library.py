@@ -211,10 +211,12 @@ class Library:
             return "online"
         if not (self._is_warm and self._is_settled) and target_bytes:
             self._is_warm = True
+            self._requests.warm_up()  # a plan is asked for soon
             return "online"
         if not self._has_tier:
             return "online"
-        if family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN):
+        is_wanted = family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN)
+        if is_wanted and not self._has_smaller_without_plan(key, family, target_bytes):
             family.recording += 1
             return "record"
         if family.has_larger_that_fits(key.sizes, start_bytes, target_bytes):
@@ -223,6 +225,17 @@ class Library:
             anchors = [KnownStep(sizes, profile) for sizes, profile in family.recorded.items()]
             self._ask(key, known, anchors, start_bytes, target_bytes)
         return "online"
+
+    def _has_smaller_without_plan(self, key: StepKey, family: Family, target_bytes: int) -> bool:
+        """Whether there is no plan within the bytes for a recorded step that is no larger in any size.
+
+        Nor will there be one for this step then, and recording it would be in vain.
+        """
+        for sizes in family.smaller_than(key.sizes):
+            known = self._known.look(StepKey(key.family, sizes))
+            if known is not None and known.plan is None and known.minimum_bytes > target_bytes > 0:
+                return True
+        return False
 
     # Answers ----------------------------------------------------------------------------------------------------------
 
@@ -250,7 +263,10 @@ class Library:
             self._known.has_grown()
         if answer.plan is not None:
             again = "" if known.plan is None else " again"
-            known.profile, known.plan, known.table = answer.profile, answer.plan, arrival.table
+            table = arrival.table
+            assert table is not None
+            known.table = table if known.table is None else table.after(known.table)
+            known.profile, known.plan = answer.profile, answer.plan
             known.moving_ms, known.needed_bytes, known.reason = answer.moving_ms, 0, ""
             if answer.minimum_bytes:
                 self._needs_more(known, answer.minimum_bytes)

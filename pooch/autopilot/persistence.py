@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -16,13 +17,25 @@ from ..executor.evictor import Evictor
 from ..executor.persistent import PersistentMemory
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes
+from ..machine.persistent import Kind, Moved
 from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.tensors import find_tensors
+from .summary import MovedKind
 
-FITTING_SHARE = 0.7  # of the budget: if what outlives steps takes more from the first step on, it may leave
-_STILL_STEPS = 3  # in which nothing has left, after which steps are planned as if all of it stayed
-_SLICES_IN_BUDGET = 16
-_LEAST_SLICE_BYTES = 2**20
+FITTING_SHARE = 0.7  # of the room for what outlives steps and activations: if it takes more, it may leave at once
+# Of the room: what parameters and gradients may take of it so that steps are planned, with state away meanwhile.
+PLANNED_SHARE = 0.6
+SAFE_SHARE = 0.95  # of the budget: what the last steps would have taken with the state, so that it need not leave
+_SIMILAR_STEPS = 8
+_MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
+_SLICES_IN_ROOM = 16
+_LEAST_SLICE_BYTES = 2**18
+_NAMES: dict[Kind, str] = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "state": "optimizer's state",
+    "buffer": "buffers",
+}
 _MOMENTS = 2  # state per byte of a parameter, of an optimizer that has none yet: most have Adam's
 
 
@@ -36,6 +49,7 @@ class Persistence:
 
     Attributes:
         memory: What may leave, or None as long as everything stays.
+        may_plan: Whether steps can be planned: of all this, only the optimizer's state is away in them.
     """
 
     def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
@@ -43,19 +57,52 @@ class Persistence:
         self._given = [] if optimizer is None else [weakref.ref(optimizer)]
         self._slices: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = weakref.WeakKeyDictionary()
         self.memory: PersistentMemory | None = None
+        self._moved: Moved | None = None
+        self._staying_bytes: Mapping[str, int] = {}
         self._is_refused = False
-        self._moved_bytes = self._still_steps = 0
+        self._known_bytes: int | None = None  # the budget when the step before began
+        self._slice_bytes = _LEAST_SLICE_BYTES
+        self._moved_bytes = self._steps_with_moves = 0
+        self._rises_bytes: deque[int] = deque(maxlen=_SIMILAR_STEPS)  # of the last steps
+        self.may_plan = True
 
     @property
-    def is_streaming(self) -> bool:
-        """Whether anything of it leaves and comes back in these steps, which are not planned then."""
+    def moves(self) -> bool:
+        """Whether anything of it has left or come back since the step began."""
+        return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
+
+    def bring_in(self, models: Sequence[torch.nn.Module], device: torch.device, budget_bytes: int | None) -> None:
+        """Have enough leave of what is there already, and move what is somewhere else to the device, one by one.
+
+        Args:
+            models: The models.
+            device: Where they are to be. Parameters, gradients and buffers that are there already are not moved.
+            budget_bytes: The budget, or None if it is not known yet.
+
+        Raises:
+            UsageError: If something has to be moved, and cannot leave again.
+        """
+        try:
+            self.step_begins(models, budget_bytes)
+            self._move_in(models, device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _move_in(self, models: Sequence[torch.nn.Module], device: torch.device) -> None:
+        elsewhere = [model for model in models if any(each.device != device for each in _tensors_of(model))]
+        if not elsewhere:
+            return
         memory = self.memory
-        has_moved = memory is not None and memory.moved_bytes > self._moved_bytes
-        return memory is not None and (has_moved or self._still_steps < _STILL_STEPS)
-
-    @property
-    def _slice_bytes(self) -> int:
-        return max(_LEAST_SLICE_BYTES, self._evictor.budget_bytes // _SLICES_IN_BUDGET)
+        if memory is None:  # they fit
+            for model in elsewhere:
+                model.to(device)
+            return
+        for model in elsewhere:
+            memory.move_in(model)
+        for optimizer in self._slices:
+            memory.move_state_in(optimizer)
+        memory.make_room()
 
     def step_begins(self, models: Sequence[torch.nn.Module], budget_bytes: int | None) -> None:
         """Look at what a step begins with, and let it leave if there is no room for it.
@@ -68,30 +115,64 @@ class Persistence:
         if memory is None:
             if budget_bytes is None or self._is_refused or not self._is_needed(models, budget_bytes):
                 return
-            memory = self._begin(budget_bytes)
+            memory = self._begin(models, budget_bytes)
             if memory is None:
                 return
-        self._still_steps = 0 if memory.moved_bytes > self._moved_bytes else self._still_steps + 1
-        self._moved_bytes = memory.moved_bytes
         memory.begin_step(models)
         self._attach(models, memory)
+        if not self._fits_as_it_is(budget_bytes):
+            memory.let_state_leave()
         memory.make_room()
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        here_bytes = sum(parameter.nbytes for parameter in parameters)
+        staying_bytes = here_bytes + sum(each.nbytes for each in parameters if each.requires_grad)
+        room_bytes = self._room_bytes(memory.values.here_bytes())
+        has_room = staying_bytes <= PLANNED_SHARE * room_bytes
+        self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
+        self._moved_bytes = memory.moved_bytes
+
+    def _fits_as_it_is(self, budget_bytes: int | None) -> bool:
+        """Whether a step like the last ones fits beside what is on the device now."""
+        if budget_bytes is None or len(self._rises_bytes) < _SIMILAR_STEPS:
+            return False
+        return self._evictor.live.now() + max(self._rises_bytes) <= SAFE_SHARE * budget_bytes
+
+    def step_ends(self, rise_bytes: int) -> None:
+        """Note that a step ends, in which nothing had to leave if it can be planned.
+
+        Args:
+            rise_bytes: By how much its peak was above what was live before it.
+        """
+        self._rises_bytes.append(rise_bytes)
+        if self.may_plan and self.moves:
+            self._steps_with_moves += 1
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:
-        if self._evictor.missing_bytes:
+        health = self._evictor.engine.health
+        if health.fault is not None or health.known is not None:
+            return False  # there is nowhere to go
+        was_known, self._known_bytes = self._known_bytes, budget_bytes
+        if self._evictor.missing_bytes and was_known == budget_bytes:
             return True
         parameters = [parameter for model in models for parameter in model.parameters()]
-        size_bytes = sum(parameter.nbytes for parameter in parameters)
-        size_bytes += sum((1 + _MOMENTS) * parameter.nbytes for parameter in parameters if parameter.requires_grad)
-        return size_bytes > FITTING_SHARE * budget_bytes
+        here_bytes = sum(parameter.nbytes for parameter in parameters)
+        later_bytes = sum((1 + _MOMENTS) * parameter.nbytes for parameter in parameters if parameter.requires_grad)
+        return here_bytes + later_bytes > FITTING_SHARE * (self._room_bytes(here_bytes) or budget_bytes)
 
-    def _begin(self, budget_bytes: int) -> PersistentMemory | None:
+    def _room_bytes(self, here_bytes: int) -> int:
+        """What of the budget is not taken by other things than what may leave, of which so much is here."""
+        return max(0, self._evictor.budget_bytes - max(0, self._evictor.live.now() - here_bytes))
+
+    def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> PersistentMemory | None:
+        here_bytes = sum(parameter.nbytes for model in models for parameter in model.parameters())
+        self._slice_bytes = max(_LEAST_SLICE_BYTES, self._room_bytes(here_bytes) // _SLICES_IN_ROOM)
         try:
             self.memory = PersistentMemory(self._evictor, budget_bytes, self._slice_bytes)
         except UsageError as error:
             self._is_refused = True
             self._tell(str(error))
             return None
+        self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
         self._tell(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
             f"would pass the budget of {format_bytes(budget_bytes)}"
@@ -105,18 +186,33 @@ class Persistence:
             if optimizer in self._slices:
                 continue
             memory.adopt_state(optimizer, list(optimizer.state))
-            slices = OptimizerSlices(
-                optimizer, self._slice_bytes, **_around(weakref.ref(memory), weakref.ref(optimizer)), tell=self._tell
-            )
-            slices.attach()
+            around = _around(weakref.ref(memory), weakref.ref(optimizer))
+            try:
+                slices = OptimizerSlices(optimizer, self._slice_bytes, **around, tell=self._tell)
+                slices.attach()
+            except UsageError:
+                continue  # it hands its steps to another one, which is found as well
             self._slices[optimizer] = slices
 
     def _optimizers(self, trained: set[int]) -> list[torch.optim.Optimizer]:
         """The optimizers of some parameters. All objects are looked through until there are any, which takes long."""
         found = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
         if not found and not self._slices:
-            found = [each for each in gc.get_objects() if isinstance(each, torch.optim.Optimizer)]
+            found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
         return [each for each in found if any(id(tensor) in trained for tensor in find_tensors(each.param_groups))]
+
+    def moved(self) -> tuple[MovedKind, ...]:
+        """Return what was copied so far."""
+        moved = self._moved
+        return (
+            ()
+            if moved is None
+            else tuple(MovedKind(name, moved.out_bytes[kind], moved.in_bytes[kind]) for kind, name in _NAMES.items())
+        )
+
+    def staying(self) -> tuple[tuple[str, int], ...]:
+        """Return why some of it cannot leave, and how many bytes that are."""
+        return tuple(self._staying_bytes.items())
 
     def close(self) -> None:
         """Have everything back on the device, and let nothing leave any more."""
@@ -126,6 +222,15 @@ class Persistence:
         memory, self.memory = self.memory, None
         if memory is not None:
             memory.close()
+
+
+def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters of a model, their gradients, and its buffers."""
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()
 
 
 def _around(

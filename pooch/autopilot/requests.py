@@ -19,7 +19,7 @@ from ..executor.table import ActionTable
 from ..ground.errors import PoochError
 from .cache import Cached, PlanCache
 from .costs import CostSource
-from .jobs import Answer, Job
+from .jobs import Answer, Job, completed
 from .known import Known
 from .signature import StepKey
 from .waiting import JobQueue, Request
@@ -157,15 +157,17 @@ class PlanRequests:
         try:
             self._child.start()
             if request is not None:
-                answer = self._child.ask(self._completed(request.job))
+                job = self._with_costs(request.job)
+                answer = completed(job, self._child.ask(job))
         except PoochError as error:
             self._child.let_go()
             answer = Answer(None, refusal=f"planning failed: {error}")
         self.planning_s += time.monotonic() - begin_s
         if request is not None and answer is not None and not self._waiting.is_stopped:
             self.arrived(request, answer, is_provisional=is_provisional)
+            self._costs.begin()
 
-    def _completed(self, job: Job) -> Job:
+    def _with_costs(self, job: Job) -> Job:
         """Return a job with the costs of copies and hooks in its profiles, as far as they are known by now."""
         costs = self._costs.now(job.anchors[0].profile)
         anchors = (

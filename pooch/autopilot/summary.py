@@ -56,6 +56,7 @@ class Counters:
         between_peak_bytes: Highest measured peak between the passes, such as that of the optimizer's step.
         steps_over_budget: Number of steps whose measured peak was over the budget.
         lost_ms: Time lost against plain training, as far as the recorded op times tell.
+        steps_compared: Number of steps of which it is known what plain training takes.
         steps_ms: Time of all steps.
         ms_on_plan: Time of the steps that followed a plan to the end which knew what hooks cost, so that what it
             predicts can be compared with it.
@@ -75,6 +76,7 @@ class Counters:
     between_peak_bytes: int = 0
     steps_over_budget: int = 0
     lost_ms: float = 0.0
+    steps_compared: int = 0
     steps_ms: float = 0.0
     ms_on_plan: float = 0.0
     plain_ms_on_plan: float = 0.0
@@ -113,6 +115,8 @@ class Counters:
         local_ranks: int = 1,
         verified: Verified = NOTHING_VERIFIED,
         planning_s: float = 0.0,
+        persistent: tuple[MovedKind, ...] = (),
+        staying: tuple[tuple[str, int], ...] = (),
         is_verbose: bool = False,
     ) -> AutoSummary:
         """Return them with what else is told; see `AutoSummary`."""
@@ -127,8 +131,25 @@ class Counters:
             local_ranks=local_ranks,
             verified=verified,
             planning_s=planning_s,
+            persistent=persistent,
+            staying=staying,
             is_verbose=is_verbose,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MovedKind:
+    """What was copied of one kind of what outlives steps.
+
+    Attributes:
+        name: Of the kind, for people.
+        out_bytes: To the tier.
+        in_bytes: Back from it.
+    """
+
+    name: str
+    out_bytes: int
+    in_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +192,7 @@ def counted(
         peak_bytes=peak_bytes,
         steps_over_budget=int(budget_bytes is not None and peak_bytes > budget_bytes),
         lost_ms=max(0.0, times.step_ms - times.plain_ms) if is_lost else 0.0,
+        steps_compared=int(decision == "in-core" or times.plain_ms > 0),
         steps_ms=times.step_ms,
         ms_on_plan=times.step_ms if is_predicted else 0.0,
         plain_ms_on_plan=times.plain_ms if is_predicted else 0.0,
@@ -194,6 +216,8 @@ class AutoSummary(Counters):
         local_ranks: Number of ranks that share the machine.
         verified: Which replays gave the same bytes as what they replaced.
         planning_s: Time for which was planned, in another process beside training.
+        persistent: What of parameters, gradients, buffers and optimizers' state was copied out and back.
+        staying: Why some of it cannot leave, and how many bytes that are.
         is_verbose: Whether `str()` also tells what Pooch did inside of the steps.
     """
 
@@ -205,6 +229,8 @@ class AutoSummary(Counters):
     local_ranks: int = 1
     verified: Verified = NOTHING_VERIFIED
     planning_s: float = 0.0
+    persistent: tuple[MovedKind, ...] = ()
+    staying: tuple[tuple[str, int], ...] = ()
     is_verbose: bool = False
 
     def __repr__(self) -> str:
@@ -216,7 +242,7 @@ class AutoSummary(Counters):
         """What happened in all steps together, one line each; the first one is the verdict."""
         if not self.steps:
             return (_verdict(self),)
-        lines = [_verdict(self), self._ways, self._peaks, self._work]
+        lines = [_verdict(self), self._ways, self._peaks, self._work, *self._persistent]
         doubted = _doubt(self)
         if doubted is not None:
             lines.insert(1, doubted)
@@ -242,7 +268,20 @@ class AutoSummary(Counters):
     @property
     def _work(self) -> str:
         moved = f"{format_bytes(self.swapped_bytes)} swapped, {plural(self.recomputed_ops, 'op')} recomputed"
+        if not self.steps_compared:
+            return f"{moved}; what plain steps take is not known"
         return f"{moved}; about {self.lost_ms / 1000:.1f} s longer than plain steps"
+
+    @property
+    def _persistent(self) -> list[str]:
+        """What outlives steps and has left the device."""
+        moved = [
+            f"{each.name} {format_bytes(each.out_bytes)} out and {format_bytes(each.in_bytes)} back"
+            for each in self.persistent
+            if each.out_bytes or each.in_bytes
+        ]
+        lines = ["left the device: " + ", ".join(moved)] if moved else []
+        return [*lines, *(f"{format_bytes(size_bytes)} stay: {why}" for why, size_bytes in self.staying)]
 
     @property
     def _internals(self) -> tuple[str, ...]:

@@ -68,6 +68,11 @@ class Evictor(Pressure):
         """Whether anything is registered that could leave."""
         return bool(self._values)
 
+    @property
+    def unasked_bytes(self) -> int:
+        """The most that came between two looks at what is live, where no allocation asks for room."""
+        return 0 if self.live.asks else self._most_higher_bytes
+
     def hold(self) -> None:
         """Have the calling thread ask for room before it passes the budget."""
         if not getattr(self._asking, "on", False):

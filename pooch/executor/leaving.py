@@ -118,7 +118,7 @@ class StepCopies:
             arena.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which takes longer to make: there is one for each copy of a step
 class FixedPlace:
     """Room for one value at an offset that was chosen ahead."""
 

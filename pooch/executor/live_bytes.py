@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from functools import cache
 
@@ -15,8 +16,8 @@ from ..torchtools import accelerators
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.endings import end_with
 from ..torchtools.memory_trace import live_bytes, live_tensors
-from ..torchtools.tensors import address_of, has_plain_storage, storage_key
-from ..torchtools.watch import is_away
+from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
+from ..torchtools.watch import address_of, is_away
 
 _TIMES_A_WALK = 5  # the time between two walks over all tensors
 
@@ -46,6 +47,7 @@ class CountedBytes:
         self._live, self._peak = allocator.live, allocator.peak
         user = object()
         self._remove = end_with(self, allocator.remove, user)
+        self._earlier: list[tuple[weakref.ref[torch.Tensor], int]] = []  # what was counted, and where it was
         self._earlier_bytes = 0
         self._make_room: MakeRoom | None = None
         self._budget_bytes = 0
@@ -56,14 +58,20 @@ class CountedBytes:
         elif self.is_in_place and live_now_bytes is not None:
             self._earlier_bytes = live_now_bytes - allocator.live_bytes()  # below zero, if others count more
 
-    def recount(self) -> None:
-        """Count again what is alive from before the installation. It walks all Python objects."""
-        found = {
-            storage_key(tensor): tensor.untyped_storage() for tensor in live_tensors() if has_plain_storage(tensor)
-        }
-        there = (storage for key, storage in found.items() if not is_away(key))
-        unknown = (storage for storage in there if not self._allocator.knows(address_of(storage)))
-        self._earlier_bytes = sum(storage.nbytes() for storage in unknown)
+    def recount(self, *, if_less: bool = False) -> None:
+        """Count again what is alive from before the installation. It walks all Python objects.
+
+        Args:
+            if_less: Only if some of what was counted is gone. With large libraries loaded, a walk can take as long as a
+                step.
+        """
+        if if_less and all(_is_where_it_was(*each) for each in self._earlier):
+            return
+        found = {storage_key(tensor): tensor for tensor in live_tensors() if has_plain_storage(tensor)}
+        there = [(tensor, storage_of(tensor)) for key, tensor in found.items() if not is_away(key)]
+        unknown = [each for each in there if not self._allocator.knows(address_of(each[1]))]
+        self._earlier = [(weakref.ref(tensor), address_of(storage)) for tensor, storage in unknown]
+        self._earlier_bytes = sum(storage.nbytes() for _, storage in unknown)
 
     def now(self) -> int:
         """Live bytes."""
@@ -139,6 +147,12 @@ class CountedBytes:
         if self._remove.alive:
             self.let_go()
             self._remove()
+
+
+def _is_where_it_was(reference: weakref.ref[torch.Tensor], pointer: int) -> bool:
+    """Whether a tensor is alive and has the memory that it had. It may have been given other data."""
+    tensor = reference()
+    return tensor is not None and address_of(storage_of(tensor)) == pointer
 
 
 class DeviceBytes(NobodyAsks):

@@ -71,6 +71,7 @@ class NativeWatch(Watch):
     def __init__(self, step: Step) -> None:
         self._step = step
         self._region: Any = step.cursor
+        self._waits = True  # whether the region may know of storages whose release is waited for
 
     def put(self) -> None:
         """Begin to watch in the calling thread."""
@@ -114,12 +115,29 @@ class NativeWatch(Watch):
             self._wait()
         return storages
 
+    def act(self) -> bool:
+        """Do what is due before the op that is expected: it is about to run, and nothing else is told of it.
+
+        Returns whether it was done. Calls that read parameters which FSDP gathers are recorded in Python, so ops of such
+        a plan are passed there as a whole.
+        """
+        guide = self._step.guide
+        if guide is None or guide.table.gathered:
+            return False
+        with self._own_work(), from_a_kernel():
+            self._step.act_before_expected()
+            self._wait()
+        return True
+
     def _wait(self) -> None:
         """Say before which op this is called next, even if it is the one that the plan expects."""
         step = self._step
         self._region.needs_attention = not step.evictor.live.asks
-        if step.guide is not None:
-            self._region.wait_for([storage._cdata for storage in step.guide.values.awaited()])
+        guide = step.guide
+        if guide is not None and (self._waits or guide.values.waits_for_program):
+            awaited = guide.values.awaited()
+            self._region.wait_for([storage._cdata for storage in awaited])
+            self._waits = bool(awaited)
 
     def storages_of(self, func: Any, args: Any, kwargs: Any) -> Storages:
         """Return the storages that an op reads, and what it writes in place."""

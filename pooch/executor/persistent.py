@@ -36,6 +36,8 @@ _USES_AHEAD = 16  # uses that are looked at for what can be brought back before 
 _COPIES_AHEAD = 4
 # What these hand out is a further tensor on the storage, which shows how long it lives, or nothing that lasts.
 _LENDING = {"numpy", "__array__", "apply_", "map_", "map2_"}
+_NO_ROOM = "the swap tier has no room for them"
+_OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
 
 
 class _Owner:
@@ -94,7 +96,7 @@ class PersistentMemory:
         if library is None:
             why = LIBRARY.why_not or "POOCH_NATIVE_WATCH is 0"
             raise UsageError(f"parameters and the state of optimizers cannot leave the device: {why}")
-        self._library, self._evictor = library, evictor
+        self._library, self._evictor, self._slice_bytes = library, evictor, slice_bytes
         self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
         self._tier = StepTier(evictor.engine, evictor.host_bytes)
         self._owner = _Owner()
@@ -138,15 +140,31 @@ class PersistentMemory:
 
     def adopt_model(self, model: torch.nn.Module) -> None:
         """Have the parameters, gradients and buffers of a model leave where room is needed."""
+        for tensor, kind, what in _parts_of(model):
+            self._adopt(tensor, kind, what)
         for parameter in model.parameters():
-            self._adopt(parameter, "parameter", (id(parameter), "parameter"))
-            if parameter.requires_grad:
-                self._adopt_gradient(parameter)
-                if id(parameter) not in self._hooks:
-                    hook = partial(_accumulated, weakref.ref(self))
-                    self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
-        for buffer in model.buffers():
-            self._adopt(buffer, "buffer", (id(buffer), "buffer"))
+            if parameter.requires_grad and id(parameter) not in self._hooks:
+                hook = partial(_accumulated, weakref.ref(self))
+                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
+
+    def move_in(self, model: torch.nn.Module) -> None:
+        """Move a model to the device, one tensor after the other, each of which may have others leave."""
+        device = self._evictor.device
+        for tensor, kind, what in _parts_of(model):
+            if tensor.device != device:
+                self._evictor.look(tensor.nbytes)
+                tensor.data = tensor.data.to(device)
+                with self._evictor.lock:
+                    self._adopt(tensor, kind, what)
+
+    def move_state_in(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move the state of an optimizer to where its parameters are, but for what has one number alone."""
+        for parameter, state in optimizer.state.items():
+            for name, tensor in state.items():
+                if isinstance(tensor, torch.Tensor) and tensor.dim() > 0 and tensor.device != parameter.device:
+                    self._evictor.look(tensor.nbytes)
+                    state[name] = tensor.to(parameter.device)
+                    self.adopt_state(optimizer, [parameter])
 
     def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Have the state that an optimizer has for some parameters leave where room is needed."""
@@ -158,14 +176,12 @@ class PersistentMemory:
 
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Take over a gradient that autograd has accumulated. The caller holds the lock."""
-        self._adopt_gradient(parameter)
-        if parameter.grad is not None:
-            self._write_ahead([parameter.grad])
-
-    def _adopt_gradient(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None:
             self._adopt(gradient, "gradient", (id(parameter), "gradient"))
+            self._write_ahead([gradient])
+            with torch._C._DisableTorchDispatch():
+                self._evictor.look(2 * gradient.nbytes)
 
     def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable) -> None:
         """Have a tensor leave where room is needed, unless something stands in the way."""
@@ -198,6 +214,8 @@ class PersistentMemory:
         free = self._free[size_bytes]
         place = free.pop() if free else self._tier.take(size_bytes)
         value.place = None if place is None else PersistentPlace(value, place, self.values.moved)
+        if place is None:
+            self.staying_bytes[_NO_ROOM] += size_bytes
         self._evictor.live.resume()
 
     def _forget(self, value: PersistentValue) -> None:
@@ -220,6 +238,8 @@ class PersistentMemory:
         """
         store, stats = self._evictor.store, self._evictor.stats
         with OWN_WORK, torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
+            values = list(values)
+            self._evictor.look(2 * sum(value.size_bytes for value in values if value.storage is None))
             for value in values:
                 was_busy, value.is_busy = value.is_busy, True
                 try:
@@ -232,7 +252,8 @@ class PersistentMemory:
 
     def _read_ahead(self) -> None:
         """Start to bring back what is used next, if there is room for it and for what the next op makes."""
-        live, budget_bytes = self._evictor.live, self._evictor.budget_bytes
+        live = self._evictor.live
+        budget_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes
         for value in islice(self.values.used_next(_USES_AHEAD), _COPIES_AHEAD):
             if value.state != "away" or live.recent() + 2 * value.size_bytes > budget_bytes:
                 return
@@ -248,7 +269,7 @@ class PersistentMemory:
             ]
             if changed and all(value.state == "here" for value in changed):
                 return  # nothing of it moves: it is as in plain training
-            self._slice = Slice(self._evictor, optimizer, parameters, changed)
+            self._slice = Slice(self._evictor, optimizer, parameters, changed, self._slice_bytes)
             self._slice.begin(self.bring_back)
 
     def end_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
@@ -285,6 +306,20 @@ class PersistentMemory:
             if value.state == "here":
                 self._evictor.store.start_out(value, value.place, self._evictor.stats)
                 value.leaves = False  # until it does
+
+    def let_state_leave(self) -> None:
+        """Have the state of optimizers leave, which is not needed before the next step of the optimizer."""
+        store, stats = self._evictor.store, self._evictor.stats
+        with torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
+            here = [value for value in self.values if value.kind == "state" and value.can_leave]
+            for value in here:
+                store.finish_out(value, stats)
+                if not value.is_copied and value.place is not None:
+                    store.start_out(value, value.place, stats)
+            for value in here:
+                store.finish_out(value, stats)
+                if value.is_copied and not value.is_gone:
+                    store.drop(value)
 
     def make_room(self) -> None:
         """Have enough leave that the budget is held now."""
@@ -393,6 +428,16 @@ def _accumulated(memory: weakref.ref[PersistentMemory], parameter: torch.Tensor)
     if here is not None:
         with here._evictor.lock:
             here.accumulated(parameter)
+
+
+def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
+    """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step."""
+    for parameter in model.parameters():
+        yield parameter, "parameter", (id(parameter), "parameter")
+        if parameter.grad is not None:
+            yield parameter.grad, "gradient", (id(parameter), "gradient")
+    for buffer in model.buffers():
+        yield buffer, "buffer", (id(buffer), "buffer")
 
 
 def _why_not(storage: torch.UntypedStorage) -> str:

@@ -6,7 +6,7 @@ falls silent: what it holds stays readable, and pressure alone decides from ther
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 
@@ -40,6 +40,10 @@ class PlanGuide:
         self._acted: set[int] = set()
         self._done: set[int] = set()
         self._replays_ahead = sorted(values.table.replay_slots, reverse=True)  # the next one last
+        self._moves = {
+            "copy_out": values.copy_out, "free": values.free, "empty": values.empty, "refill": values.emptied.refill,
+            "copy_in": values.copy_in, "wait": values.wait,
+        }  # fmt: skip
 
     # Ops --------------------------------------------------------------------------------------------------------------
 
@@ -63,10 +67,8 @@ class PlanGuide:
 
         Another one produces nothing (`.item()`) or leaves the path.
         """
-        expected = self.table.expected
-        if self.position >= len(expected):
-            return False
-        return self._is_same(expected[self.position].name, facts.name)
+        expected, position = self.table.expected, self.cursor.position
+        return position < len(expected) and self._is_same(expected[position].name, facts.name)
 
     def _is_same(self, expected: str, actual: str) -> bool:
         """Whether one of two names or fingerprints may stand for the other.
@@ -75,16 +77,6 @@ class PlanGuide:
         profiled. Without a mode, attention adds its mask by `add_` and not by `add`: the same values in the same order.
         """
         return expected == actual or (self.cursor.is_native and functional_name(expected) == functional_name(actual))
-
-    @property
-    def is_due(self) -> bool:
-        """Whether actions are due before the next op that is expected."""
-        return self.slot in self.table.actions
-
-    @property
-    def is_to_record(self) -> bool:
-        """Whether the next op is one that the plan replays."""
-        return self.slot in self.table.replayed
 
     def record(self, call: RecordedCall, reads: tuple[int, ...], *, can_be_late: bool) -> None:
         """Keep the call of the next op, which the plan replays.
@@ -109,12 +101,13 @@ class PlanGuide:
             outputs: The tensors among its results.
             made: Those of them, and of its arguments, that hold something new.
         """
-        if self.position >= len(self.table.expected):
+        position = self.cursor.position
+        if position >= len(self.table.expected):
             return "the end of the region", fingerprint(name, outputs)
-        expected = self.table.expected[self.position]
-        is_expected = self.table.recogniser.is_expected(self.position, func, name, outputs, self._is_same)
+        expected = self.table.expected[position]
+        is_expected = self.table.recogniser.is_expected(position, func, name, outputs, self._is_same)
         if is_expected and len(made) == len(expected.writes):
-            self.cursor.position += 1
+            self.cursor.position = position + 1
             return expected
         if self._initialisation.takes(name, made):
             return None
@@ -160,29 +153,15 @@ class PlanGuide:
         return self._recipes.of(self.table.expected[slot - self.table.first_slot].writes[0])
 
     def _do(self, action: Action) -> None:
-        values, target = self.values, action.target
-        match action.kind:
-            case "replay":
-                call = self._call(target)
-                if call is not None:
-                    values.replay(action, call)
-            case "drop":
-                if not self._is_read_later(action):
-                    values.drop(target)
-            case "copy_out":
-                values.copy_out(values.planned[target])
-            case "free":
-                values.free(values.planned[target])
-            case "empty":
-                values.empty(values.planned[target])
-            case "refill":
-                values.emptied.refill(values.planned[target])
-            case "copy_in":
-                values.copy_in(values.planned[target])
-            case "wait":
-                values.wait(values.planned[target])
-            case unknown:
-                assert_never(unknown)
+        move = self._moves.get(action.kind)
+        if move is not None:
+            move(self.values.planned[action.target])
+        elif action.kind == "replay":
+            call = self._call(action.target)
+            if call is not None:
+                self.values.replay(action, call)
+        elif not self._is_read_later(action):
+            self.values.drop(action.target)
 
     def _is_read_later(self, drop: Action) -> bool:
         """Whether slots run out of order, and a replay that was to come before a drop is still to come."""

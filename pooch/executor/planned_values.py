@@ -53,6 +53,7 @@ class PlannedValues:
         self.lock, self._health = evictor.lock, evictor.engine.health
         self.planned = {number: Value(number, owner) for number in table.swapped | table.recomputed}
         self.held = recipes.sources = cursor.sources
+        self._made = cursor.made
         self._to_drop = set(table.dropped)
         self._held_back: dict[int, Value] = {}  # copied, while the program may still change them
         self.emptied = EmptiedStorages(self.stats, recipes.make_again, self._health, cursor)
@@ -101,7 +102,7 @@ class PlannedValues:
 
     def _take_made(self, value: Value) -> None:
         """Take over a value that the native watch holds since it was made."""
-        storage = self.cursor.made.pop(value.number, None)
+        storage = self._made.pop(value.number, None)
         if storage is not None and value.storage is None:
             _put_into(value, storage)
 
@@ -185,6 +186,9 @@ class PlannedValues:
 
     def ensure(self, value: Value) -> torch.UntypedStorage:
         """Return a value's storage on the device, whatever the schedule has done so far."""
+        here: torch.UntypedStorage | None = value.storage
+        if here is not None and value.ticket is None and not self.emptied.away and value.in_program() is None:
+            return here
         self._take_made(value)
         if self.emptied.away and self.emptied.is_away(value):
             self.emptied.bring_back(value)

@@ -22,6 +22,7 @@ class Slice:
         optimizer: The optimizer.
         parameters: The parameters.
         values: Those of them, and of their state, that may leave.
+        copied_bytes: Up to which size a value that is here is copied here, rather than to the tier.
     """
 
     def __init__(
@@ -30,9 +31,12 @@ class Slice:
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[torch.Tensor],
         values: Sequence[PersistentValue],
+        copied_bytes: int,
     ) -> None:
-        self._evictor, self._optimizer, self._parameters, self._values = evictor, optimizer, parameters, values
-        known = {value.key for value in values}
+        self._evictor, self._optimizer, self._parameters = evictor, optimizer, parameters
+        self._all = values
+        self._values = [each for each in values if each.state != "here" or each.size_bytes > copied_bytes]
+        known = {value.key for value in self._values}
         self._small = {parameter: _copied(parameter, known) for parameter in parameters}
         self._states: dict[torch.Tensor, dict[str, Any] | None] = {}
         for parameter in parameters:
@@ -50,7 +54,7 @@ class Slice:
             bring_back: Brings values back.
         """
         store, stats = self._evictor.store, self._evictor.stats
-        for value in self._values:
+        for value in self._all:
             value.is_busy = True
             if value.state == "away":
                 store.start_in(value, stats)
@@ -67,7 +71,7 @@ class Slice:
 
     def end(self) -> None:
         """Let values leave again."""
-        for value in self._values:
+        for value in self._all:
             value.is_busy = False
 
     def undo(self) -> None:

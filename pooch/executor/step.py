@@ -197,9 +197,10 @@ class Step(SavedTensors):
         """Run the actions that are due before the next op, and record its call if the plan replays it."""
         if not guide.expects(facts):
             return
-        if guide.is_due:
-            self._act(guide, guide.slot)
-        if not guide.is_to_record or not guide.on_path or guide.cursor.is_recorded:
+        slot = guide.slot
+        if slot in guide.table.actions:
+            self._act(guide, slot)
+        if slot not in guide.table.replayed or not guide.on_path or guide.cursor.is_recorded:
             return
         if torch._C._len_torch_dispatch_stack() > 0:
             return  # a mode of the program's around the step may change what the op gives, and sees no replay
@@ -211,6 +212,15 @@ class Step(SavedTensors):
         call = record_call(func, facts, args, kwargs, self.values, self.evictor.device, gathered)
         reads, outer = read_by(call)
         guide.record(call, reads, can_be_late=self.recorder.preserves(outer, gathered))
+
+    def act_before_expected(self) -> None:
+        """Do what is due before the op that is expected, which a native watch knows to be the one that runs."""
+        guide = self.guide
+        assert guide is not None
+        self._act(guide, guide.slot)
+        if guide.values.waits_for_program:
+            with self.lock:
+                guide.values.settle()
 
     def _act(self, guide: PlanGuide, slot: int) -> None:
         """Run the actions of a slot. Where they cannot be run, the step goes on without its plan."""

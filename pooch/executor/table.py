@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -171,6 +171,18 @@ class ActionTable:
             native_path=native_path,
             native_use=NativeUse(),
         )
+
+    def after(self, earlier: ActionTable) -> ActionTable:
+        """Return it with what is known of its ops from steps on an earlier plan, if that expects the same ones.
+
+        Args:
+            earlier: The earlier plan.
+        """
+        if (self.first_slot, self.expected) != (earlier.first_slot, earlier.expected):
+            return self
+        if self.native_path is not None and earlier.native_path is not None:
+            self.native_path.learn_from(earlier.native_path)
+        return replace(self, recogniser=earlier.recogniser, native_use=earlier.native_use)
 
 
 @dataclass(frozen=True, slots=True)

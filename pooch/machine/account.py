@@ -54,8 +54,12 @@ class LiveBytes(Protocol):
     def reset_peak(self) -> None:
         """Begin to look for the highest live bytes from now on."""
 
-    def recount(self) -> None:
-        """Count again what no allocation has told of."""
+    def recount(self, *, if_less: bool = False) -> None:
+        """Count again what no allocation has told of.
+
+        Args:
+            if_less: Only if some of what was counted is gone, which is quickly seen.
+        """
 
     def uncounted(self, address: int) -> Callable[[int], None] | None:
         """Return what is to be called with the size of some bytes when they end, or None if that is noticed.
@@ -96,7 +100,7 @@ class NobodyAsks:
         """Return 0."""
         return 0
 
-    def recount(self) -> None:
+    def recount(self, *, if_less: bool = False) -> None:
         """Do nothing."""
 
     def uncounted(self, address: int) -> None:

@@ -124,13 +124,16 @@ class Candidates:
 
     def _look_at_the_rest(self) -> bool:
         """Look at all that has not had its turn, and return whether there is anything."""
-        for value in list(self._staying):
+        for value in [each for each in self._staying if not each.is_shared]:
             self._enter_or_stay(value)
         never = [entry[-1] for entry in self._buckets.pop(_NEVER, ()) if self._entries.get(entry[-1]) is entry]
         for value in never:
             self._enter(value)
-        for value in self._everything:
-            if value not in self._entries and value not in self._unpriced and value not in self._staying:
+        entries, unpriced, staying = self._entries, self._unpriced, self._staying
+        for value in self._everything:  # where all are looked at, most are away, or stay for good
+            if value.storage is None or value.is_shared:
+                continue
+            if not (value in entries or value in unpriced or value in staying):
                 self._enter_or_stay(value)
         return any(bucket != _NEVER for bucket in self._buckets)
 

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from .values import Value
 
@@ -26,7 +27,9 @@ class StepLock:
         self._lock = threading.RLock()
         self._depth = 0
         self._queue: deque[Value] = deque()
-        self._ended = weakref.WeakMethod(ended)  # the step must be freed by reference counting
+        # Weak, as the step must be freed by reference counting. `WeakMethod` takes longer, for each handle of a step.
+        method: Any = ended
+        self._owner, self._ended = weakref.ref(method.__self__), method.__func__
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -41,12 +44,13 @@ class StepLock:
 
     def __exit__(self, *exception: object) -> None:
         try:
-            if self._depth == 1:
+            if self._queue and self._depth == 1:
                 self._empty_queue()
         finally:
             self._depth -= 1
             self._lock.release()
-        self._settle()  # handles queued between the last check and the release
+        if self._queue:  # handles queued between the last check and the release
+            self._settle()
 
     def give_back(self) -> None:
         """Give back what an interrupt has left the calling thread with. It must not be within an action.
@@ -89,8 +93,8 @@ class StepLock:
                 self._lock.release()
 
     def _empty_queue(self) -> None:
-        ended = self._ended()
+        owner = self._owner()
         while self._queue:
             value = self._queue.popleft()
-            if ended is not None:
-                ended(value)
+            if owner is not None:
+                self._ended(owner, value)

@@ -30,7 +30,7 @@ class Home(Protocol):
         key: Tells it from others.
         storage: The storage, or None once the program has released it.
         is_here: Whether the bytes are in it.
-        is_used: Whether an op that is running works on them.
+        is_used: Whether an op works on them.
         is_gone: Whether the program has released it.
         tensors: How many tensors there are on it.
         writes: Grows with each op that writes to it.
@@ -56,6 +56,9 @@ class Home(Protocol):
     def give(self, storage: Storage) -> None:
         """Put bytes back, which leaves the storage that is given empty."""
 
+    def close(self) -> None:
+        """Note that what ops were still working on when they returned is done."""
+
 
 class _Nowhere:
     """The home of what has none."""
@@ -68,6 +71,9 @@ class _Nowhere:
         """Return None."""
 
     def give(self, storage: Storage) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
         """Do nothing."""
 
 
@@ -162,6 +168,10 @@ class PersistentValue(Value):
     @is_pinned.setter
     def is_pinned(self, is_pinned: bool) -> None:
         self._is_pinned = is_pinned
+
+    def close(self) -> None:
+        """Let it leave again after an op that might have worked on it after it had returned, as collectives do."""
+        self._home.close()
 
     def lend(self) -> None:
         """Have its bytes stay where they are as long as there are further tensors on them, such as that of an array.
@@ -342,6 +352,7 @@ class PersistentValues:
 
     Attributes:
         moved: What was copied.
+        are_last: Whether they leave after all values that autograd has saved, whatever that costs.
     """
 
     def __init__(self, count_uses: Callable[[], int]) -> None:
@@ -349,6 +360,7 @@ class PersistentValues:
         self._numbered: dict[int, PersistentValue] = {}
         self._count_uses, self._uses = count_uses, Uses()
         self.moved = Moved()
+        self.are_last = False
 
     def __iter__(self) -> Iterator[PersistentValue]:
         return iter(list(self._values.values()))
@@ -379,6 +391,7 @@ class PersistentValues:
         if order:
             self._uses = Uses(order)
         for value in self._values.values():
+            value.close()
             if value.spare is not None:
                 value.place, value.spare = value.spare, None
         gone = {key: value for key, value in self._values.items() if value.is_gone}
@@ -413,7 +426,7 @@ class PersistentValues:
         """
         own, place = self._in_order(cost_ms), 0
         for value in saved:
-            limit = score(value)
+            limit = -1.0 if self.are_last else score(value)
             while place < len(own) and own[place][0] <= limit:
                 if own[place][1].can_leave:  # it may have left meanwhile
                     yield own[place][1]

@@ -132,6 +132,10 @@ class CopySpeed:
             size_bytes: What it copies.
             outwards: Whether it goes to the tier.
         """
+        copy_ms = None if self._untimed or ticket.error is not None else ticket.copy_ms
+        if copy_ms is not None:  # nothing before it is still to be timed, as on a CPU
+            (self.out if outwards else self.back).note(size_bytes, copy_ms)
+            return
         self._untimed.append((ticket, size_bytes, outwards))
         while self._untimed:
             ticket, size_bytes, outwards = self._untimed[0]

@@ -253,6 +253,8 @@ class Value:
         Args:
             memory: The device's memory.
         """
+        if self.ticket is not None:
+            self.ticket.is_done()  # a copy that has ended holds the storage until somebody asks
         storage, owner = self.storage, self.owner()
         if storage is None or self.is_shared or (owner is not None and owner.thread != threading.get_ident()):
             return True

@@ -9,7 +9,7 @@ that are alive have negative numbers.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..torchtools.memory_trace import MemoryTrace
@@ -31,6 +31,7 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
         values: The recorded values, changed in place.
     """
     events: list[MemoryEvent | None] = list(trace.events)
+    following = {record.overwrites: record for record in values if record.overwrites >= 0}
     ended: list[MemoryEvent] = []
     of_pointer: dict[int, list[int]] = {}
     for number, event in enumerate(trace.events):
@@ -69,7 +70,7 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
             freed = after(pointer, marker.start_ns, is_free=True)
             moved(before(pointer, marker.start_ns), own)
             if value >= 0:
-                _rename(values, value, own)
+                _rename(values, following, value, own)
         else:
             freed = before(pointer, marker.start_ns)
             moved(after(pointer, marker.start_ns), own)
@@ -79,12 +80,18 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
     return replace(trace, events=tuple(sorted([*kept, *ended], key=lambda event: event.time_ns)))
 
 
-def _rename(values: Sequence[ValueRecord], value: int, pointer: int) -> None:
-    """Give a value its own address, and all values that shared its storage with it one after the other."""
+def _rename(values: Sequence[ValueRecord], following: Mapping[int, ValueRecord], value: int, pointer: int) -> None:
+    """Give a value its own address, and all values that shared its storage with it one after the other.
+
+    Args:
+        values: The recorded values.
+        following: Those that were written over another one, by the number of that.
+        value: The number of the value.
+        pointer: Its address.
+    """
     chain = values[value]
     while chain.overwrites >= 0:
         chain = values[chain.overwrites]
-    following = {record.overwrites: record for record in values if record.overwrites >= 0}
     while True:
         chain.pointer = pointer
         if chain.id not in following:

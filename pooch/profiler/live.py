@@ -12,6 +12,7 @@ import torch
 from ..ground.errors import ProfileError
 from ..ir import Link, Profile
 from ..torchtools.accelerators import has_streams
+from ..torchtools.memory_trace import CollectorOff
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.thread_tracer import can_trace_threads
 from .assembly import assembled_profile
@@ -119,10 +120,14 @@ class LiveTrace(StepTrace):
         if self._marks is not None and self._tracer is not None:
             self._marks.turn()
         record = self.end()
+        collector = CollectorOff()  # it would look through all that is made here, again and again, and find nothing
         try:
+            collector.enter()
             return self._profile(record, _as_one(self.living_models()), link, workload)
         except KeyError as error:
             raise ProfileError(f"the record of the step has gaps, such as {error}") from error
+        finally:
+            collector.leave()
 
     def _profile(self, record: StepRecord, model: torch.nn.Module, link: Link, workload: str) -> Profile:
         assembly = StepAssembly(record)

@@ -140,7 +140,7 @@ def kept_as_it_was(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     containers: list[Any] = [vars(optimizer), groups, *groups, *(group["params"] for group in groups), state]
     containers += [each for each in state.values() if isinstance(each, dict)]
     held = [(each, list(each) if isinstance(each, list) else dict(each)) for each in containers]
-    tensors = list(find_tensors([groups, dict(state)]))
+    tensors = find_tensors([groups, dict(state)])
     versions = [version_of(tensor) for tensor in tensors]
     try:
         yield

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..torchtools.settings import called_as_unwatched
 from ..torchtools.sharding import GATHERING, ShardedUnit, sharded_units
 from ..torchtools.standing_aside import SilentMode
 from ..torchtools.tensors import (
-    call_when_freed,
+    FreedStorages,
     dtype_name,
     find_tensors,
     fingerprint,
@@ -37,7 +37,7 @@ from ..torchtools.watch import address_of
 from .modules import ModulePath
 
 
-@dataclass
+@dataclass(slots=True)
 class OpRecord:
     """One forward op as it happened; fields as in `Op`.
 
@@ -57,7 +57,7 @@ class OpRecord:
     views: int
 
 
-@dataclass
+@dataclass(slots=True)
 class ValueRecord:
     """One value as it happened; fields as in `Value`, filled in during the step.
 
@@ -84,6 +84,23 @@ class ValueRecord:
     saved_outside_model: bool = False
     released_after: int | None = None
     touches: set[int] | None = field(default_factory=set)
+
+
+class _OwnWork(AbstractContextManager[None]):
+    """Pooch's own work, which is not recorded. One object serves for all of it, however nested.
+
+    Attributes:
+        depth: how often it was entered and not left.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self.depth -= 1
 
 
 class ForwardRecorder(SilentMode):
@@ -121,7 +138,9 @@ class ForwardRecorder(SilentMode):
         self._parameters = {storage_key(p) for p in model.parameters() if has_plain_storage(p)}
         self._buffers = {storage_key(b) for b in model.buffers() if has_plain_storage(b)}
         self._stream = self._stream_now()
-        self._own_work = 0
+        self._own_work = _OwnWork()
+        self._freed = FreedStorages(self.storage_gone)
+        self._fingerprints: dict[tuple[object, ...], str] = {}
         self._op = threading.Lock()
 
     def _enter_model(self) -> None:
@@ -163,7 +182,7 @@ class ForwardRecorder(SilentMode):
                 "within the step on one device"
             )
         try:
-            with self.unwatched():
+            with self._own_work:
                 return self._dispatch(func, args, kwargs or {})
         finally:
             self._op.release()
@@ -179,12 +198,14 @@ class ForwardRecorder(SilentMode):
             return func(*args, **kwargs)
         if self._is_beside():
             return self._run_beside(func, facts, args, kwargs)
-        reads = self._read_values(func, facts, args, kwargs)
-        written, read_keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
+        given = find_tensors((args, kwargs))
+        reads = self._read_values(func, facts, args, kwargs, given)
+        written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
+        read_keys = argument_keys(given, {})
         call = self._calls
         self._calls += 1
         result, elapsed_ms = self._run(func, args, kwargs, call)
-        outputs = list(find_tensors(result))
+        outputs = find_tensors(result)
         for tensor in tensors_with_memory([each for each in outputs if not has_plain_storage(each)])[0]:
             self._exotic.bind(tensor.untyped_storage(), 1)
         made = new_tensors(written, outputs, read_keys)
@@ -194,16 +215,25 @@ class ForwardRecorder(SilentMode):
             refusal = facts.refusal or (call_refusal(func, args) if facts.depends_on_call else None)
             if refusal is None and not all(map(has_plain_storage, outputs)):
                 refusal = "its result is not an ordinary strided tensor"
-            exotic = [tensor for tensor in find_tensors((args, kwargs)) if not has_plain_storage(tensor)]
+            exotic = [tensor for tensor in given if not has_plain_storage(tensor)]
             if refusal is None and any(map(self._is_made_here, exotic)):
                 refusal = "it reads a tensor of the step that is not an ordinary strided one"
-            self._record(facts, refusal, call, elapsed_ms, reads, made, fingerprint(facts.name, outputs))
+            self._record(facts, refusal, call, elapsed_ms, reads, made, self._fingerprint(facts.name, outputs))
         else:
             self._views += 1
         slot = max(0, len(self.ops) - 1)
-        self._look((args, kwargs), slot, handed_out=facts.may_surprise)
-        self._look([args[position] for position in facts.statistics if position < len(args)], slot, handed_out=True)
+        self._look(given, slot, handed_out=facts.may_surprise)
+        if facts.statistics:
+            self._look([args[position] for position in facts.statistics if position < len(args)], slot, handed_out=True)
         return result
+
+    def _fingerprint(self, name: str, outputs: list[torch.Tensor]) -> str:
+        """Returns an op's fingerprint. Steps repeat their ops, and formatting takes longer than a look."""
+        key = (name, *[(tensor.dtype, tensor.shape) for tensor in outputs])
+        known = self._fingerprints.get(key)
+        if known is None:
+            known = self._fingerprints[key] = fingerprint(name, outputs)
+        return known
 
     def _run_beside(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> Any:
         """Runs an op on a stream of the program's own, as FSDP's collectives and prefetches do. It is not part of the
@@ -260,34 +290,35 @@ class ForwardRecorder(SilentMode):
 
         If the address is handed out, the program may use it at any time from then on.
         """
-        if not self._own_work:
-            with self.unwatched():
+        if not self._own_work.depth:
+            with self._own_work:
                 self._look(arguments, max(0, len(self.ops) - 1), handed_out)
 
-    @contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """Context manager for Pooch's own work, which is not recorded."""
-        self._own_work += 1
-        try:
-            yield
-        finally:
-            self._own_work -= 1
+    def unwatched(self) -> AbstractContextManager[None]:
+        """Returns a context manager for Pooch's own work, which is not recorded."""
+        return self._own_work
 
     def _look(self, arguments: Any, slot: int, handed_out: bool = False) -> None:
         """Notes that values must be on the device in a slot; that applies to all of them if the tensors are opaque."""
         tensors, hidden = tensors_with_memory(arguments)
-        keys = self._value_of.keys() if hidden else {storage_key(t) for t in tensors} & self._value_of.keys()
-        for key in keys:
-            value = self.values[self._value_of[key]]
+        for key in list(self._value_of) if hidden else [storage_key(tensor) for tensor in tensors]:
+            number = self._value_of.get(key)
+            if number is None:
+                continue
+            value = self.values[number]
             if handed_out:
                 value.touches = None
             elif value.touches is not None:
                 value.touches.add(slot)
 
-    def _read_values(self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any) -> tuple[int, ...]:
-        skipped = () if reads_statistics(facts, func, args) else facts.statistics
-        read = [argument for position, argument in enumerate(args) if position not in skipped]
-        return tuple(dict.fromkeys(self.value_id(t) for t in find_tensors([read, kwargs]) if has_plain_storage(t)))
+    def _read_values(
+        self, func: Any, facts: OperatorFacts, args: Any, kwargs: Any, given: list[torch.Tensor]
+    ) -> tuple[int, ...]:
+        """Returns the values that an op reads, each once. `given` are the tensors among its arguments."""
+        if facts.statistics and not reads_statistics(facts, func, args):
+            read = [argument for position, argument in enumerate(args) if position not in facts.statistics]
+            given = find_tensors([read, kwargs])
+        return tuple(dict.fromkeys([self.value_id(tensor) for tensor in given if has_plain_storage(tensor)]))
 
     def _record(
         self,
@@ -363,8 +394,7 @@ class ForwardRecorder(SilentMode):
         )
         self.values.append(value)
         if key not in self._value_of:
-            call_when_freed(storage, self.storage_gone, key)
-            self._storages[key] = weakref.ref(storage)
+            self._storages[key] = self._freed.watch(storage, key)
         self._value_of[key] = value.id
         return value
 
@@ -415,11 +445,11 @@ class ForwardRecorder(SilentMode):
 
     def units_there(self) -> frozenset[int]:
         """Returns the units whose parameters are gathered now."""
-        return frozenset(number for number, unit in enumerate(self.units) if unit.is_gathered())
+        return frozenset([number for number, unit in enumerate(self.units) if unit.is_gathered()])
 
     def note_saved(self, tensor: torch.Tensor) -> int | None:
         """Notes that autograd saves the tensor; returns its value's id, or None if its memory is not ordinary."""
-        with self.unwatched(), torch._C.DisableTorchFunctionSubclass():  # attributes may be the program's functions
+        with self._own_work, torch._C.DisableTorchFunctionSubclass():  # attributes may be the program's functions
             if not may_move(tensor):
                 return None
             value = self.values[self.value_id(tensor)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -178,9 +178,15 @@ def _casts_now(name: str) -> list[tuple[str, torch.dtype]]:
 
 
 class _Kernel(threading.local):
-    """Whether the calling thread was called by the kernel of the native watch."""
+    """Whether the calling thread was called by the kernel of the native watch: a context for what that calls."""
 
     is_here = False
+
+    def __enter__(self) -> None:
+        self.is_here = True
+
+    def __exit__(self, *exception: object) -> None:
+        self.is_here = False
 
 
 _KERNEL = _Kernel()
@@ -195,14 +201,9 @@ def is_within_an_op() -> bool:
         return False
 
 
-@contextmanager
-def from_a_kernel() -> Iterator[None]:
+def from_a_kernel() -> AbstractContextManager[None]:
     """Context manager for what the kernel of the native watch calls before an op."""
-    _KERNEL.is_here = True
-    try:
-        yield
-    finally:
-        _KERNEL.is_here = False
+    return _KERNEL
 
 
 @contextmanager

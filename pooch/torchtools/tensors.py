@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy
@@ -97,19 +98,25 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def result_tensors(result: Any) -> list[torch.Tensor]:
     """Returns the tensors among the results of an op, in order."""
-    return [result] if isinstance(result, torch.Tensor) else list(find_tensors(result))
+    return [result] if isinstance(result, torch.Tensor) else find_tensors(result)
 
 
-def find_tensors(arguments: Any) -> Iterator[torch.Tensor]:
-    """Yields every tensor in nested lists, tuples and dictionaries of arguments, in order."""
-    if isinstance(arguments, torch.Tensor):
-        yield arguments
-    elif isinstance(arguments, (list, tuple)):
-        for item in arguments:
-            yield from find_tensors(item)
-    elif isinstance(arguments, dict):
-        for item in arguments.values():
-            yield from find_tensors(item)
+def find_tensors(arguments: Any) -> list[torch.Tensor]:
+    """Returns every tensor in nested lists, tuples and dictionaries of arguments, in order."""
+    found: list[torch.Tensor] = []
+    _collect((arguments,), found)
+    return found
+
+
+def _collect(items: Iterable[Any], found: list[torch.Tensor]) -> None:
+    # This runs several times for every op of a recorded step, and generators would be slower.
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            _collect(item, found)
+        elif isinstance(item, dict):
+            _collect(item.values(), found)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], arguments: Any) -> Any:
@@ -131,7 +138,7 @@ def tensors_with_memory(arguments: Any) -> tuple[list[torch.Tensor], bool]:
     """
     found: list[torch.Tensor] = []
     hidden = False
-    stack = list(find_tensors(arguments))
+    stack = find_tensors(arguments)
     while stack:
         tensor = stack.pop()
         if _has_own_memory(tensor):
@@ -223,6 +230,7 @@ def describe(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns the short name of a dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")
@@ -259,15 +267,22 @@ def storage_bytes(tensors: Iterable[torch.Tensor], granule_bytes: int = 1) -> in
     return sum(round_up(size_bytes, granule_bytes) for size_bytes in sizes.values())
 
 
-def call_when_freed(storage: torch.UntypedStorage, method: Callable[[int], None], key: int) -> None:
-    """Calls `method(key)` when the storage is freed, unless the object that the method is bound to is gone.
+class FreedStorages:
+    """Calls a method with a storage's key when the storage is freed, unless the object that it is bound to is gone.
 
-    The registry of finalizers keeps only a weak reference to that object.
+    Args:
+        method: The method. Only a weak reference to its object is held.
     """
-    weakref.finalize(storage, _call_if_alive, weakref.WeakMethod(method), key).atexit = False
+
+    def __init__(self, method: Callable[[int], None]) -> None:
+        self._method = weakref.WeakMethod(method)
+
+    def watch(self, storage: torch.UntypedStorage, key: int) -> weakref.ref[torch.UntypedStorage]:
+        """Returns a reference to a storage. The call is made as long as somebody holds the reference."""
+        return weakref.ref(storage, partial(_call_if_alive, self._method, key))
 
 
-def _call_if_alive(reference: weakref.WeakMethod[Callable[[int], None]], key: int) -> None:
+def _call_if_alive(reference: weakref.WeakMethod[Callable[[int], None]], key: int, _: object) -> None:
     method = reference()
     if method is not None:
         method(key)

@@ -233,3 +233,18 @@ def test_nothing_is_left_of_a_child(how: str) -> None:
     with Child("end", imports_as_here=True) as child, suppress(ProcessEnded):
         child.ask(how, "")
     assert of_this_process() == before
+
+
+@pytest.mark.parametrize("work", ["make a plan", "plan beside training"])
+def test_a_child_that_plans_is_ready_without_torch(work: str) -> None:
+    """Importing torch takes longer than most plans do."""
+    module, _, name = child_main.WORK[work].partition(":")
+    code = f"""
+import sys
+from importlib import import_module
+print(callable(getattr(import_module({module!r}, "pooch.api"), {name!r})), "torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=child_environment(), check=True
+    )
+    assert done.stdout.strip() == "True False"

@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import shutil
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,10 +29,11 @@ from pooch.executor.planned_values import PlannedValues
 from pooch.executor.recording import CallRecorder
 from pooch.executor.table import ActionTable
 from pooch.torchtools.memory_trace import live_bytes
+from tests.executor.copiers import copy_threads
 from tests.executor.online.zoo import Layers, rows
 from tests.executor.support import all_of, assert_same, quick_profile, tight_plan
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("copied_by")]
 ROWS, DEPTH = 512, 8
 ACTIVATION_BYTES = ROWS * 64 * 4
 ENOUGH_BYTES = 9 * ACTIVATION_BYTES  # for the gradients, and for what replays need: about half of the activations
@@ -490,13 +490,13 @@ def test_whatever_ends_the_making_of_a_run_its_engine_is_closed(spill: Path, mon
     model = a_model()
     plan = swapping_plan(model, rows(ROWS))
     for error in (KeyboardInterrupt, ValueError, TierError):
-        threads = set(threading.enumerate())
+        threads = copy_threads()
 
-        def interrupted(*_: Any, raised: type[BaseException] = error, before: Any = threads) -> None:
-            assert set(threading.enumerate()) - before  # its copy thread runs
+        def interrupted(*_: Any, raised: type[BaseException] = error, before: int = threads) -> None:
+            assert copy_threads() == before + 1
             raise raised("now")
 
         monkeypatch.setattr("pooch.executor.run.Attachment", interrupted)
         with pytest.raises(error, match="now"):
             apply_plan(plan, model)
-        assert set(threading.enumerate()) == threads
+        assert copy_threads() == threads

@@ -16,7 +16,7 @@ import pytest
 
 from tests.children import child_environment
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("copied_by")]
 PATIENCE_S = 60
 
 SCRIPT = """
@@ -25,10 +25,12 @@ import torch
 import pooch
 from pooch.executor.engines import spill_file
 from torch.nn import functional
+from tests.executor.copiers import copy_through_python
 from tests.executor.online.zoo import Layers, rows
 from tests.executor.support import all_of, quick_profile, tight_plan
 
 torch.set_num_threads(1)
+copy_through_python()
 pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES = 1
 ROWS, MIB = 1024, 2**20
 way, told, failed, digests = sys.argv[1], [], [], []

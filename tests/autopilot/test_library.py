@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import pooch
 from pooch.analysis.interpolation import KnownStep
 from pooch.api.options import PlanOptions
+from pooch.api.wire import WIRE
 from pooch.autopilot import library as library_module
 from pooch.autopilot import shapes
 from pooch.autopilot.cache import PlanCache, Purpose
 from pooch.autopilot.costs import Costs, HostCosts
-from pooch.autopilot.jobs import Answer, Job, done
+from pooch.autopilot.jobs import Answer, Job, answered, completed, done
 from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Known
 from pooch.autopilot.library import PLANNED_SHARE, Library
 from pooch.autopilot.requests import PlanRequests
@@ -61,6 +63,24 @@ def test_a_plan_may_fill_the_budget_where_no_other_is_feasible(jobs: list[Job]) 
     assert known.plan is not None
     assert known.plan.predicted_peak_bytes == budget_bytes
     assert told[0].startswith("planned for steps"), told
+
+
+@pytest.mark.parametrize("more_bytes", [0, 4096])
+@pytest.mark.parametrize("sizes", [(4,), (5,)])
+def test_a_child_process_does_not_tell_the_profile_that_it_was_told(sizes: tuple[int, ...], more_bytes: int) -> None:
+    profile = blocks(4)
+    start_bytes, anchors = profile.persistent_bytes + more_bytes, (KnownStep((4,), profile),)
+    job = Job(sizes, anchors, start_bytes, int(0.8 * profile.peak_bytes), PlanOptions(explain=False))
+    told = json.dumps(WIRE.plain(answered(job)))
+    assert '"Profile"' not in told
+    found = completed(job, WIRE.made(json.loads(told)))
+    assert replace(found, plan=None) == replace(done(job), plan=None)
+    if sizes == (4,):
+        assert found.profile is not None
+        assert found.plan is not None
+        assert found.profile.persistent_bytes == start_bytes
+    else:
+        assert found.profile is None, "one step does not tell what another shape is like"
 
 
 def test_a_plan_whose_replay_gave_other_bits_is_made_again_without_it(jobs: list[Job]) -> None:
@@ -237,6 +257,19 @@ def test_without_the_tier_what_it_keeps_cannot_leave() -> None:
     assert decision == "online"
 
 
+@pytest.mark.parametrize(("size", "decision"), [(3, "record"), (4, "online"), (5, "online")])
+def test_a_step_is_not_recorded_if_a_smaller_one_has_no_plan(size: int, decision: str) -> None:
+    """Recording takes many times as long as the step where ops are small, and such a step would have no plan either."""
+    near = NearFloor(MUCH_BYTES, holds_beneath=False)
+    near.steps(4)
+    assert near.known.plan is None
+    other = StepKey(KEY.family, (size,))
+    assert near.library.choose(other, near.start_bytes, near.budget_bytes)[0] == decision
+    more_bytes = near.needed_bytes  # of which the reserve takes a part
+    if size > 4:
+        assert near.library.choose(other, near.start_bytes, int(1.1 * more_bytes))[0] == "record"
+
+
 # What is remembered is bounded ----------------------------------------------------------------------------------------
 
 
@@ -381,6 +414,16 @@ def test_the_least_urgent_and_oldest_job_is_dropped_and_urgent_ones_go_first() -
     assert jobs.next(1) is None
 
 
+def test_the_process_that_plans_starts_with_the_first_step_which_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = list[int]()
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda _: starts.append(1))
+    library = Library(PlanOptions(), lambda _: None, HostCosts(CopySpeed("not measured")))
+    assert library.choose(KEY, 0, 1000)[0] == "online"
+    assert starts == [1]
+
+
 @pytest.mark.parametrize(("quicker", "arrives"), [(False, False), (True, True)])
 def test_of_a_plan_that_is_to_be_improved_only_a_better_one_arrives(quicker: bool, arrives: bool) -> None:
     profile = blocks(2)
@@ -410,14 +453,17 @@ def test_what_was_used_last_is_kept() -> None:
 class LateCosts:
     """What copies and hooks cost is known later than the first plan."""
 
-    def __init__(self) -> None:
-        self.is_final = False
+    def __init__(self, happened: list[str]) -> None:
+        self.is_final, self.happened = False, happened
 
     def prepare(self, room_bytes: int) -> None:
         """Do nothing."""
 
     def now(self, profile: Profile) -> Costs:
         return Costs(profile.link, HookCosts(op_ms=1.0) if self.is_final else HookCosts())
+
+    def begin(self) -> None:
+        self.happened.append("measuring")
 
     def close(self) -> None:
         """Do nothing."""
@@ -426,10 +472,14 @@ class LateCosts:
 class _PlansHere:
     """In place of the process that plans."""
 
+    def __init__(self, happened: list[str]) -> None:
+        self._happened = happened
+
     def start(self) -> None:
         """Do nothing."""
 
     def ask(self, job: Job) -> Answer:
+        self._happened.append("planning")
         return done(job)
 
     def end(self) -> None:
@@ -440,15 +490,17 @@ def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pyte
     """Else it would stay, as every plan that knows of these costs is predicted to take longer."""
     monkeypatch.setattr(PlanRequests, "_put", PlanRequests.serve)
     monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
-    profile, costs, told = blocks(6), LateCosts(), list[str]()
+    happened = list[str]()
+    profile, costs, told = blocks(6), LateCosts(happened), list[str]()
     start_bytes, budget_bytes = profile.persistent_bytes, int(0.7 * profile.peak_bytes)
     library = Library(PlanOptions(region="step", explain=False), told.append, costs)
-    library._requests._child = _PlansHere()  # type: ignore[assignment]
+    library._requests._child = _PlansHere(happened)  # type: ignore[assignment]
     for _ in range(2):
         _, known = library.choose(KEY, start_bytes, budget_bytes)
     library.recorded(KEY, known, profile, 1)
     decisions = [library.choose(KEY, start_bytes, budget_bytes)[0] for _ in range(6)]
     assert decisions[-5:] == ["plan"] * 5
+    assert happened == ["planning", "measuring"], "which would delay the plan"
     assert (known.is_provisional, known.is_improved) == (True, False), "nothing is compared with what may not hold"
     early = known.slowdown
     costs.is_final = True

@@ -35,7 +35,7 @@ def modelled_copies() -> Iterator[None]:
     """Whether a plan is worth its copies must not depend on who else uses the disk and the processor."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PlanRequests, "_completed", lambda _, job: job)
+        patched.setattr(PlanRequests, "_with_costs", lambda _, job: job)
         patched.setattr(Trial, "is_slower", lambda *_: False)
         torch.set_num_threads(1)
         yield

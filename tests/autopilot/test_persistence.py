@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -314,6 +316,48 @@ def test_ops_on_all_gradients_run_in_parts() -> None:
     assert losses(5 * LAYER_BYTES + ROOM_BYTES // 2) == losses(None)
 
 
+def test_steps_are_planned_with_the_state_away() -> None:
+    """What parameters and gradients take leaves room enough, so activations are decided on by a plan."""
+
+    def found(budget: int | None) -> tuple[list[float], list[bytes]]:
+        model = network()
+        optimizer = adamw(model)
+        torch.manual_seed(1)
+        losses = []
+        around = contextlib.nullcontext() if budget is None else held(model, optimizer, budget)
+        with around as auto:
+            for _ in range(8):
+                loss = model(torch.randn(512, WIDTH)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+                while auto is not None and auto.is_planning:
+                    time.sleep(0.05)
+            if auto is not None:
+                moved = memory_of(auto).values.moved
+                assert auto.summary().steps_on_plan > 2
+                assert moved.in_bytes["state"] > 0
+                assert moved.in_bytes["parameter"] + moved.in_bytes["gradient"] <= 4 * LAYER_BYTES  # before the plan
+            return losses, everything(model, optimizer)
+
+    assert found(4 * 2**20 + 2**19) == found(None)
+
+
+def test_state_stays_once_steps_fit_with_it() -> None:
+    model = network()
+    optimizer = adamw(model)
+    with pooch.auto(model, tight(model) * 3, optimizer, quiet=True) as auto:
+        model(torch.randn(4096, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for _ in range(12):
+            step(model, optimizer)
+        before = memory_of(auto).moved_bytes
+        step(model, optimizer)
+        assert memory_of(auto).moved_bytes == before > 0
+
+
 def test_gradients_accumulate_and_are_zeroed_in_place() -> None:
     def found(budget: int | None) -> list[bytes]:
         model = network()
@@ -381,62 +425,117 @@ def with_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model(torch.randn(8, WIDTH)).square().mean().backward()
 
 
+Made = tuple[nn.Module, torch.optim.Optimizer]
+Values = list[list[bytes]]
+
+
+class Slices:
+    """A streamed model before a step of its optimizer, as often as wanted, and what is to come of that."""
+
+    def __init__(self, foreach: bool) -> None:
+        self.foreach = foreach
+        model, optimizer = self.made()
+        with_gradients(model, optimizer)
+        self.before = by_parameter(model, optimizer)
+        optimizer.step()
+        self.after = by_parameter(model, optimizer)
+
+    def made(self) -> Made:
+        model = network()[:6]
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=self.foreach)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[tuple[nn.Module, torch.optim.Optimizer, Auto]]:
+        model, optimizer = self.made()
+        with pooch.auto(model, 5 * LAYER_BYTES + 2**18, optimizer, tell=lambda _: None) as auto:
+            with_gradients(model, optimizer)
+            yield model, optimizer, auto
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, auto: Auto) -> None:
+        """Have all be as before the step, and away."""
+        with torch.no_grad():
+            for parameter, values in zip(model.parameters(), self.before, strict=True):
+                state = optimizer.state[parameter]
+                tensors = [parameter, *(state[name] for name in sorted(state))]
+                for tensor, value in zip(tensors, values, strict=True):
+                    tensor.copy_(torch.frombuffer(bytearray(value), dtype=tensor.dtype).view_as(tensor))
+        auto._driver.evictor.relieve()
+        assert away(auto) > 6
+
+    def are_whole(self, found: Values) -> bool:
+        """Whether each parameter is with its state as before its slice, or as after it."""
+        choices = zip(self.before, self.after, strict=True)
+        return all(each in choice for each, choice in zip(found, choices, strict=True))
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 def test_an_interrupt_at_any_op_of_a_slice_leaves_each_parameter_with_its_state(foreach: bool) -> None:
-    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = network()[:6]
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=foreach)
-
-    model, optimizer = made()
-    with_gradients(model, optimizer)
-    before = by_parameter(model, optimizer)
-    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    optimizer.step()
-    after = by_parameter(model, optimizer)
-    kept_bytes = sum(tensor.nbytes for tensor in kept[0].values()) * 3
-    del model, optimizer
-
-    model, optimizer = made()
+    slices = Slices(foreach)
     undone = 0
-    with pooch.auto(model, kept_bytes + 5 * LAYER_BYTES + 2**18, optimizer, tell=lambda _: None) as auto:
-        with_gradients(model, optimizer)
+    with slices.held() as (model, optimizer, auto):
         for number in range(10_000):
-            with torch.no_grad():
-                for parameter, values in zip(model.parameters(), before, strict=True):
-                    state = optimizer.state[parameter]
-                    for tensor, value in zip(
-                        [parameter, *(state[name] for name in sorted(state))], values, strict=True
-                    ):
-                        tensor.copy_(torch.frombuffer(bytearray(value), dtype=tensor.dtype).view_as(tensor))
-            auto._driver.evictor.relieve()
-            assert away(auto) > 6
+            slices.begin(model, optimizer, auto)
             try:
                 with InterruptedAt(number):
                     optimizer.step()
             except Interrupted:
                 found = by_parameter(model, optimizer)
-                assert all(each in choice for each, choice in zip(found, zip(before, after, strict=True), strict=True))
-                undone += found != after
+                assert slices.are_whole(found)
+                undone += found != slices.after
             else:
                 break
-        assert by_parameter(model, optimizer) == after
+        assert by_parameter(model, optimizer) == slices.after
         assert number > 20
         assert undone > 10
 
 
+@pytest.mark.usefixtures("copied_by")
+@pytest.mark.parametrize("call", ["preadv", "pwrite"])
+def test_a_copy_that_fails_in_any_slice_loses_nothing(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = Slices(foreach=True)
+    original = getattr(os, call)
+    left = -1
+
+    def fails(*args: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise OSError(5, "no such luck")
+        return original(*args)
+
+    monkeypatch.setattr(os, call, fails)
+    with slices.held() as (model, optimizer, auto):
+        failures = 0
+        for number in range(10_000):
+            left = -2
+            slices.begin(model, optimizer, auto)
+            left = number
+            try:
+                optimizer.step()
+            except TierError:
+                failures += 1
+            has_failed, left = left < 0, -2
+            found = by_parameter(model, optimizer)
+            assert slices.are_whole(found)
+            if not has_failed:
+                break
+        assert found == slices.after
+        assert number >= 2
+        assert failures > number // 2 if call == "preadv" else failures == 0  # what is read ahead is read again
+
+
+@pytest.mark.usefixtures("copied_by")
 def test_a_read_that_fails_is_an_error_and_loses_nothing(streamed: Streamed, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer, _, expected = streamed
-    from pooch.executor.engines.spill_file import Mover
-
-    original = Mover.read
+    original = os.preadv
     failing = True
 
-    def read(self: Mover, *args: Any) -> None:
+    def read(*args: Any) -> int:
         if failing:
-            raise OSError("no such luck")
-        original(self, *args)
+            raise OSError(5, "no such luck")
+        return original(*args)
 
-    monkeypatch.setattr(Mover, "read", read)
+    monkeypatch.setattr(os, "preadv", read)
     with pytest.raises(TierError):
         model(torch.randn(8, WIDTH))
     failing = False

@@ -58,6 +58,7 @@ class Apart:
             return sum(self._took(home) for home in list(self.homes.values()))
 
     def _took(self, home: Any) -> bool:
+        home.close()
         writes = home.writes
         taken = home.take(writes)
         if taken is None:

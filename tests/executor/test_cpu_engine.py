@@ -16,13 +16,14 @@ import torch
 from pooch.errors import TierError
 from pooch.executor import apply_plan
 from pooch.executor.engines import spill_file
-from pooch.executor.engines.cpu import CpuEngine, CpuTicket
+from pooch.executor.engines.cpu import CpuEngine
 from pooch.executor.engines.spill_file import CHUNK_BYTES
 from pooch.torchtools.spill_directory import SpillDirectory
+from tests.executor.copiers import copy_threads
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan, train
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("copied_by")]
 
 SIZES = [1, 3, 4095, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 777]
 PATIENCE_S = 20
@@ -49,7 +50,8 @@ def test_every_size_comes_back(tmp_path: Path) -> None:
     for ticket in (*inwards, *outwards):
         ticket.wait()
         assert ticket.error is None
-        assert ticket.storage is None  # the engine holds no memory longer than the copy lasts
+        held: Any = ticket
+        assert held.storage is None  # the engine holds no memory longer than the copy lasts
     for one, other in zip(storages, back, strict=True):
         assert torch.equal(bytes_of(one), bytes_of(other))
     assert list(tmp_path.iterdir()) == []
@@ -190,44 +192,44 @@ def test_closing_with_copies_in_flight_completes_them(monkeypatch: pytest.Monkey
     arena = engine.open_arena(4096)
     ticket = arena.copy_out(storage_of(4096), 0)
     engine.close()  # a step is under way, so its thread and file stay
-    assert not ticket._done.is_set()
+    assert not ticket.is_done()
     gate.set()
     arena.close()
-    assert ticket._done.is_set()
+    assert ticket.is_done()
     assert ticket.error is None
-    assert not engine.thread.thread.is_alive()
+    assert not engine.copier.is_alive()
 
 
 def test_room_is_given_back_only_when_its_last_copy_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The copy goes on only once somebody waits for it, so the end of the step has to be that one."""
-    gate = threading.Event()
-    write, wait = os.pwrite, CpuTicket.wait
+    gate, begun, write = threading.Event(), threading.Event(), os.pwrite
 
     def held_back(*args: Any) -> int:
+        begun.set()
         gate.wait(PATIENCE_S)
         return write(*args)
 
-    def waited_for(ticket: CpuTicket) -> float:
-        gate.set()
-        return wait(ticket)
-
     monkeypatch.setattr(spill_file.os, "pwrite", held_back)
-    monkeypatch.setattr(CpuTicket, "wait", waited_for)
     engine = CpuEngine(tmp_path)
     arena = engine.open_arena(4096)
     ticket = arena.copy_out(storage_of(4096), 0)
-    arena.close()
+    closing = threading.Thread(target=arena.close)
+    closing.start()
     try:
-        assert gate.is_set()
-        assert ticket._done.is_set()
-        assert ticket.error is None
+        assert begun.wait(PATIENCE_S)
+        closing.join(0.1)
+        assert closing.is_alive()
+        assert len(engine._free) == 0
     finally:
         gate.set()
-        engine.close()
+        closing.join()
+    assert ticket.is_done()
+    assert ticket.error is None
+    assert len(engine._free) == 1
+    engine.close()
 
 
 def test_threads_end_with_their_engines() -> None:
-    before = threading.active_count()
+    before = copy_threads()
     for _ in range(5):
         engine = CpuEngine()
         engine.open_arena(10).close()
@@ -235,7 +237,7 @@ def test_threads_end_with_their_engines() -> None:
     abandoned = CpuEngine()
     del abandoned
     gc.collect()
-    assert threading.active_count() == before
+    assert copy_threads() == before
 
 
 def test_a_fork_gets_a_thread_and_a_file_of_its_own(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_whatever_a_plan_moves_leaves_at_any_time(choice: Choice, monkeypatch: p
             expected = gradients(model, rows)
 
         def everything_leaves(guide: PlanGuide) -> None:
-            free = [value for value in guide.values.may_leave() if not run._floor.is_held_elsewhere(value)]
+            free = [value for value in guide.values.may_leave() if not value.is_held_elsewhere(run._floor.memory)]
             here_bytes.append(sum(value.storage.nbytes() for value in free))
             run._floor.relieve()
             stayed.extend(value.number for value in free if value.storage is not None)

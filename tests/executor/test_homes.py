@@ -310,6 +310,21 @@ def test_bytes_are_not_taken_that_were_written_to_since_somebody_looked(apart: A
     assert same(tensor + 0, fresh() + 1)
 
 
+def test_what_an_op_may_work_on_after_it_has_returned_stays_until_it_is_closed(apart: Apart) -> None:
+    tensor = fresh()
+    home = apart.add(tensor)
+    tensor.set_(tensor.detach())
+    assert home.is_used
+    assert home.take() is None
+    writes = home.writes
+    home.close()
+    assert home.writes > writes
+    home.close()
+    assert home.writes == writes + 1
+    assert apart.leave() == 1
+    assert same(tensor + 0, fresh())
+
+
 def test_what_the_program_has_released_is_gone_and_neither_taken_nor_given(library: Any, apart: Apart) -> None:
     tensor = fresh()
     home = apart.add(tensor)

@@ -20,6 +20,7 @@ from pooch.executor.engines.cpu import CpuEngine
 from pooch.ir import Plan
 from pooch.torchtools import spill_directory
 from pooch.torchtools.spill_directory import SpillDirectory
+from tests.executor.copiers import copy_threads
 from tests.executor.nets import Job, make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan
 
@@ -53,10 +54,6 @@ def spill_files(directory: Path) -> list[str]:
         except FileNotFoundError:
             continue  # the listing's own
     return [path for path in found if path.startswith(str(directory))]
-
-
-def copy_threads() -> int:
-    return sum(thread.name == "pooch-copy" for thread in threading.enumerate())
 
 
 def step(job: Job, run: Run) -> Tensor:
@@ -192,6 +189,7 @@ def test_a_spill_file_is_moved_directly_where_the_disk_can(
 # The garbage collector in the thread that copies --------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("copied_in_python")
 def test_a_step_that_ends_in_the_thread_that_copies_waits_for_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,9 +223,10 @@ def test_a_step_that_ends_in_the_thread_that_copies_waits_for_nobody(
     assert copy_threads() <= threads
 
 
+@pytest.mark.usefixtures("copied_in_python")
 def test_a_run_that_ends_in_its_own_copy_thread_leaves_nothing(tmp_path: Path) -> None:
     engine = CpuEngine(tmp_path)
-    thread = engine.thread.thread
+    thread: threading.Thread = engine.copier.thread  # type: ignore[attr-defined]
     arena = engine.open_arena(4096)
     started, go_on, held = threading.Event(), threading.Event(), [engine, arena]
 

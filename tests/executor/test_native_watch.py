@@ -24,6 +24,7 @@ from pooch.executor import Run, apply_plan, mode
 from pooch.executor.native_watch import NativeWatch
 from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.step import Step
+from pooch.executor.table import ActionTable
 from pooch.torchtools import watch
 from pooch.torchtools.effects import StorageMap
 from pooch.torchtools.tensors import storage_of
@@ -62,7 +63,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         monkeypatch.setattr(kind, name, call)
 
     with monkeypatch.context() as monkeypatch:
-        for name in ("before", "after", "written_over", "look", "unseen"):
+        for name in ("act", "before", "after", "written_over", "look", "unseen"):
             counting(NativeWatch, name)
         for name in ("pack", "unpack"):
             counting(Step, name)
@@ -124,10 +125,33 @@ def test_python_is_called_only_where_the_plan_acts(monkeypatch: pytest.MonkeyPat
     _, calls = trained(model, rows, monkeypatch, plan=plan, steps=6)  # what moves is looked at until it is proven
     due = {action.slot for action in plan.schedule.actions if action.slot < plan.first_slot + len(plan.expected)}
     assert len(plan.expected) > 40
-    assert calls["before"] == len(due | {plan.first_slot})  # the first finds out whether anything has to be looked at
+    assert calls["act"] + calls["before"] == len(due | {plan.first_slot})
+    assert calls["before"] == 1  # the first op finds out whether anything has to be looked at
     assert calls["after"] <= calls["before"] + 1  # what makes the value that moves
     assert calls["pack"] <= 2
     assert calls["unpack"] <= 4
+
+
+def test_another_plan_of_the_same_ops_knows_them_from_its_first_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that is made again while training runs would otherwise have all of its ops pass through Python once."""
+    model, rows = Tanh(), torch.rand(64, 32)
+    profile = quick_profile(lambda: model(rows), model)
+    kept = all_of(profile, "keep", "model")
+    plans = [tight_plan(profile, kept | {value: "swap"}, "model") for value in sorted(kept)[:2]]
+    first, second = map(ActionTable.of, plans)
+    assert second.after(ActionTable.of(replace(plans[0], expected=plans[0].expected[1:]))) is second
+    expected, told = gradients(model, rows), list[int]()
+    for plan, following in zip([*plans, plans[1]], (lambda: first, lambda: second.after(first), None), strict=True):
+        with monkeypatch.context() as patched:
+            if following is not None:
+                patched.setattr(ActionTable, "of", lambda _, following=following: following())
+            with apply_plan(plan, model), counted(patched) as calls:
+                assert equal(gradients(model, rows), expected)
+                told.append(calls["before"])
+    ops = len(plans[0].expected)
+    assert told[0] >= ops
+    assert told[1] < ops / 2
+    assert told[2] >= ops, "of a plan that stands alone"
 
 
 def test_a_model_is_watched_by_a_dispatch_mode_where_there_is_no_native_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +344,7 @@ def test_a_result_that_is_no_value_is_not_taken_for_the_op_that_comes_next(monke
     plan = tight_plan(profile, kept | {min(kept): "swap"}, "model")
     due = {action.slot for action in plan.schedule.actions if action.slot < plan.first_slot + len(plan.expected)}
     _, calls = trained(model, rows, monkeypatch, plan=plan, steps=6)
-    assert calls["before"] == len(due | {plan.first_slot})
+    assert calls["act"] + calls["before"] == len(due | {plan.first_slot})
     assert calls["after"] <= calls["before"] + 2  # what makes the value that moves, and the view
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pooch.executor.engines.spill_file import Mover
 from pooch.ground.errors import TierError
 from pooch.torchtools import watch
+from tests.executor.copiers import use_copier
 from tests.executor.homes import Kept, same
 from tests.executor.online.support import holding
 
@@ -22,6 +23,12 @@ pytestmark = [
     pytest.mark.skipif(watch.LIBRARY.get() is None, reason="nothing leaves without what watches natively"),
 ]
 SIZE = 64
+
+
+@pytest.fixture
+def copied_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies can be made to fail."""
+    use_copier("Python", monkeypatch)
 
 
 @pytest.fixture
@@ -153,6 +160,7 @@ def test_a_slice_for_which_there_was_no_room_stays_as_it_is_as_a_whole(kept: Kep
     training = Training(kept)
     kept.leave()
     _ = training.parameters[0] + 1
+    kept.memory._slice_bytes = 0  # what is small is copied
     value = kept.value(training.parameters[0])
     place, value.place, value.is_copied = value.place, None, False
     training.memory.begin_slice(training.optimizer, training.parameters)
@@ -273,6 +281,7 @@ def test_what_is_used_next_is_brought_back_if_there_is_room(kept: Kept) -> None:
     assert training.states().count("away") == away - 1
 
 
+@pytest.mark.usefixtures("copied_in_python")
 @pytest.mark.parametrize("what", ["op", "numpy", "storage"])
 def test_a_read_that_fails_leaves_it_away_and_is_told(kept: Kept, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(kept)
@@ -294,6 +303,7 @@ def test_a_read_that_fails_leaves_it_away_and_is_told(kept: Kept, what: str, mon
     assert all_same(training.contents(), expected)
 
 
+@pytest.mark.usefixtures("copied_in_python")
 def test_a_copy_that_fails_leaves_it_there_until_the_next_step(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(kept)
     expected = training.contents()

@@ -25,7 +25,7 @@ from tests.children import child_environment
 from tests.executor.nets import Job, make_job
 from tests.executor.support import all_of, assert_same, profile_job, tight_plan, train
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("copied_by")]
 PATIENCE_S = 60
 SLOW_S = 0.004
 
@@ -104,6 +104,7 @@ def test_one_bit_anywhere_is_found(tmp_path: Path, size: int) -> None:
     engine.close()
 
 
+@pytest.mark.usefixtures("copied_in_python")  # whose waiting can be seen
 def test_a_slow_device_costs_time_that_is_counted_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _ = train(make_job("conv"), None, steps=1)
     job, plan = swapping_job()
@@ -143,7 +144,7 @@ class Died(BaseException):
 
 
 @pytest.fixture
-def dying_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def dying_thread(monkeypatch: pytest.MonkeyPatch, copied_in_python: None) -> Iterator[list[int]]:
     """The copy thread dies at the ticket with the number in the list; None are counted while it is empty."""
     deadly: list[int] = []
     real, count = cpu.CpuTicket.run, 0
@@ -213,11 +214,13 @@ import os, sys, time
 import torch
 from pooch.executor import Run, apply_plan
 from pooch.executor.engines import spill_file
+from tests.executor.copiers import copy_through_python
 from tests.executor.nets import make_job
 from tests.children import child_environment
 from tests.executor.support import all_of, profile_job, tight_plan
 
 torch.set_num_threads(1)
+copy_through_python()
 job = make_job("conv", 2)
 profile = profile_job(job)
 plan = tight_plan(profile, all_of(profile, "swap"))

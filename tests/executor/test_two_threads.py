@@ -210,6 +210,7 @@ def test_many_threads_end_handles_and_none_is_forgotten() -> None:
 
 
 @pytest.mark.cpu
+@pytest.mark.usefixtures("copied_in_python")
 def test_graphs_let_go_of_in_the_thread_that_copies_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may end handles of this very step there."""
     model, rows, plan = planned("swap")
@@ -255,7 +256,7 @@ def test_models_of_two_threads_share_an_engine_without_losing_its_files(tmp_path
 
 def assert_closed(run: Run) -> None:
     engine: Any = run._engine
-    assert not engine.thread.thread.is_alive()
+    assert not engine.copier.is_alive()
     assert len(engine._free) == 0
 
 

@@ -348,6 +348,7 @@ def test_a_plan_remembers_what_was_banned(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert again.stats.swapped_in_bytes > 0  # what is banned was copied
 
 
+@pytest.mark.usefixtures("copied_in_python")
 def test_a_copy_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replay differs, and the copy is not what was written: neither is a right number."""
     what = TAMPERED["zeros"](monkeypatch)

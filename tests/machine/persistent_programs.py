@@ -120,6 +120,9 @@ class ModelledHome:
         self.is_here, self._bytes = False, None
         return storage
 
+    def close(self) -> None:
+        """Nothing works on it after an op has returned."""
+
     def give(self, storage: ModelledStorage) -> None:
         """Put bytes back."""
         if not self.is_released and not self.is_here:
@@ -442,7 +445,6 @@ class World:
     def _slice(self, part: Sequence[int], changed: Sequence[ModelledHome]) -> None:
         """A slice of the step, as `pooch.executor.slices` makes it undoable."""
         values, store = [self.value_of(home) for home in changed], self.pressure.store
-        before = [home.truth for home in changed]
         fails = self.random.random() < 0.15
         try:
             if fails:
@@ -461,6 +463,7 @@ class World:
                     for value in values:
                         store.finish_out(value, self.counters)
             can_undo = fails and all(value.is_copied for value in values)
+            before = [home.truth for home in changed]
             with self.use([gradient for gradient in map(self.gradients.__getitem__, part) if gradient], changed):
                 pass
         finally:

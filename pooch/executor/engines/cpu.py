@@ -1,4 +1,7 @@
-"""The CPU engine: one copy thread, and an unnamed spill file per step, so that a kill leaves nothing behind."""
+"""The CPU engine: one copy thread, and an unnamed spill file per step, so that a kill leaves nothing behind.
+
+The thread is one of C++ (`torchtools/copier`), or where that cannot be built, the one of Python that is here.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from ...ground.errors import TierError, first_line
 from ...ground.units import round_up
+from ...machine.values import Ticket
+from ...torchtools import copier
+from ...torchtools.copier import has_died
 from ...torchtools.endings import end_with
 from ...torchtools.spill_directory import SpillDirectory
 from .free_room import FreeRoom
-from .health import CopyRates, TierHealth
+from .health import LEAST_BYTES, CopyRates, TierHealth
 from .protocol import Purpose
-from .spill_file import ALIGNMENT_BYTES, Mover, SpillFile, new_buffer
+from .spill_file import ALIGNMENT_BYTES, CHUNK_BYTES, Mover, SpillFile, new_buffer
 from .tier_room import TierRoom
 
 # How often a thread that waits for a copy checks that the copy thread is alive.
@@ -63,7 +70,7 @@ class CpuTicket:
         start = time.perf_counter()
         while not (sys.is_finalizing() or self._done.wait(LOOK_AGAIN_S)):
             if not self.thread.is_alive() and not self._done.is_set():
-                self.error = TierError("the thread that copies has died: repeat the step", "thread")
+                self.error = has_died()
                 self.storage = None
                 self._done.set()
         return (time.perf_counter() - start) * 1000
@@ -85,10 +92,82 @@ class CpuTicket:
             self._done.set()
 
 
-class _CopyThread:
-    """Runs tickets in order, in a daemon thread that does not keep the interpreter alive."""
+class CopyRoom(Protocol):
+    """Room in one file."""
 
-    def __init__(self) -> None:
+    def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
+        """Start copying a storage to the file, and keep both alive until somebody learns that the copy has ended."""
+
+    def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
+        """Start filling a storage from the file in the same way. The copy out comes first: copies are in order."""
+
+    def finish(self) -> None:
+        """Wait for all copies of the room."""
+
+
+class Copier(Protocol):
+    """A thread that copies. After a fork, or if it has died, the next copy starts another one."""
+
+    def room(self, file: SpillFile, descriptor: int, is_checked: bool, /) -> CopyRoom:
+        """Return room in a file, which is kept alive."""
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+
+    def stop(self) -> None:
+        """Complete what was submitted, then end the thread."""
+
+
+def new_copier(rates: CopyRates) -> Copier:
+    """Return a thread that copies.
+
+    Args:
+        rates: Is told how fast copies are.
+
+    Raises:
+        TierError: If there is no memory for its buffer.
+    """
+    module = copier.LIBRARY.get()
+    if module is None:
+        return CopyThread(rates)
+    return module.Copier(CHUNK_BYTES, LEAST_BYTES, rates.note)  # type: ignore[no-any-return]
+
+
+class _ThreadRoom:
+    """Room in one file, used through a thread of Python."""
+
+    def __init__(self, thread: CopyThread, mover: Mover) -> None:
+        self._thread, self._mover = thread, mover
+        self._last: CpuTicket | None = None
+
+    def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> CpuTicket:
+        return self._submit(storage, offset_bytes, True)
+
+    def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> CpuTicket:
+        return self._submit(storage, offset_bytes, False)
+
+    def _submit(self, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool) -> CpuTicket:
+        thread = self._thread
+        ticket = CpuTicket(storage, offset_bytes, outwards, self._mover, thread.ensure(), thread.rates)
+        thread.submit(ticket)
+        self._last = ticket  # not before: nobody would end what an interrupt has kept from being submitted
+        return ticket
+
+    def finish(self) -> None:
+        if self._last is not None:
+            self._last.wait()
+            self._last = None
+
+
+class CopyThread:
+    """Runs tickets in order, in a daemon thread that does not keep the interpreter alive.
+
+    Args:
+        rates: Is told how fast copies are.
+    """
+
+    def __init__(self, rates: CopyRates) -> None:
+        self.rates = rates
         self._process = os.getpid()
         self._start()
 
@@ -97,6 +176,14 @@ class _CopyThread:
         self._tickets: queue.SimpleQueue[CpuTicket | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=_serve, args=(self._tickets, buffer), name="pooch-copy", daemon=True)
         self.thread.start()
+
+    def room(self, file: SpillFile, descriptor: int, is_checked: bool) -> _ThreadRoom:
+        """Return room in a file."""
+        return _ThreadRoom(self, Mover(file, is_checked))
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self.thread.is_alive()
 
     def ensure(self) -> threading.Thread:
         """Return a live copy thread. After a fork, or if the thread has died, a new thread and queue are started."""
@@ -126,6 +213,9 @@ def _serve(tickets: queue.SimpleQueue[CpuTicket | None], buffer: mmap.mmap) -> N
         del ticket
 
 
+_HERE = nullcontext()
+
+
 class CpuArena:
     """Room in one spill file, or none at all, used through the engine's copy thread."""
 
@@ -134,8 +224,7 @@ class CpuArena:
     def __init__(self, engine: CpuEngine, file: SpillFile | None, purpose: Purpose) -> None:
         self._engine = engine
         self._file, self._purpose = file, purpose
-        self._mover = None if file is None else Mover(file, engine.check)
-        self._last: CpuTicket | None = None
+        self._room = None if file is None else engine.copier.room(file, file.descriptor, engine.check)
 
     def is_beside(self) -> bool:
         """Return False, since the CPU has no streams."""
@@ -143,33 +232,26 @@ class CpuArena:
 
     def at_home(self) -> AbstractContextManager[None]:
         """Return an empty context, since the CPU has no streams."""
-        return nullcontext()
+        return _HERE
 
     def join(self, storages: list[torch.UntypedStorage]) -> None:
         """Do nothing, since the CPU has no streams."""
 
-    def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> CpuTicket:
+    def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
         """Start copying a storage to the file."""
-        return self._submit(storage, offset_bytes, True)
+        assert self._room is not None, "the arena is closed, or has no room"
+        return self._room.copy_out(storage, offset_bytes)
 
-    def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> CpuTicket:
-        """Start filling a storage from the file. The queue is in order, so the copy out comes first."""
-        return self._submit(storage, offset_bytes, False)
-
-    def _submit(self, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool) -> CpuTicket:
-        assert self._mover is not None, "the arena is closed, or has no room"
-        engine = self._engine
-        ticket = CpuTicket(storage, offset_bytes, outwards, self._mover, engine.thread.ensure(), engine.health.rates)
-        engine.thread.submit(ticket)
-        self._last = ticket  # not before: nobody would end what an interrupt has kept from being submitted
-        return ticket
+    def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
+        """Start filling a storage from the file."""
+        assert self._room is not None, "the arena is closed, or has no room"
+        return self._room.copy_in(storage, offset_bytes)
 
     def close(self) -> None:
         """Wait for the last copy, then return the file to the engine."""
-        if self._last is not None:
-            self._last.wait()
-            self._last = None
-        file, self._file, self._mover = self._file, None, None  # a reference to the arena must not keep the file
+        if self._room is not None:
+            self._room.finish()
+        file, self._file, self._room = self._file, None, None  # a reference to the arena must not keep the file
         if file is not None:
             self._engine.take_back(file, self._purpose)
 
@@ -182,9 +264,10 @@ class CpuEngine:
 
     Args:
         directory: Directory of the files. None uses POOCH_SPILL_DIRECTORY, or the system's temporary directory.
-        check: Whether to compare a checksum (XXH3, 64 bits) of what is read back with that of what was written.
+        check: Whether to compare a checksum of 64 bits of what is read back with that of what was written.
 
     Attributes:
+        copier: The copy thread.
         room: How much the files take.
         health: What is wrong with the directory.
 
@@ -202,8 +285,8 @@ class CpuEngine:
         self._in_use: weakref.WeakSet[SpillFile] = weakref.WeakSet()
         self._closed = False
         self._process = os.getpid()
-        self.thread = _CopyThread()
-        self._finalizer = end_with(self, self.thread.stop)
+        self.copier = new_copier(self.health.rates)
+        self._finalizer = end_with(self, self.copier.stop)
 
     @property
     def description(self) -> str:

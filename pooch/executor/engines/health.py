@@ -18,7 +18,7 @@ _FIRST_LOOK, _LATER = 8, 8  # steps from a fault to the next look at the tier, a
 FAR_SLOWER = 4.0
 _COPIES = 16  # whose median counts: a copy may stand still because the whole process does
 _LEAST_S = 0.5  # of copying in all of them: less is not worth a word
-_LEAST_BYTES = 2**16  # of a copy: of smaller ones the latency is all that there is
+LEAST_BYTES = 2**16  # of a copy: of smaller ones the latency is all that there is
 
 
 class CopyRates:
@@ -30,7 +30,7 @@ class CopyRates:
 
     def note(self, outwards: bool, size_bytes: int, elapsed_s: float) -> None:
         """Note a copy."""
-        if size_bytes >= _LEAST_BYTES and elapsed_s > 0:
+        if size_bytes >= LEAST_BYTES and elapsed_s > 0:
             self._seen[outwards].append((size_bytes / elapsed_s, elapsed_s))
 
     def slower(self) -> tuple[bool, float, float] | None:

@@ -17,10 +17,10 @@ import numpy
 import torch
 import xxhash
 
-from ...ground.errors import TierError
 from ...ground.units import round_up
+from ...torchtools.copier import ENDED_EARLY, OTHER_BYTES, TOOK_NOTHING, no_buffer
 from ...torchtools.endings import end_with
-from ...torchtools.spill_directory import CHANGED, SpillDirectory
+from ...torchtools.spill_directory import SpillDirectory
 from ...torchtools.tensors import bytes_in_place
 
 ALIGNMENT_BYTES = 4096
@@ -81,9 +81,7 @@ def new_buffer() -> mmap.mmap:
     try:
         return mmap.mmap(-1, CHUNK_BYTES)
     except OSError as error:
-        raise TierError(
-            f"no {CHUNK_BYTES} bytes of host memory for a copy buffer ({error.strerror}): free some memory"
-        ) from error
+        raise no_buffer(CHUNK_BYTES, error) from error
 
 
 class Mover:
@@ -127,7 +125,7 @@ class Mover:
                 digest.update(memoryview(buffer)[:count])
             numpy.copyto(raw[start : start + count], chunk[:count])
         if self._check and digest.intdigest() != self._sums.get(offset_bytes):
-            raise OSError(CHANGED, "the spill file gave back other bytes than were written to it")
+            raise OSError(*OTHER_BYTES)
 
 
 def _chunks(size_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -150,7 +148,7 @@ def _write(file: SpillFile, view: memoryview, offset_bytes: int) -> None:
                 continue
             raise
         if written <= 0:
-            raise OSError(errno.EIO, "the spill file took no bytes")
+            raise OSError(*TOOK_NOTHING)
         view, offset_bytes = view[written:], offset_bytes + written
 
 
@@ -164,5 +162,5 @@ def _read(file: SpillFile, view: memoryview, offset_bytes: int, needed: int) -> 
                 continue
             raise
         if count <= 0:
-            raise OSError(errno.EIO, "the spill file ended early")
+            raise OSError(*ENDED_EARLY)
         done += count

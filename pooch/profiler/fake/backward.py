@@ -67,7 +67,7 @@ class BackwardRecorder(TorchDispatchMode):
         written, read_keys = written_tensors(facts, args, kwargs), argument_keys(args, kwargs)
         start = self._trace.now()
         result = self._costs.corrected(func, args, kwargs, distinct_results(func(*args, **kwargs)))
-        if not new_tensors(written, list(find_tensors(result)), read_keys):
+        if not new_tensors(written, find_tensors(result), read_keys):
             return result
         cost = self._costs.cost(func, args, kwargs, result)
         if in_place and self._trace.knows(args[0].untyped_storage()):

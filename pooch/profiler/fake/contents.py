@@ -44,7 +44,7 @@ class KnownContents(TorchDispatchMode):
         return result
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        given, made = list(find_tensors((args, kwargs))), list(find_tensors(result))
+        given, made = find_tensors((args, kwargs)), find_tensors(result)
         is_known = all(map(self._is_known, given)) if given else func.overloadpacket in _CONSTANTS
         is_known = is_known and torch.Tag.nondeterministic_seeded not in func.tags
         if is_known and all(map(_is_small, made)) and self._compute(func, args, kwargs, made):
@@ -69,7 +69,7 @@ class KnownContents(TorchDispatchMode):
         given, named = map_tensors(self._contents, args), map_tensors(self._contents, kwargs)
         with _disable_current_modes():
             try:
-                found = list(find_tensors(func(*given, **named)))
+                found = find_tensors(func(*given, **named))
             except (RuntimeError, NotImplementedError, TypeError):
                 return False
         for tensor, real in zip(made, found, strict=True):

@@ -60,7 +60,7 @@ _RECURRENT: dict[Any, float] = {
 
 def _recurrent_operations(args: Any) -> float:
     """Returns two operations per weight, step and item: the layer's matrices multiply every row of its input."""
-    tensors = list(find_tensors(args))
+    tensors = find_tensors(args)
     rows = math.prod(tensors[0].shape[:-1])
     weights = [t for t in tensors[1:5] if t.ndim == 2]
     return 2.0 * rows * sum(weight.numel() for weight in weights)

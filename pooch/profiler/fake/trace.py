@@ -5,6 +5,7 @@ The trace has the same form as the allocator's own, so the same code derives slo
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from ...ground.units import round_up
 from ...torchtools.effects import argument_keys
 from ...torchtools.memory_trace import MemoryTrace, Span
 from ...torchtools.reported_memory import MemoryEvent
-from ...torchtools.tensors import call_when_freed, find_tensors, has_plain_storage
+from ...torchtools.tensors import FreedStorages, find_tensors, has_plain_storage
 
 
 @dataclass
@@ -43,6 +44,8 @@ class FakeTrace:
         self._markers: list[Span] = []
         self._operators: list[Span] = []
         self._blocks: dict[int, _Block] = {}
+        self._freed = FreedStorages(self.storage_gone)
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.times_ms: dict[int, float] = {}
 
     def now(self) -> int:
@@ -109,7 +112,7 @@ class FakeTrace:
     def _hold(self, storage: torch.UntypedStorage, block: _Block) -> None:
         key = storage._cdata
         self._blocks[key] = block
-        call_when_freed(storage, self.storage_gone, key)
+        self._references[key] = self._freed.watch(storage, key)
 
     def _allocated(self, address: int, size_bytes: int) -> None:
         if size_bytes:

@@ -10,8 +10,7 @@ import ctypes
 import itertools
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -138,15 +137,31 @@ class ThreadTraces:
         """Whether a session records the calling thread."""
         return bool(self._functions["is_here"]())
 
-    @contextmanager
-    def marked(self, name: str) -> Iterator[None]:
+    def marked(self, name: str) -> AbstractContextManager[None]:
         """Context manager around a period that the sessions of the calling thread record."""
-        key = next(self._keys)
-        self._functions["enter"](key, name.encode(), 1)
-        try:
-            yield
-        finally:
-            self._functions["leave"](key)
+        return _Marked(self._functions["enter"], self._functions["leave"], next(self._keys), name)
+
+
+class _Marked(AbstractContextManager[None]):
+    """A period. Each op of a recorded step is one, and a generator would take longer.
+
+    Args:
+        enter: Notes its begin.
+        leave: Notes its end.
+        key: Tells it from others.
+        name: Its name.
+    """
+
+    __slots__ = ("_enter", "_key", "_leave", "_name")
+
+    def __init__(self, enter: Any, leave: Any, key: int, name: str) -> None:
+        self._enter, self._leave, self._key, self._name = enter, leave, key, name
+
+    def __enter__(self) -> None:
+        self._enter(self._key, self._name.encode(), 1)
+
+    def __exit__(self, *exception: object) -> None:
+        self._leave(self._key)
 
 
 _made: list[ThreadTraces] = []

@@ -70,8 +70,9 @@ class OptimizerSlices:
     def attach(self) -> None:
         """Run the optimizer's steps in slices from now on.
 
-        Steps of a copy of the optimizer, and of one that is read from a file, are plain ones. A function of the
-        program's own in the place of `optimizer.step` that does not call the step of the class is not seen.
+        Steps of a copy of the optimizer, and of one that is read from a file, are plain ones. So are steps under
+        `torch.compile`, and a function of the program's own in the place of `optimizer.step` that does not call the
+        step of the class: neither `before` nor `after` hears of them.
 
         Raises:
             UsageError: they are run in slices already, or the optimizer hands its steps to another one.

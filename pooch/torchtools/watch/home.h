@@ -37,6 +37,7 @@ struct Home {
 
   Weak storage;
   std::atomic<bool> is_here{true};
+  std::atomic<bool> is_exposed{false};  // to an op that may work on it after it has returned
   std::atomic<int> uses{0};  // by ops that are running
   std::atomic<uint64_t> writes{0};  // counted where an op that writes begins and where it ends
   std::atomic<uint64_t> last_use{0};
@@ -121,16 +122,17 @@ inline PyObject*& bring_back() {
 // Keeps the bytes of what an op works on where they are while it runs. Those that are away are brought back before.
 class Use {
  public:
-  // `written`: the positions of arguments that the op writes, by bits.
+  // `written`: the positions of arguments that the op writes, by bits. `exposes`: whether it may work on any of them after
+  // it has returned, as collectives do.
   template <class Values>
-  explicit Use(const Values& arguments, uint64_t written) {
+  Use(const Values& arguments, uint64_t written, bool exposes) {
     if (!homes().has_any()) return;
     size_t position = 0;
     for (const c10::IValue& argument : arguments) {
       const bool is_written = position < 64 && (written >> position & 1) != 0;
       each_tensor(argument, [&](const at::Tensor& tensor) {
         if (!is_marked(tensor)) return;
-        if (auto home = homes().of(tensor)) begin(std::move(home), is_written);
+        if (auto home = homes().of(tensor)) begin(std::move(home), is_written || exposes, exposes);
       });
       ++position;
     }
@@ -145,7 +147,8 @@ class Use {
     bool is_written;
   };
 
-  void begin(std::shared_ptr<Home> home, bool is_written) {
+  void begin(std::shared_ptr<Home> home, bool is_written, bool exposes) {
+    if (exposes) home->is_exposed = true;
     ++home->uses;  // before a look at whether it is here: who takes the bytes looks the other way round
     if (is_written) ++home->writes;
     homes().used(*home);
@@ -236,7 +239,7 @@ inline PyObject* home_take(PyObject* self, PyObject* arguments) {
   const auto storage = home.storage.lock();
   if (!storage || storage->allocator() == nullptr || !home.is_here.exchange(false)) Py_RETURN_NONE;  // as if shared
   // An op that begins from here on waits until they are back.
-  if (home.uses > 0 || (writes != ~0ull && home.writes != writes)) {
+  if (home.uses > 0 || home.is_exposed || (writes != ~0ull && home.writes != writes)) {
     home.is_here = true;
     Py_RETURN_NONE;
   }
@@ -283,7 +286,13 @@ inline PyObject* home_get_is_here(PyObject* self, void*) {
 }
 
 inline PyObject* home_get_is_used(PyObject* self, void*) {
-  return PyBool_FromLong(home_of(self).uses > 0);
+  return PyBool_FromLong(home_of(self).uses > 0 || home_of(self).is_exposed);
+}
+
+// What an op was still working on when it returned is done by now.
+inline PyObject* home_close(PyObject* self, PyObject*) {
+  if (home_of(self).is_exposed.exchange(false)) ++home_of(self).writes;
+  Py_RETURN_NONE;
 }
 
 inline PyObject* home_get_is_gone(PyObject* self, void*) {
@@ -306,6 +315,7 @@ inline PyTypeObject* home_type() {
   static PyMethodDef methods[] = {
       {"take", home_take, METH_VARARGS, nullptr},
       {"give", home_give, METH_O, nullptr},
+      {"close", home_close, METH_NOARGS, nullptr},
       {"mark", home_mark, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef attributes[] = {

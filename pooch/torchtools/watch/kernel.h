@@ -226,7 +226,24 @@ inline bool changes_for_python(State& state, const Operator& facts, const Argume
   return found;
 }
 
-// Whether all that has to be known before an op is known here.
+// Whether something is to be done before the next op on the path, which is thought to be this one.
+inline bool is_due(State& state, const c10::OperatorHandle& handle) {
+  const size_t position = state.position;
+  if (!state.on_path || position >= state.path->size()) return false;
+  const Recognised* recognised = state.path->at(position).recognised.load(std::memory_order_acquire);
+  return state.path->at(position).is_due && recognised != nullptr && recognised->schema == &handle.schema();
+}
+
+// Has Python do what is due before an op that is expected, of which it hears nothing else. Returns whether it has.
+inline bool act(State& state) {
+  static PyObject* const name = interned("act");
+  Gil gil;
+  if (state.carrier == nullptr) return false;
+  Reference carrier = Reference::to(state.carrier);
+  return call(carrier.get(), name).get() == Py_True;
+}
+
+// Whether all that has to be known before an op is known here, once what is due is done.
 inline bool is_expected(State& state, const Operator& facts, const c10::OperatorHandle& handle,
                         const Arguments& arguments) {
   if (!state.on_path || state.needs_attention || facts.is_special || !state.is_at_home()) return false;
@@ -236,7 +253,7 @@ inline bool is_expected(State& state, const Operator& facts, const c10::Operator
   if (position >= state.path->size()) return false;
   const Expected& expected = state.path->at(position);
   const Recognised* recognised = expected.recognised.load(std::memory_order_acquire);
-  if (recognised == nullptr || expected.is_due) return false;
+  if (recognised == nullptr || (expected.is_due && recognised->schema != &handle.schema())) return false;
   bool are_plain = true;
   if (facts.written != 0)
     each_marked(facts.written, arguments, [&](const at::Tensor& tensor) { are_plain = are_plain && is_plain(tensor); });
@@ -266,7 +283,8 @@ inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, St
 // Runs an op on what has homes, while their bytes are there.
 inline void on_homes(const c10::OperatorHandle& handle, const Operator& facts, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_on(*stack, handle);
-  const Use use(arguments, facts.may_write_any ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments));
+  const uint64_t written = facts.may_write_any ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments);
+  const Use use(arguments, written, facts.is_special);
   seen(handle, keys, stack);
 }
 
@@ -309,7 +327,9 @@ inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, St
     return handle.redispatchBoxed(keys, stack);
   }
   const Running running(state);
-  if (running.is_alone && is_expected(state, facts, handle, arguments)) {
+  bool is_known = running.is_alone && is_expected(state, facts, handle, arguments);
+  if (is_known && is_due(state, handle)) is_known = act(state) && is_expected(state, facts, handle, arguments);
+  if (is_known) {
     auto recipe = to_replay(state, facts, handle, arguments);
     if (recipe || !state.path->at(state.position).is_replayed)
       return run_expected(state, facts, handle, keys, arguments, stack, std::move(recipe));

@@ -2,6 +2,7 @@
 #pragma once
 #include "operators.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -57,6 +58,15 @@ class Path {
       learnt->shapes.push_back({output.scalar_type(), {sizes.begin(), sizes.end()}});
     }
     ops_[position].recognised.store(learnt, std::memory_order_release);
+  }
+
+  // Learns what another path of the same ops has learnt. Called under the interpreter's lock.
+  void learn_from(const Path& other) {
+    for (size_t position = 0; position < std::min(size(), other.size()); ++position) {
+      const Recognised* learnt = other.ops_[position].recognised.load(std::memory_order_acquire);
+      if (learnt == nullptr || ops_[position].recognised.load(std::memory_order_relaxed) != nullptr) continue;
+      ops_[position].recognised.store(new Recognised(*learnt), std::memory_order_release);
+    }
   }
 
   static bool agrees(const Recognised& expected, const c10::FunctionSchema* schema, const at::Tensor* const* outputs,
@@ -125,13 +135,23 @@ inline PyObject* path_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   return reinterpret_cast<PyObject*>(self);
 }
 
+inline PyTypeObject* path_type();
+
+inline PyObject* path_learn_from(PyObject* self, PyObject* other) {
+  if (Py_TYPE(other) != path_type()) return PyErr_Format(PyExc_TypeError, "a path learns from another Path");
+  (*reinterpret_cast<PathObject*>(self)->path)->learn_from(**reinterpret_cast<PathObject*>(other)->path);
+  Py_RETURN_NONE;
+}
+
 inline void path_dealloc(PyObject* self) {
   delete reinterpret_cast<PathObject*>(self)->path;
   Py_TYPE(self)->tp_free(self);
 }
 
 inline PyTypeObject* path_type() {
+  static PyMethodDef methods[] = {{"learn_from", path_learn_from, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {
+      {Py_tp_methods, methods},
       {Py_tp_new, reinterpret_cast<void*>(path_new)},
       {Py_tp_dealloc, reinterpret_cast<void*>(path_dealloc)},
       {0, nullptr}};

@@ -375,7 +375,7 @@ inline PyObject* call_replay(PyObject* self, PyObject* resolve) {
   HANDLE_TH_ERRORS
   const Recipe& recipe = recipe_of(self);
   const Arguments arguments = arguments_again(recipe, resolve);
-  const Use use(arguments, recipe.facts->written);
+  const Use use(arguments, recipe.facts->written, false);
   Stack stack(arguments.begin(), arguments.end());
   run_again(recipe, stack);
   c10::SmallVector<const at::Tensor*, 8> outputs;

@@ -25,7 +25,7 @@ from tests.executor.online.support import copies_cost, holding, run_online, run_
 from tests.executor.online.zoo import Cube, Layers, layers, rows
 from tests.executor.support import assert_same
 
-pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("watched_by")]
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("watched_by", "copied_in_python")]
 STACK = layers(lambda hidden: Cube.apply(torch.tanh(hidden)))
 
 

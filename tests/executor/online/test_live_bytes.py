@@ -51,3 +51,28 @@ def test_a_budget_whose_making_was_interrupted_leaves_no_allocator_in_place(monk
     live_bytes.live_bytes_of(torch.device("cpu"))  # never closed
     gc.collect()
     assert allocator._users == users
+
+
+@pytest.mark.parametrize("gone", ["nothing", "freed", "other data", "gradient"])
+def test_what_was_counted_is_counted_again_where_some_of_it_is_gone(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With large libraries loaded, a walk over all objects takes as long as a small step."""
+    if the_allocator().is_in_use:
+        pytest.skip("something counts already")
+    parameter = torch.nn.Parameter(torch.zeros(1000))
+    parameter.grad = torch.zeros(1000)
+    others, walks = [torch.zeros(1000) for _ in range(3)], list[int]()
+    gc.collect()
+    counter = live_bytes.live_bytes_of(torch.device("cpu"))
+    before_bytes, walk = counter.now(), live_bytes.live_tensors
+    monkeypatch.setattr(live_bytes, "live_tensors", lambda: walks.append(1) or walk())
+    if gone == "freed":
+        del others[0]
+    elif gone == "other data":
+        others[0].data = torch.zeros(0)
+    elif gone == "gradient":
+        parameter.grad = None
+    counter.recount(if_less=True)
+    assert (counter.now(), len(walks)) == ((before_bytes, 0) if gone == "nothing" else (before_bytes - 4000, 1))
+    counter.recount()
+    assert counter.now() == before_bytes - 4000 * (gone != "nothing")
+    counter.close()

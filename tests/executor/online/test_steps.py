@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from pooch.executor.leaving import FixedPlace
+from pooch.machine import Value
 from pooch.profiler.pressure import NOTHING_STAYS, evicting, steps_under
 from tests.executor.online.support import copies_cost, run_online, run_plainly
 from tests.executor.online.zoo import WIDTH, ZOO, Found, Region, Training
@@ -96,3 +99,20 @@ def test_what_lies_on_another_device_than_the_budgets_stays(device: str) -> None
         assert (evictor.stats.swapped_out_bytes > 0) == (device == "cpu")
     assert data.grad is not None
     assert torch.equal(data.grad, data.detach().exp().cos() * data.detach().exp())
+
+
+def test_what_was_read_ahead_may_leave_again_once_its_copy_has_ended() -> None:
+    """Nobody has waited for it, and the thread that copied does not hold its memory."""
+    with evicting(torch.device("cpu"), NOTHING_STAYS) as evictor:
+        arena = evictor.engine.open_arena(4096)
+        value = Value(1, None, torch.UntypedStorage(4096))
+        evictor.store.start_out(value, FixedPlace(arena, 0, evictor.engine.health), evictor.stats)
+        evictor.store.finish_out(value, evictor.stats)
+        evictor.store.drop(value)
+        evictor.store.start_in(value, evictor.stats)
+        deadline_s = time.monotonic() + 20
+        while value.is_held_elsewhere(evictor.memory):
+            assert time.monotonic() < deadline_s
+        assert value.state == "returning"
+        evictor.store.finish_in(value, evictor.stats)
+        arena.close()

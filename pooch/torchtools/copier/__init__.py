@@ -1,0 +1,114 @@
+"""A thread of C++ that copies storages to and from files. It never takes the interpreter's lock.
+
+A thread of Python needs that lock for every copy, while the thread that trains holds it: each of them then waits for
+the other at each of many small copies. Where this cannot be built, a thread of Python does the same work.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from types import ModuleType
+
+from ...ground import native
+from ...ground.errors import TierError
+from ..spill_directory import CHANGED
+from ..tensors import address_of
+
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "copier.cpp"
+HEADERS = (FOLDER / "checksum.h", FOLDER / "thread.h")
+VARIABLE = "POOCH_NATIVE_COPIES"  # "0": a thread of Python copies
+
+TOOK_NOTHING = (errno.EIO, "the spill file took no bytes")
+ENDED_EARLY = (errno.EIO, "the spill file ended early")
+OTHER_BYTES = (CHANGED, "the spill file gave back other bytes than were written to it")
+
+
+class _Library:
+    """The module, once somebody has asked for it: None where it cannot be had, for the reason in `why_not`.
+
+    What watches steps is built from the same compiler, and says so in one line where there is none.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_known = False
+        self._module: ModuleType | None = None
+        self.why_not = ""
+
+    def get(self) -> ModuleType | None:
+        with self._lock:
+            if not self._is_known:
+                try:
+                    self._module = None if os.environ.get(VARIABLE) == "0" else loaded(built_library())
+                except (native.BuildError, ImportError, OSError) as error:
+                    self.why_not = str(error)
+                self._is_known = True
+            return self._module
+
+
+LIBRARY = _Library()
+
+
+def built_library(source: Path = SOURCE, *, again: bool = False) -> Path:
+    """Return the compiled library, building it if this version of it was never built for this Python.
+
+    Args:
+        source: The C++ file.
+        again: Whether to build it even if it is there.
+
+    Raises:
+        BuildError: If there is no compiler, or it fails.
+    """
+    include = sysconfig.get_paths()["include"]
+    return native.built_library(
+        f"copier-{sys.implementation.cache_tag}",
+        source,
+        headers=(SOURCE, *HEADERS),
+        compile_flags=["-fvisibility=hidden", "-pthread", f"-I{include}", f"-I{FOLDER}"],
+        again=again,
+    )
+
+
+def loaded(library: Path) -> ModuleType:
+    """Load the module from a compiled library."""
+    loader = importlib.machinery.ExtensionFileLoader("copier", str(library))
+    spec = importlib.util.spec_from_loader("copier", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    module.use(_failed, address_of)
+    return module
+
+
+def no_buffer(size_bytes: int, error: OSError) -> TierError:
+    """Return what is told where there is no memory for a copy buffer."""
+    return TierError(f"no {size_bytes} bytes of host memory for a copy buffer ({error.strerror}): free some memory")
+
+
+def has_died() -> TierError:
+    """Return what is told of a copy whose thread is gone."""
+    return TierError("the thread that copies has died: repeat the step", "thread")
+
+
+def _failed(failure: int, code: int) -> Exception:
+    """Return the error of a copy. The numbers are those of `Failure` in `thread.h`."""
+    match failure:
+        case 2:
+            return OSError(*TOOK_NOTHING)
+        case 3:
+            return OSError(*ENDED_EARLY)
+        case 4:
+            return OSError(*OTHER_BYTES)
+        case 5:
+            return has_died()
+        case 6:
+            return no_buffer(code, OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+    return OSError(code, os.strerror(code))

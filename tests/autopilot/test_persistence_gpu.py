@@ -1,0 +1,90 @@
+"""Parameters, gradients and the optimizer's state on a device with streams, where no allocation asks for room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import pooch
+from pooch.torchtools import watch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(watch.LIBRARY.get() is None, reason="nothing leaves without what watches natively"),
+]
+CUDA = torch.device("cuda", 0)
+WIDTH, LAYERS, ROWS, STEPS = 256, 8, 16, 4
+PERSISTENT_BYTES = 4 * LAYERS * 4 * WIDTH * (WIDTH + 1)
+ROOM_BYTES = 5 * 2**19
+
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Optimizer] = {
+    "one by one": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, foreach=False),
+    "foreach": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, foreach=True),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, foreach=False),
+}
+
+
+def network(device: torch.device) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(*[part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]).to(device)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
+    """Return the losses, and the highest peak of a step with its optimizer."""
+    torch.manual_seed(2)
+    losses, peak_bytes = [], 0
+    for _ in range(STEPS):
+        torch.cuda.reset_peak_memory_stats()
+        loss = model(torch.randn(ROWS, WIDTH, device=CUDA)).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        peak_bytes = max(peak_bytes, torch.cuda.max_memory_allocated())
+    return losses, peak_bytes
+
+
+def contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[float]]:
+    tensors = [*model.parameters()]
+    for parameter in model.parameters():
+        state = optimizer.state[parameter]
+        tensors += [state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)]
+    return [tensor.detach().cpu().flatten().tolist() for tensor in tensors]
+
+
+def plain(made: Optimizer) -> tuple[list[float], list[list[float]]]:
+    model = network(CUDA)
+    optimizer = made(list(model.parameters()))
+    losses, _ = train(model, optimizer)
+    return losses, contents(model, optimizer)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("start", ["cuda", "cpu"])
+def test_what_does_not_fit_leaves_and_the_numbers_are_the_same(name: str, start: str) -> None:
+    made = OPTIMIZERS[name]
+    expected = plain(made)
+    torch.cuda.empty_cache()
+    before_bytes = torch.cuda.memory_allocated()
+    model = network(torch.device(start))
+    optimizer = made(list(model.parameters()))
+    budget = before_bytes + ROOM_BYTES
+    assert PERSISTENT_BYTES > 3 * ROOM_BYTES
+    told: list[str] = []
+    with pooch.auto(model, budget, optimizer, device=CUDA, tell=told.append) as auto:
+        assert torch.cuda.memory_allocated() <= budget
+        losses, peak_bytes = train(model, optimizer)
+        memory = auto._driver._persistence.memory
+        assert memory is not None
+        moved = memory.values.moved
+        assert all(moved.in_bytes[kind] for kind in ("parameter", "gradient", "state"))
+        assert not [line for line in told if "over the budget" in line]
+        assert {parameter.device for parameter in model.parameters()} == {CUDA}
+    assert peak_bytes <= budget
+    assert (losses, contents(model, optimizer)) == expected
