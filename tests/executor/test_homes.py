@@ -628,6 +628,6 @@ def test_homes_end_in_any_order(library: Any, apart: Apart) -> None:
     numbers = random.Random(0)
     for _ in range(20):
         (tensors if numbers.random() < 0.5 else homes).pop() if tensors and homes else None
-        gc.collect()
+    gc.collect()
     for tensor in tensors:
         assert same(tensor + 0, fresh())
