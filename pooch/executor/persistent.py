@@ -248,7 +248,6 @@ class PersistentMemory:
                     store.finish_in(value, stats)
                 finally:
                     value.is_busy = was_busy
-            self._evictor.live.resume()
             self._read_ahead()
 
     def _read_ahead(self) -> None:
@@ -319,7 +318,7 @@ class PersistentMemory:
                     store.start_out(value, value.place, stats)
             for value in here:
                 store.finish_out(value, stats)
-                if value.is_copied:
+                if value.is_copied and not value.is_gone:
                     store.drop(value)
 
     def make_room(self) -> None:

@@ -46,8 +46,12 @@ class Home(Protocol):
     writes: int
     last_use: int
 
-    def take(self) -> Storage | None:
-        """Take the bytes out, and return them as a storage of their own. None if they are in use or not there."""
+    def take(self, writes: int | None = None) -> Storage | None:
+        """Take the bytes out, and return them as a storage of their own. None if they are in use or not there.
+
+        Args:
+            writes: None, too, if there were more writes than so many. Without it, that does not matter.
+        """
 
     def give(self, storage: Storage) -> None:
         """Put bytes back, which leaves the storage that is given empty."""
@@ -63,7 +67,7 @@ class _Nowhere:
     storage = None
     is_here = is_used = is_gone = False
 
-    def take(self) -> None:
+    def take(self, writes: int | None = None) -> None:
         """Return None."""
 
     def give(self, storage: Storage) -> None:
@@ -135,7 +139,11 @@ class PersistentValue(Value):
     def storage(self, storage: Storage | None) -> None:
         if storage is not None or self._arriving is not None:
             self._arriving = storage
-        elif self._home.take() is not None:
+        else:  # another thread may have written to it since somebody looked whether it is copied
+            self._left(self._home.take(self._written - self._loans))
+
+    def _left(self, taken: Storage | None) -> None:
+        if taken is not None:
             self.leaves = True
             if self.on_first_leave is not None:
                 on_first_leave, self.on_first_leave = self.on_first_leave, None
@@ -241,7 +249,7 @@ class PersistentValue(Value):
         """
         assert self._is_in_tier
         if not self.is_pinned:
-            self.storage = None
+            self._left(self._home.take())
             return
         assert self.place is not None
         ticket = self.place.copy_in(self._home.storage)
@@ -396,10 +404,6 @@ class PersistentValues:
     def here_bytes(self) -> int:
         """The bytes of those that are on the device."""
         return sum(value.size_bytes for value in self._values.values() if value.is_here)
-
-    def can_any_leave(self) -> bool:
-        """Whether there is anything on the device that nothing works on."""
-        return any(value.can_leave and value.place is not None for value in self._values.values())
 
     def used_next(self, count: int) -> Iterator[PersistentValue]:
         """Yield those that will be used next, the nearest first, if they are away.

@@ -185,7 +185,7 @@ class Pressure:
                 self.stayed_bytes = max(self.stayed_bytes, here_bytes)
             if freed_bytes < missing_bytes:
                 self._missing_bytes = max(self._missing_bytes, missing_bytes - freed_bytes)
-                may_leave = self._keeping or (self.persistent is not None and self.persistent.can_any_leave())
+                may_leave = self._keeping or self.persistent is not None
                 if self._share is None and not may_leave and all(each.storage is None for each in self._values):
                     self.live.give_up()
 

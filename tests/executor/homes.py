@@ -58,8 +58,9 @@ class Apart:
             return sum(self._took(home) for home in list(self.homes.values()))
 
     def _took(self, home: Any) -> bool:
+        home.close()
         writes = home.writes
-        taken = home.take()
+        taken = home.take(writes)
         if taken is None:
             return False
         kept = self._copies.get(home.key)

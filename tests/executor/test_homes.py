@@ -33,14 +33,15 @@ from tests.executor.online.support import holding
 
 pytestmark = [
     pytest.mark.cpu,
-    pytest.mark.skipif(watch.LIBRARY.get() is None, reason="nothing leaves without what watches natively"),
     pytest.mark.filterwarnings("ignore"),
 ]
 BYTES = 4 * ROWS * COLUMNS
 
 
 @pytest.fixture(scope="module", autouse=True)
-def operators() -> None:
+def operators(mutated_sources: None) -> None:
+    if watch.LIBRARY.get() is None:
+        pytest.skip(f"nothing leaves without what watches natively: {watch.LIBRARY.why_not}")
     define_operators()
 
 
@@ -293,6 +294,35 @@ def test_bytes_are_taken_and_given_once(apart: Apart) -> None:
     home.give(other)  # they are there
     assert other.nbytes() == BYTES
     assert same(tensor, fresh())
+
+
+def test_bytes_are_not_taken_that_were_written_to_since_somebody_looked(apart: Apart) -> None:
+    """Another thread may write between a look at what is to be copied and the taking."""
+    tensor = fresh()
+    home = apart.add(tensor)
+    writes = home.writes
+    tensor.add_(1)
+    assert home.take(writes) is None
+    assert home.is_here
+    taken = home.take(home.writes)
+    assert taken is not None
+    home.give(taken)
+    assert same(tensor + 0, fresh() + 1)
+
+
+def test_what_an_op_may_work_on_after_it_has_returned_stays_until_it_is_closed(apart: Apart) -> None:
+    tensor = fresh()
+    home = apart.add(tensor)
+    tensor.set_(tensor.detach())
+    assert home.is_used
+    assert home.take() is None
+    writes = home.writes
+    home.close()
+    assert home.writes > writes
+    home.close()
+    assert home.writes == writes + 1
+    assert apart.leave() == 1
+    assert same(tensor + 0, fresh())
 
 
 def test_what_the_program_has_released_is_gone_and_neither_taken_nor_given(library: Any, apart: Apart) -> None:
@@ -598,6 +628,6 @@ def test_homes_end_in_any_order(library: Any, apart: Apart) -> None:
     numbers = random.Random(0)
     for _ in range(20):
         (tensors if numbers.random() < 0.5 else homes).pop() if tensors and homes else None
-        gc.collect()
+    gc.collect()
     for tensor in tensors:
         assert same(tensor + 0, fresh())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pooch.executor.engines.spill_file import Mover
 from pooch.ground.errors import TierError
 from pooch.torchtools import watch
+from tests.executor.copiers import use_copier
 from tests.executor.homes import Kept, same
 from tests.executor.online.support import holding
 
@@ -22,6 +23,12 @@ pytestmark = [
     pytest.mark.skipif(watch.LIBRARY.get() is None, reason="nothing leaves without what watches natively"),
 ]
 SIZE = 64
+
+
+@pytest.fixture
+def copied_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies can be made to fail."""
+    use_copier("Python", monkeypatch)
 
 
 @pytest.fixture
@@ -156,6 +163,7 @@ def test_a_slice_for_which_there_was_no_room_stays_as_it_is_as_a_whole(
     monkeypatch.setattr(training.memory, "_slice_bytes", 0)  # what is here is copied to the tier
     kept.leave()
     _ = training.parameters[0] + 1
+    kept.memory._slice_bytes = 0  # what is small is copied
     value = kept.value(training.parameters[0])
     place, value.place, value.is_copied = value.place, None, False
     training.memory.begin_slice(training.optimizer, training.parameters)
@@ -335,6 +343,57 @@ def test_a_gradient_that_is_released_while_it_is_copied_is_forgotten(kept: Kept)
     assert value.is_gone
     training.begin_step()
     assert value not in list(training.memory.values)
+
+
+class HoldingTicket:
+    """A copy that has ended, and holds the storage until somebody waits for it, as those of streams do."""
+
+    error, copy_ms = None, 1.0
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage: torch.UntypedStorage | None = storage
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> float:
+        self.storage = None
+        return 0.0
+
+
+def test_a_copy_that_has_ended_does_not_hold_what_is_released_beyond_the_step(kept: Kept) -> None:
+    training = Training(kept)
+    training.backward()
+    training.begin_step()
+    gradient = training.parameters[0].grad
+    assert gradient is not None
+    value = kept.value(gradient)
+    value.begins_to_leave()
+    value.ticket = HoldingTicket(gradient.untyped_storage())
+    del gradient
+    training.optimizer.zero_grad()
+    assert not value.is_gone
+    training.begin_step()
+    assert value.is_gone
+    assert value not in list(training.memory.values)
+
+
+@pytest.mark.usefixtures("copied_in_python")
+def test_the_room_of_a_copy_that_failed_goes_to_what_is_made_anew(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(kept)
+    training.backward()
+    training.begin_step()
+
+    def fail(*_: Any) -> None:
+        raise OSError("no such luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mover, "write", fail)
+        kept.leave()
+    taken: list[int] = []
+    monkeypatch.setattr(training.memory._tier, "take", taken.append)
+    training.backward()  # of the same step
+    assert not taken
 
 
 def test_one_value_at_a_time_is_there_while_all_are_saved(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ What the executor does with torch's storages is done here with modelled homes, a
 
 from __future__ import annotations
 
+import random
 import threading
 import weakref
 from collections import Counter, defaultdict
@@ -103,10 +104,16 @@ class ModelledHome:
         """Whether nothing holds it any more."""
         return self.is_released and self._seen() is None
 
-    def take(self) -> ModelledStorage | None:
+    def take(self, writes: int | None = None) -> ModelledStorage | None:
         """Take the bytes out, which have to be in the tier."""
         storage = self._seen()
         if not self.is_here or self.is_used or storage is None:
+            return None
+        if not self.is_reverting and self._world.chance.happens(0.02):
+            self.writes += 2  # another thread writes after the look at what is to leave
+            self.write(self._world.token())
+            self._world.has_raced = True
+        if writes is not None and writes != self.writes:
             return None
         if not self.is_reverting and self._world.in_tier(self) != storage.contents:
             raise Broken("bytes are dropped that the tier does not have")
@@ -114,7 +121,7 @@ class ModelledHome:
         return storage
 
     def close(self) -> None:
-        """Do nothing: ops of these programs are done when they return."""
+        """Nothing works on it after an op has returned."""
 
     def give(self, storage: ModelledStorage) -> None:
         """Put bytes back."""
@@ -237,6 +244,7 @@ class World:
         self._lent: list[ModelledHome] = []
         self._pinned: set[int] = set()  # the keys of those that stay for good
         self._most_over_bytes = 0
+        self.has_raced = False  # whether another thread has written to what was about to leave
         self._has_ended_unseen = False  # whether bytes may have ended while room was made: with the end of a copy
         self.chance.is_calm = True
         sizes_bytes = self.sizes_bytes or [self.random.choice(SIZES) for _ in range(self.random.randrange(3, 9))]
@@ -437,7 +445,6 @@ class World:
     def _slice(self, part: Sequence[int], changed: Sequence[ModelledHome]) -> None:
         """A slice of the step, as `pooch.executor.slices` makes it undoable."""
         values, store = [self.value_of(home) for home in changed], self.pressure.store
-        before = [home.truth for home in changed]
         fails = self.random.random() < 0.15
         try:
             if fails:
@@ -456,6 +463,7 @@ class World:
                     for value in values:
                         store.finish_out(value, self.counters)
             can_undo = fails and all(value.is_copied for value in values)
+            before = [home.truth for home in changed]
             with self.use([gradient for gradient in map(self.gradients.__getitem__, part) if gradient], changed):
                 pass
         finally:
@@ -583,7 +591,8 @@ class World:
                 raise Broken("bytes have left although somebody has their address")
         if over_bytes > self.pressure.missing_bytes:
             raise Broken(f"{over_bytes} bytes over the budget, and {self.pressure.missing_bytes} are told")
-        if over_bytes <= 0 or not self.faults.tier_is_sound:
+        has_raced, self.has_raced = self.has_raced, False
+        if over_bytes <= 0 or has_raced or not self.faults.tier_is_sound:
             return
         self.seen["over"] += 1
         for value in self.values:
@@ -699,3 +708,69 @@ def run(seed: int, steps: int, faults: Faults) -> Counter[str]:
             text = f"persistent_programs.run({seed}, {number + 1}, {faults}): {type(error).__name__}: {error}"
             raise Broken(text) from error
     return world.seen
+
+
+# The order in which values leave --------------------------------------------------------------------------------------
+
+_SIZE = SIZES[1]
+
+
+def stepped(world: World, order: Sequence[int]) -> list[int]:
+    """Use parameters in an order within one step, and return those that were not there."""
+    world._forget_gone()
+    loads = []
+    for number in order:
+        home = world.parameters[number]
+        if not home.is_here:
+            loads.append(number)
+        with world.use([home]):
+            pass
+    return loads
+
+
+def loads_at_least(order: Sequence[int], here: set[int], most: int, steps: int) -> list[list[int]]:
+    """What has to be loaded where what is used last from now on leaves first (Belady)."""
+    uses, found = [*order] * (steps + 1), list[list[int]]()
+    for at, number in enumerate(uses[: steps * len(order)]):
+        if at % len(order) == 0:
+            found.append([])
+        if number in here:
+            continue
+        found[-1].append(number)
+        if len(here) == most:
+            here = here - {max(here, key=lambda each: [*uses[at + 1 :], each].index(each))}
+        here = here | {number}
+    return found
+
+
+def look_at_order(order: Sequence[int], most: int) -> None:
+    """Have values of one size leave at equal prices, in a step that repeats, and compare what is loaded.
+
+    Args:
+        order: The numbers of values, below seven, in the order of their uses.
+        most: How many of them there is room for.
+
+    Raises:
+        Broken: What is used last from now on does not leave first, or what is used next is not told.
+    """
+    world = World(0, Faults(), sizes_bytes=[_SIZE] * 7, has_temporaries=False, reads_ahead=False)
+    world.pressure.relieve()  # so that the tier has a copy of each
+    world.pressure.set_budget(most * _SIZE)
+    first = stepped(world, order)
+    here = {number for number, home in enumerate(world.parameters) if home.is_here}
+    expected = loads_at_least(order, here, most, 4)
+    found = [stepped(world, order) for _ in range(4)]
+    if found != expected:
+        raise Broken(f"look_at_order({order}, {most}): {found} are loaded after {first}, and not {expected}")
+    world.pressure.relieve()
+    world._forget_gone()
+    uses = [number for place, number in enumerate(order) if place == 0 or order[place - 1] != number]
+    told = [value.number for value in world.values.used_next(len(uses))]
+    if told != uses:
+        raise Broken(f"look_at_order({order}, {most}): {told} are told to be used next, and not {uses}")
+
+
+def look_at_random_order(seed: int) -> None:
+    """Do so with an order from a seed."""
+    numbers = random.Random(seed)
+    look_at_order([numbers.randrange(7) for _ in range(numbers.randrange(2, 15))], numbers.randrange(1, 7))

@@ -385,7 +385,6 @@ PyTypeObject* made(const char* name, size_t size, destructor dealloc, PyMethodDe
   return type;
 }
 
-// `use(failed)`: what is called of Python.
 // `use(failed, memory_address)`: what is called of Python.
 PyObject* use(PyObject*, PyObject* functions) {
   PyObject *failure, *address;

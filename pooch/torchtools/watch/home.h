@@ -229,13 +229,17 @@ inline PyObject* home_mark(PyObject* self, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
-// Takes the bytes out and returns them as a storage of their own, or None if they are in use, away, or gone.
-inline PyObject* home_take(PyObject* self, PyObject*) {
+// `take(writes)` takes the bytes out and returns them as a storage of their own, or None if they are in use, away, gone, or
+// were written to since there were so many writes. Without an argument, that does not matter.
+inline PyObject* home_take(PyObject* self, PyObject* arguments) {
   HANDLE_TH_ERRORS
+  unsigned long long writes = ~0ull;
+  if (!PyArg_ParseTuple(arguments, "|K", &writes)) return nullptr;
   Home& home = home_of(self);
   const auto storage = home.storage.lock();
   if (!storage || storage->allocator() == nullptr || !home.is_here.exchange(false)) Py_RETURN_NONE;  // as if shared
-  if (home.uses > 0 || home.is_exposed) {
+  // An op that begins from here on waits until they are back.
+  if (home.uses > 0 || home.is_exposed || (writes != ~0ull && home.writes != writes)) {
     home.is_here = true;
     Py_RETURN_NONE;
   }
@@ -309,7 +313,7 @@ inline PyObject* home_get_last_use(PyObject* self, void*) {
 
 inline PyTypeObject* home_type() {
   static PyMethodDef methods[] = {
-      {"take", home_take, METH_NOARGS, nullptr},
+      {"take", home_take, METH_VARARGS, nullptr},
       {"give", home_give, METH_O, nullptr},
       {"close", home_close, METH_NOARGS, nullptr},
       {"mark", home_mark, METH_O, nullptr},

@@ -284,9 +284,7 @@ inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, St
 inline void on_homes(const c10::OperatorHandle& handle, const Operator& facts, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_on(*stack, handle);
   const uint64_t written = facts.may_write_any ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments);
-  // Collectives go on after they have returned.
-  const bool exposes = facts.is_special && !handle.operator_name().name.starts_with("aten::");
-  const Use use(arguments, written, exposes);
+  const Use use(arguments, written, facts.is_special);
   seen(handle, keys, stack);
 }
 

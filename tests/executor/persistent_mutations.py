@@ -1,0 +1,164 @@
+# ruff: noqa: E501  (a text to change is one line, so that it can be searched for)
+"""Break what moves parameters, gradients and states in every way that is known, and see that its tests notice.
+
+python -m tests.executor.persistent_mutations [NAME ...]
+
+Each mutation goes into a copy of the package in a temporary folder. Those of the machine alone are in
+`tests.machine.mutations`, those of the native part in `tests.executor.native_mutations`. Exit codes: 0 all were noticed;
+1 one was not; 2 the tests fail without any mutation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.executor.native_mutations import Mutation, Outcome, mutated, row
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 300
+TESTS = (
+    "tests/executor/test_persistent_memory.py",
+    "tests/executor/test_homes.py",
+    "tests/autopilot/test_persistence.py",
+)
+_MEMORY, _SLICES = "executor/persistent.py", "executor/slices.py"
+_LOOKS, _STORAGES = "torchtools/raw_looks.py", "torchtools/raw_storages.py"
+
+MEMORY = (
+    Mutation("what has views is given a home", _MEMORY, "if not why and self._library.tensors_beside(tensor) > 1:", "if False:"),
+    Mutation("shared memory is given a home", _MEMORY, '    if storage.device.type == "cpu" and storage.is_shared():\n', "    if False:\n"),
+    Mutation("memory of others is given a home", _MEMORY, "    if not storage.resizable():\n", "    if False:\n"),
+    Mutation("a further tensor on a storage is not watched", _MEMORY, "            if not self._library.is_marked(tensor):\n                self._homes[key].mark(tensor)\n", ""),
+    Mutation("what is put on a storage is not watched", _MEMORY, "        if home is not None:\n            home.mark(tensor)\n", ""),
+    Mutation("a value that is made anew has another number", _MEMORY, "self._numbers.setdefault(what, len(self._numbers))", "self._numbers.setdefault((what, key), len(self._numbers))"),
+    Mutation("rooms of values that are gone are not used again", _MEMORY, "place = free.pop() if free else self._tier.take(size_bytes)", "place = self._tier.take(size_bytes)"),
+    Mutation("a room is used by two values", _MEMORY, "place = free.pop() if free else", "place = free[-1] if free else"),
+    Mutation("homes of what is gone are kept", _MEMORY, "        self._homes.pop(value.key, None)\n", ""),
+    Mutation("a room whose copy failed is lost with its value", _MEMORY, "value.place or value.spare, None, None", "value.place, None, None"),
+    Mutation("copies that have ended still hold what is gone", _MEMORY, "                    self._evictor.store.finish_out(value, self._evictor.stats)\n            for value in self.values.begin_step", "                    pass\n            for value in self.values.begin_step"),
+    Mutation("what an op reads is not brought back", _MEMORY, "                    if value.storage is None:\n                        store.start_in(value, stats)\n", ""),
+    Mutation("what an op reads is not waited for", _MEMORY, "                    store.finish_in(value, stats)\n", ""),
+    Mutation("what was brought back never leaves again", _MEMORY, "                finally:\n                    value.is_busy = was_busy\n", "                finally:\n                    pass\n"),
+    Mutation("what is used next is never brought back", _MEMORY, "            self._read_ahead()\n", ""),
+    Mutation("what is used next is brought back without room", _MEMORY, 'value.state != "away" or live.recent() + 2 * value.size_bytes > budget_bytes', 'value.state != "away"'),
+    Mutation("what was written is not copied ahead", _MEMORY, "            if value is None or not value.leaves or value.place is None:", "            if True:"),
+    Mutation("what never leaves is copied ahead", _MEMORY, "value is None or not value.leaves or value.place is None", "value is None or value.place is None"),
+    Mutation("states of optimizers stay", _MEMORY, "        self.adopt_state(optimizer, parameters)\n        with self._evictor.lock:\n            self._write_ahead", "        with self._evictor.lock:\n            self._write_ahead"),
+    Mutation("an array's memory leaves", _MEMORY, "                value.lend()\n", "                pass\n"),
+    Mutation("what somebody has the address of leaves", _MEMORY, '            if access == "address":\n                value.is_pinned = True\n', '            if access == "address":\n                pass\n'),
+    Mutation("DLPack is taken for an array", _MEMORY, '_LENDING = {"numpy",', '_LENDING = {"__dlpack__", "to_dlpack", "_to_dlpack", "numpy",'),
+    Mutation("what is read without an op never leaves again", _MEMORY, "                value.users -= 1\n", "                pass\n"),
+    Mutation("what is read without an op is not brought back", _MEMORY, "        try:\n            self.bring_back([value])\n        except BaseException:\n            end()\n            raise\n        return end\n", "        return end\n"),
+    Mutation("a read that fails counts as under way for ever", _MEMORY, "        except BaseException:\n            end()\n            raise\n", "        except BaseException:\n            raise\n"),
+    Mutation("all values are there while one is saved", _MEMORY, "found = () if is_saving() else map(", "found = map("),
+    Mutation("what is away at the end stays away", _MEMORY, "                value.is_pinned = True\n                self.bring_back([value])\n", "                value.is_pinned = True\n"),
+    Mutation("what is back at the end may leave", _MEMORY, "        self._evictor.persistent = None\n", ""),
+    Mutation("hooks stay", _MEMORY, "            hook.remove()\n", "            pass\n"),
+    Mutation("looks are watched for ever", _MEMORY, "        self._looks.end()\n", ""),
+    Mutation("storages are watched for ever", _MEMORY, "        serve_no_longer(self)\n", ""),
+)  # fmt: skip
+
+SLICES = (
+    Mutation("a slice keeps no copy", _SLICES, "                store.start_out(value, value.place, stats)\n", "                pass\n"),
+    Mutation("values of a slice leave while it runs", _SLICES, "            value.is_busy = True\n", ""),
+    Mutation("values of a slice stay for ever", _SLICES, "            value.is_busy = False\n", "            pass\n"),
+    Mutation("a slice that fails is not undone", _MEMORY, "                current.undo()\n", "                pass\n"),
+    Mutation("a slice that fails is undone in part", _SLICES, "        if len(self._can_undo) < len(self._values):\n            return\n", ""),
+    Mutation("the first value alone is undone", _SLICES, "        for value in self._can_undo:\n", "        for value in self._can_undo[:1]:\n"),
+    Mutation("what is small is not undone", _SLICES, "                    tensor.copy_(copy)\n", "                    pass\n"),
+    Mutation("what is small is copied after the step", _SLICES, "tensor.detach().clone()", "tensor.detach()"),
+    Mutation("the state that a slice made stays", _SLICES, "                self._optimizer.state.pop(parameter, None)\n", "                pass\n"),
+    Mutation("the state before a slice is that after it", _SLICES, "None if state is None else dict(state)", "state"),
+    Mutation("an old copy stands for what an array has written to", _SLICES, "            if value.is_pinned:\n                value.is_copied = False  # nothing tells what was written to it\n", ""),
+    Mutation("a slice that moves nothing is one all the same", _MEMORY, 'if changed and all(value.state == "here" for value in changed):', "if True:"),
+)  # fmt: skip
+
+READS = (
+    Mutation("arrays are not seen", _LOOKS, '_HANDING_OUT = ("numpy", "__array__", ', "_HANDING_OUT = ("),
+    Mutation("addresses are not seen", _LOOKS, '"data_ptr", "const_data_ptr", ', ""),
+    Mutation("constant addresses are not seen", _LOOKS, '"const_data_ptr", ', ""),
+    Mutation("DLPack is not seen", _LOOKS, '"__dlpack__", ', ""),
+    Mutation("functions on items are not seen", _LOOKS, ', "apply_", "map_"', ""),
+    Mutation("printing is not seen", _LOOKS, '_READING = ("__repr__", "__format__", "tolist", ', '_READING = ("tolist", '),
+    Mutation("an access has ended as it begins", _LOOKS, "            return ends.pop_all()\n", "            return ExitStack()\n"),
+    Mutation("reads of storages are not seen", _STORAGES, "    *(Place(torch.UntypedStorage, name, _reading) for name in _READING),\n", ""),
+    Mutation("writes to storages are not seen", _STORAGES, "    *(Place(torch.UntypedStorage, name, _writing) for name in _WRITING),\n", ""),
+    Mutation("writes to storages are reads", _STORAGES, 'partial(_accessing, access="write")', 'partial(_accessing, access="read")'),
+    Mutation("addresses of storages are not seen", _STORAGES, "    *(Place(torch.UntypedStorage, name, _handing_out) for name in _HANDING_OUT),\n", ""),
+    Mutation("addresses of storages are reads", _STORAGES, '_served(keys, "address",', '_served(keys, "read",'),
+    Mutation("storages are served while they are away alone", _STORAGES, "any(keeper.moves(each._cdata) for keeper in _KEEPERS)]", "any(keeper.is_away(each._cdata) for keeper in _KEEPERS)]"),
+    Mutation("typed storages are not looked into", _STORAGES, "each._untyped_storage if isinstance(each, torch.TypedStorage) else each", "each"),
+    Mutation("PyTorch is asked whether what is away is shared", _STORAGES, '    Place(torch.UntypedStorage, "is_shared", _asking),\n', ""),
+    Mutation("tensors are put on storages unseen", _STORAGES, '    Place(torch.Tensor, "set_", _putting),\n', ""),
+    Mutation("files are written from what is away", _STORAGES, '    Place(torch._C.PyTorchFileWriter, "write_record", _reading),\n', ""),
+    Mutation("what is saved is not told from what is read", _STORAGES, "        _SAVING.depth += 1\n", ""),
+)  # fmt: skip
+
+MUTATIONS = (*MEMORY, *SLICES, *READS)
+
+
+@contextmanager
+def copied_package(mutation: Mutation | None) -> Iterator[Path]:
+    """A folder with a copy of the package, with a mutation in it, beside the tests."""
+    with tempfile.TemporaryDirectory(prefix="pooch-persistent-mutation-") as folder:
+        package = Path(folder, "pooch")
+        shutil.copytree(ROOT / "pooch", package, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("tests", "pyproject.toml", "profiles"):
+            Path(folder, name).symlink_to(ROOT / name)
+        if mutation is not None:
+            path = package / mutation.file
+            path.write_text(mutated(path.read_text(), mutation))
+        yield Path(folder)
+
+
+def tried(mutation: Mutation | None) -> Outcome:
+    """Run the tests on a copy with a mutation until one of them fails."""
+    with copied_package(mutation) as folder:
+        environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pytest", "-x", "-v", "--tb=line", "-p", "no:cacheprovider", *TESTS]
+        try:
+            ended = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome("the tests", f"not done after {LIMIT_S} s")
+    if ended.returncode == 0:
+        return Outcome()
+    failed = re.search(r"^(?:FAILED|ERROR) tests/\w+/(\S+)", ended.stdout, re.MULTILINE)
+    reason = re.search(r"^E +(.*)$", ended.stdout, re.MULTILINE)
+    test = failed[1].replace(".py::", "::") if failed else "the tests"
+    return Outcome(test, reason[1][:80] if reason else f"the process ended with {ended.returncode}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the mutations, and print what noticed each of them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.executor.persistent_mutations", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of mutations; without one, all")
+    names = parser.parse_args(arguments).names
+    chosen = [mutation for mutation in MUTATIONS if not names or mutation.name in names]
+    found = tried(None)
+    if found.test:
+        sys.stdout.write(f"{found.test} fails without any mutation: {found.how}\n")
+        return 2
+    sys.stdout.write("| mutation | noticed by | how |\n|---|---|---|\n")
+    missed = 0
+    for mutation in chosen:
+        outcome = tried(mutation)
+        missed += not outcome.test
+        sys.stdout.write(row(mutation, outcome) + "\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"\n{len(chosen) - missed} of {len(chosen)} were noticed.\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
