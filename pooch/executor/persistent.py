@@ -22,7 +22,7 @@ from ..machine.persistent import Kind, PersistentPlace, PersistentValue, Persist
 from ..machine.recipes import NEVER_MS
 from ..machine.values import Place, Value
 from ..torchtools.raw_looks import LooksEverywhere
-from ..torchtools.raw_storages import Access, is_saving, serve, serve_no_longer
+from ..torchtools.raw_storages import Access, serve, serve_no_longer
 from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
@@ -339,10 +339,9 @@ class PersistentMemory:
             name: Of the method.
             hands_out: Whether the program obtains the address.
         """
-        found = () if is_saving() else map(self._value_of, find_tensors(arguments))
         access: Access = "read" if not hands_out else "write" if name in _LENDING else "address"
         with ExitStack() as ends:
-            for value in found:
+            for value in map(self._value_of, find_tensors(arguments)):
                 if value is not None:
                     ends.callback(self._accessed(value, access))
             return ends.pop_all().close

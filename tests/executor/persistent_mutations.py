@@ -59,7 +59,6 @@ MEMORY = (
     Mutation("what is read without an op never leaves again", _MEMORY, "                value.users -= 1\n", "                pass\n"),
     Mutation("what is read without an op is not brought back", _MEMORY, "        try:\n            self.bring_back([value])\n        except BaseException:\n            end()\n            raise\n        return end\n", "        return end\n"),
     Mutation("a read that fails counts as under way for ever", _MEMORY, "        except BaseException:\n            end()\n            raise\n", "        except BaseException:\n            raise\n"),
-    Mutation("all values are there while one is saved", _MEMORY, "found = () if is_saving() else map(", "found = map("),
     Mutation("what is away at the end stays away", _MEMORY, "                value.is_pinned = True\n                self.bring_back([value])\n", "                value.is_pinned = True\n"),
     Mutation("what is back at the end may leave", _MEMORY, "        self._evictor.persistent = None\n", ""),
     Mutation("hooks stay", _MEMORY, "            hook.remove()\n", "            pass\n"),

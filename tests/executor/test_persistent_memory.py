@@ -419,7 +419,28 @@ def test_one_value_at_a_time_is_there_while_all_are_saved(kept: Kept, monkeypatc
     assert all_same(list(loaded["model"].values()), expected[: len(training.parameters)])
 
 
-def test_at_the_end_all_is_back_and_nothing_is_watched(kept: Kept) -> None:
+class AsAList:
+    """What reads its tensor by itself as it is saved."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"numbers": self.tensor.tolist(), "array": self.tensor.detach().numpy().tobytes()}
+
+
+def test_what_reads_tensors_by_itself_while_it_is_saved_finds_them(kept: Kept) -> None:
+    training = Training(kept)
+    weight = training.parameters[0]
+    expected = AsAList(weight.detach().clone()).__getstate__()
+    kept.leave()
+    file = io.BytesIO()
+    torch.save(AsAList(weight), file)
+    file.seek(0)
+    assert vars(torch.load(file, weights_only=False)) == expected
+
+
+def test_at_the_end_all_is_back_and_nothing_is_watched() -> None:
     before = [vars(each).copy() for each in (torch.Tensor, torch.UntypedStorage, torch._C.PyTorchFileWriter)]
     with holding() as evictor:
         other = Kept(evictor)
