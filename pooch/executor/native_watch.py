@@ -118,8 +118,8 @@ class NativeWatch(Watch):
     def act(self) -> bool:
         """Do what is due before the op that is expected: it is about to run, and nothing else is told of it.
 
-        Returns whether it was done. Calls that read parameters which FSDP gathers are recorded in Python, so ops of such
-        a plan are passed there as a whole.
+        Returns whether it was done. Calls that read parameters which FSDP gathers are recorded in Python, so ops of
+        such a plan are passed there as a whole.
         """
         guide = self._step.guide
         if guide is None or guide.table.gathered:
