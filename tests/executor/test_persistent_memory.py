@@ -113,6 +113,40 @@ def test_a_slice_that_fails_gives_no_state_to_what_had_none(kept: Kept) -> None:
     assert all_same([parameter.detach().clone() for parameter in training.parameters], before)
 
 
+class Replacing(torch.optim.Optimizer):
+    """Counts in Python, and replaces its state rather than writing to it."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                state["mean"] = 0.5 * state.get("mean", torch.zeros_like(parameter)) + parameter.grad
+                parameter.sub_(state["mean"], alpha=group["lr"])
+
+
+def test_a_slice_that_fails_gives_back_what_it_has_replaced(kept: Kept) -> None:
+    training = Training(kept)
+    optimizer = Replacing(training.parameters)
+    training.backward()
+    optimizer.step()
+    kept.memory.adopt_state(optimizer, training.parameters)
+    before = [optimizer.state[parameter]["mean"] for parameter in training.parameters]
+    copies = [mean.clone() for mean in before]
+    kept.leave()
+    kept.memory.begin_slice(optimizer, training.parameters)
+    optimizer.step()
+    kept.memory.undo_slice()
+    for parameter, mean, copy in zip(training.parameters, before, copies, strict=True):
+        assert optimizer.state[parameter]["count"] == 1
+        assert optimizer.state[parameter]["mean"] is mean
+        assert same(mean + 0, copy)
+
+
 def test_a_slice_that_succeeds_is_not_lost_and_its_state_may_leave(kept: Kept) -> None:
     training = Training(kept, steps=0)
     training.backward()
