@@ -253,6 +253,24 @@ def test_what_somebody_has_the_address_of_stays(kept: Kept, how: str) -> None:
         del held
 
 
+def test_what_is_accessed_without_an_op_stays_until_that_has_ended(kept: Kept) -> None:
+    tensor = fresh()
+    home = kept.add(tensor)
+    found: list[bool] = []
+
+    def add_one(number: float) -> float:
+        kept.leave()
+        found.append(home.is_here)
+        return number + 1
+
+    kept.leave()
+    tensor.apply_(add_one)  # type: ignore[no-untyped-call]
+    assert found == [True] * tensor.numel()
+    kept.leave()
+    assert not home.is_here
+    assert same(tensor + 0, fresh() + 1)
+
+
 def test_what_is_resized_stays_as_its_room_is_of_another_size(kept: Kept) -> None:
     before, tensor, after = torch.full((8,), 1.0), fresh(), torch.full((8,), 2.0)
     for each in (before, tensor, after):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pooch.executor.engines.spill_file import Mover
 from pooch.ground.errors import TierError
-from pooch.torchtools import watch
+from pooch.torchtools import raw_looks, raw_storages, watch
 from tests.executor.copiers import use_copier
 from tests.executor.homes import Kept, same
 from tests.executor.online.support import holding
@@ -491,4 +491,6 @@ def test_at_the_end_all_is_back_and_nothing_is_watched() -> None:
         other.leave()
         assert all_same(training.contents(), expected)
     gc.collect()
+    assert not raw_looks._EVERYWHERE
+    assert not raw_storages._KEEPERS
     assert [vars(each) for each in (torch.Tensor, torch.UntypedStorage, torch._C.PyTorchFileWriter)] == before
