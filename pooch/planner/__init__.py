@@ -13,6 +13,7 @@ from .contract import Effort, Evaluation, Evaluator, MakeRule, PlanningRequest, 
 from .options import described, option_names
 
 if TYPE_CHECKING:
+    from .joint import JointSolution, explained, joint_program, solve_jointly
     from .planner import make_plan, smallest_plan_bytes, write_program
     from .policies import SEARCHES, find_policy, policy_names
 
@@ -21,20 +22,25 @@ __all__ = [
     "Effort",
     "Evaluation",
     "Evaluator",
+    "JointSolution",
     "MakeRule",
     "PlanningRequest",
     "Policy",
     "PolicyOutcome",
     "described",
+    "explained",
     "find_policy",
+    "joint_program",
     "make_plan",
     "option_names",
     "policy_names",
     "smallest_plan_bytes",
+    "solve_jointly",
     "write_program",
 ]
 
-_HOMES = dict.fromkeys(("SEARCHES", "find_policy", "policy_names"), "policies")  # the others are in `planner`
+_HOMES = dict.fromkeys(("SEARCHES", "find_policy", "policy_names"), "policies")
+_HOMES |= dict.fromkeys(("JointSolution", "explained", "joint_program", "solve_jointly"), "joint")  # the others are in `planner`
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import atexit
 import gc
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
 from ..torchtools.watch import address_of
 from .absences import without_absences
-from .recorder import ForwardRecorder
+from .recorder import ForwardRecorder, named_tensors
 
 Forward = Callable[[], torch.Tensor]
 RUNS_BACKWARD = "the forward pass itself runs a backward pass: profile a forward that only computes the loss"
@@ -64,11 +64,15 @@ class Unpack:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A recorded step: forward ops and values, reads of saved values by the backward pass in order, memory."""
+    """A recorded step: forward ops and values, reads of saved values by the backward pass in order, memory.
+
+    `gradients` are (name of the parameter, address) of what the step has left as gradients.
+    """
 
     recorder: ForwardRecorder
     unpacks: tuple[Unpack, ...]
     trace: MemoryTrace
+    gradients: tuple[tuple[str, int], ...] = ()
 
 
 def check_loss(loss: object) -> torch.Tensor:
@@ -281,7 +285,8 @@ class StepTrace:
         unpacks = (
             replace(each, pointer=values[each.value].pointer) if each.value >= 0 else each for each in self._unpacks
         )
-        return StepRecord(self.recorder, tuple(unpacks), trace)
+        gradients = gradients_of(self.living_models(), address_of)
+        return StepRecord(self.recorder, tuple(unpacks), trace, gradients)
 
 
 class _WholeStep(StepTrace):
@@ -332,6 +337,21 @@ def record_step(forward: Forward, model: torch.nn.Module, evictor: Evictor) -> S
         raise
     finally:
         trace.stop()
+
+
+def gradients_of(
+    models: Sequence[torch.nn.Module], address: Callable[[torch.UntypedStorage], int]
+) -> tuple[tuple[str, int], ...]:
+    """Returns the names of parameters that have gradients, and where these are.
+
+    Args:
+        models: the models.
+        address: returns that of a storage.
+    """
+    parameters = [(name, each) for name, each in named_tensors(models) if isinstance(each, torch.nn.Parameter)]
+    gradients = ((name, parameter.grad) for name, parameter in parameters)
+    plain = ((name, each) for name, each in gradients if each is not None and has_plain_storage(each))
+    return tuple((name, address(storage_of(each))) for name, each in plain)
 
 
 def is_profiling() -> bool:

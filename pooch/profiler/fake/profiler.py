@@ -18,7 +18,8 @@ from ...torchtools.memory_trace import live_bytes
 from ...torchtools.tensors import storage_bytes
 from ...torchtools.training_state import model_device, random_state_kept
 from ..assembly import assembled_profile
-from ..persistent import foreseen_state_bytes
+from ..outliving import persistent_tensors
+from ..persistent import foreseen_state_bytes, state_by_parameter
 from ..session import ProfileOptions, check_same_forward, user_errors_named
 from ..slots import StepAssembly
 from ..step import Forward
@@ -122,6 +123,7 @@ class _FakeProfiling:
                 reserved_bytes=0,
                 notes=(*notes, *costs.notes(), *workspace_notes(count, setting.blas_workspace_bytes)),
                 sizes="rounded" if granule > 1 else "requested",
+                persistent=persistent_tensors(assembly, state_by_parameter(self.optimizer, self.model), granule),
             )
 
     @contextmanager
