@@ -16,6 +16,7 @@ import numpy
 
 from ..ground.units import round_up
 from ..ir import PersistentMove, PersistentTensor, Profile
+from ..ir.persistent import Kind
 from ..ir.schedule import TIER_ALIGNMENT_BYTES
 
 # An optimizer's step of one parameter takes so many times its bytes besides what outlives it: PyTorch's, which work on lists,
@@ -216,6 +217,22 @@ class Residence:
             if each.kind == "gradient":  # its slot makes it after its entry
                 points[2 * self.cycle.born(number)] -= each.allocated_bytes
         return points
+
+    def kind_points(self) -> dict[Kind, numpy.ndarray]:
+        """By kind: int64 array of shape (2 * ops,), what its tensors take at each point of the profile."""
+        cycle, end = self.cycle, len(self.cycle.profile.ops)
+        found: dict[Kind, numpy.ndarray] = {}
+        for number, each in enumerate(cycle.tensors):
+            here = found.setdefault(each.kind, numpy.zeros(2 * end, dtype=numpy.int64))
+            if number not in self.gone and each.kind == "gradient":
+                here[2 * cycle.born(number) + 1 :] += each.allocated_bytes
+            elif number not in self.gone:
+                here += each.allocated_bytes
+        for absence in self.absences:
+            each = cycle.tensors[absence.tensor]
+            for stretch in stretches(absence, cycle.count):
+                found[each.kind][2 * stretch.start : 2 * stretch.stop] -= each.allocated_bytes
+        return found
 
     def moves(self) -> tuple[PersistentMove, ...]:
         """How each tensor that leaves does so."""

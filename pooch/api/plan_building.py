@@ -10,7 +10,7 @@ from ..ir import ExpectedOp, Plan, Profile, Schedule
 from ..ir.layout import StepLayout
 from ..ir.plan import Bound
 from ..planner import PolicyOutcome
-from ..planner.contract import OPTIMAL_GAP, gap_between
+from ..planner.contract import FITS, OPTIMAL_GAP, gap_between
 from ..schedule import verify, verify_residence
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def pack_moving(profile: Profile, moving: MovingPlan, planner: MovingPlanner, po
         lower_bound_ms=min(planner.bound_ms, step_ms),
         gap=gap,
         status=proven if planner.is_proven else "heuristic",
+        notes=tuple(note for note in plan.notes if note != FITS),
         persistent=moving.persistent,
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..analysis.dataflow import Dataflow
 from ..analysis.persistence import Cycle, residence_of, with_resident
 from ..ground.errors import PlanMismatch
-from ..ir import PersistentPlan, Plan, Profile, Schedule, Timeline
+from ..ir import Plan, Profile, Schedule, Timeline
 from ..ir.arguments import plan_of, profile_of
 from ..schedule import verify, verify_residence
 from ..simulator import MovingStep, simulate_moving
@@ -32,26 +32,29 @@ def simulate(profile: Profile | str | Path, plan: Plan | str | Path) -> Timeline
         InvalidSchedule: the plan's schedule cannot be executed (a file that was changed by hand).
     """
     profile, plan = profile_of(profile, "simulate"), plan_of(plan, "simulate")
-    if plan.persistent is not None:
-        return simulate_moves(profile, plan, plan.persistent).timeline
+    moving = simulate_moves_of(profile, plan)
+    if moving is not None:
+        return moving.timeline
     profile = in_flight(profile.variant(plan.splits), plan.microbatches_in_flight)
     dataflow = dataflow_of(profile, plan.region, hooked=bool(plan.schedule.actions))
     check_belongs(dataflow, plan)
     return verified_timeline(dataflow, plan.schedule, plan.decisions, plan.budget_bytes or plan.predicted_peak_bytes)
 
 
-def simulate_moves(profile: Profile, plan: Plan, persistent: PersistentPlan) -> MovingStep:
-    """Predict one of many equal steps in which also leaves what outlives them.
+def simulate_moves_of(profile: Profile, plan: Plan) -> MovingStep | None:
+    """Predict one of many equal steps in which also leaves what outlives them, or return None if under the plan it stays.
 
     Args:
         profile: the measured step.
         plan: made for it.
-        persistent: what of what outlives the step leaves under the plan.
 
     Raises:
         PlanMismatch: the plan was made for another profile.
         InvalidSchedule: it cannot be executed.
     """
+    persistent = plan.persistent
+    if persistent is None:
+        return None
     profile = profile.variant(plan.splits)
     dataflow = dataflow_of(with_resident(profile), plan.region, hooked=True)
     check_belongs(dataflow, plan)

@@ -153,8 +153,9 @@ class Plan(Document):
 
     @property
     def host_bytes(self) -> int:
-        """Size of the swap tier, for all microbatches in flight."""
-        return self.schedule.host_bytes * self.microbatches_in_flight
+        """Size of the swap tier, for all microbatches in flight and what else leaves."""
+        moved_bytes = 0 if self.persistent is None else self.persistent.tier_bytes
+        return self.schedule.host_bytes * self.microbatches_in_flight + moved_bytes
 
     def __repr__(self) -> str:
         budget = f" of {format_bytes(self.budget_bytes)}" if self.budget_bytes else ""

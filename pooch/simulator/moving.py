@@ -9,7 +9,8 @@ import numpy
 from ..analysis.dataflow import Dataflow
 from ..analysis.occupancy import occupancy
 from ..analysis.persistence import MoveAction, Residence
-from ..ir import Action, Schedule, Timeline
+from ..ir import Action, Interval, Schedule, Timeline
+from ..ir.timeline import Stream
 from .simulate import Play
 
 _MOST_STEPS, _SAME_MS = 8, 1e-6
@@ -22,11 +23,13 @@ class MovingStep:
 
     Attributes:
         timeline: of the step with everything in its bytes. What comes after the backward pass is in its duration alone.
+        residence: who of what outlives the step is away when.
         optimizer_ms: what of the duration comes after the backward pass: copies for the optimizer's step, in so far as they
             are waited for. What the optimizer computes is not in it.
     """
 
     timeline: Timeline
+    residence: Residence
     optimizer_ms: float
 
 
@@ -42,7 +45,7 @@ def simulate_moving(
         dataflow: of the step without what could leave of what outlives it.
         schedule: what to do with activations.
         residence: who of what outlives the step is away when.
-        detail: also list what each stream does with activations.
+        detail: also list what each stream does.
     """
     play = _MovingPlay(dataflow, detail, residence)
     duration_ms = -1.0
@@ -68,7 +71,7 @@ def simulate_moving(
         host_bytes=schedule.host_bytes + residence.tier_bytes,
         intervals=tuple(intervals),
     )
-    return MovingStep(timeline, play.now_ms - play.backward_end_ms)
+    return MovingStep(timeline, residence, play.now_ms - play.backward_end_ms)
 
 
 class _MovingPlay(Play):
@@ -107,12 +110,24 @@ class _MovingPlay(Play):
     def _move(self, move: MoveAction) -> None:
         if move.kind == "copy_out":
             self.begin_copy()
-            self._out_ms[move.tensor] = self.streams.copy_out(self.now_ms, move.size_bytes)[1]
+            self._out_ms[move.tensor] = self._moved(move, self.streams.copy_out(self.now_ms, move.size_bytes))
         elif move.kind == "copy_in":
             self.begin_copy()
-            self._in_ms[move.tensor] = self.streams.copy_in(self.now_ms, move.size_bytes)[1]
+            self._in_ms[move.tensor] = self._moved(move, self.streams.copy_in(self.now_ms, move.size_bytes))
         else:
             ends_ms = self._out_ms if move.kind == "free" else self._in_ms
-            until_ms = max(self.now_ms, ends_ms.get(move.tensor, 0.0))
-            self.stall_ms += until_ms - self.now_ms
-            self.now_ms = until_ms
+            self._await(move, ends_ms.get(move.tensor, 0.0))
+
+    def _moved(self, move: MoveAction, span: tuple[float, float]) -> float:
+        if self.detail:
+            stream: Stream = "copy_out" if move.kind == "copy_out" else "copy_in"
+            self.intervals.append(Interval(stream, "move", move.position, move.tensor, *span))
+        return span[1]
+
+    def _await(self, move: MoveAction, until_ms: float) -> None:
+        if until_ms <= self.now_ms:
+            return
+        if self.detail:
+            self.intervals.append(Interval("compute", "stall", move.position, -1, self.now_ms, until_ms))
+        self.stall_ms += until_ms - self.now_ms
+        self.now_ms = until_ms

@@ -58,7 +58,7 @@ class Play:
         self._copy_begin_ms = dataflow.profile.hooks.copy_ms
         self._has_streams = dataflow.profile.device.has_streams
         self.streams = Streams(dataflow.profile.link)
-        self._detail = detail
+        self.detail = detail
         self._out_end_ms: dict[int, float] = {}
         self._in_end_ms: dict[int, float] = {}
         self.now_ms = self.stall_ms = self.replay_ms = self._host_ms = 0.0
@@ -82,7 +82,7 @@ class Play:
             starts.append(now_ms)
             now_ms = compute(now_ms, self._times_ms[slot])
             host_ms += self._host_times_ms[slot]
-            if self._detail:
+            if self.detail:
                 self.intervals.append(Interval("compute", "op", slot, slot, starts[-1], now_ms))
         self.now_ms, self._host_ms = now_ms, host_ms
 
@@ -98,7 +98,7 @@ class Play:
             self.now_ms = self.streams.compute(start_ms, self._replay_times_ms[target])
             self._host_ms += self._replay_host_times_ms[target]
             self.replay_ms += self.now_ms - start_ms
-            if self._detail:
+            if self.detail:
                 self.intervals.append(Interval("compute", "replay", action.slot, target, start_ms, self.now_ms))
         elif kind == "copy_out":
             self.begin_copy()
@@ -123,7 +123,7 @@ class Play:
 
     def _copied(self, action: Action, span: tuple[float, float]) -> float:
         """Note a copy; returns when it ends."""
-        if self._detail:
+        if self.detail:
             stream: Stream = "copy_out" if action.kind == "copy_out" else "copy_in"
             self.intervals.append(Interval(stream, "copy", action.slot, action.target, *span))
         return span[1]
@@ -131,7 +131,7 @@ class Play:
     def _stall(self, action: Action, until_ms: float) -> None:
         if until_ms <= self.now_ms:
             return
-        if self._detail:
+        if self.detail:
             self.intervals.append(Interval("compute", "stall", action.slot, action.target, self.now_ms, until_ms))
         self.stall_ms += until_ms - self.now_ms
         self.now_ms = until_ms

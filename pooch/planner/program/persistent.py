@@ -17,6 +17,8 @@ from ...ir import Link
 from .marks import Marks
 from .solver import Expression, Problem, Variable, weighted
 
+Amounts = dict[int, dict[Variable, float]]
+
 SLICE_MARKS = 12  # positions of the optimizer's step at which memory is checked, at most
 
 
@@ -27,14 +29,19 @@ class TensorGap:
     Attributes:
         first: mark from which on the tensor can be away, by its place.
         end: mark at which it is there again; beyond `count` where that is in the next step.
-        due: interval at whose end it has to be back; -1: it comes back in the next step, or not at all.
-        is_copied_back: whether it comes back.
+        due: interval at whose end it has to be back; -1: it does not come back.
+        follows_write: whether it begins with a write, so that leaving in it takes a copy out in it.
     """
 
     first: int
     end: int
     due: int
-    is_copied_back: bool
+    follows_write: bool
+
+    @property
+    def is_copied_back(self) -> bool:
+        """Whether the tensor comes back."""
+        return self.due >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,7 @@ class PersistentFamilies:
         intervals = len(marks.slots) + 1 + self.slice_marks + 1
         self._in = [problem.new(f"moved_in_{t}") for t in range(intervals)]
         self._out = [problem.new(f"moved_out_{t}") for t in range(intervals)]
+        self._there: list[dict[Variable, float]] = []
         self._add_copies(link)
 
     def _make_classes(self) -> list[TensorClass]:
@@ -98,15 +106,17 @@ class PersistentFamilies:
 
     def _gaps(self, tensor: int) -> tuple[TensorGap, ...]:
         """Return the gaps of a tensor that contain a mark."""
-        cycle, uses, count = self._cycle, self._cycle.uses[tensor], len(self.marks)
-        is_gradient = cycle.tensors[tensor].kind == "gradient"
+        each, uses, count = self._cycle.tensors[tensor], self._cycle.uses[tensor], len(self.marks)
         if not uses:
             return (TensorGap(0, count, -1, False),)
+        is_gradient = each.kind == "gradient"
         gaps = []
         for use, following in zip(uses, uses[1:], strict=False):
-            gaps.append(TensorGap(self._mark_after(use), self._mark_at(following), self._interval(following), True))
+            first, end = self._mark_after(use), self._mark_at(following)
+            gaps.append(TensorGap(first, end, self._interval(following), is_gradient and not gaps))
         across = count if is_gradient else count + self._mark_at(uses[0])
-        gaps.append(TensorGap(self._mark_after(uses[-1]), across, -1, not is_gradient))
+        due = -1 if is_gradient else self._interval(uses[0])
+        gaps.append(TensorGap(self._mark_after(uses[-1]), across, due, each.is_written and not is_gradient))
         return tuple(gap for gap in gaps if gap.first < gap.end)
 
     def _mark_after(self, position: int) -> int:
@@ -118,37 +128,69 @@ class PersistentFamilies:
     def _interval(self, position: int) -> int:
         """The interval that contains what happens at the entry of a position; the last of the step ends with it."""
         place = bisect_left(self.marks, position)
-        step_marks = len(self.marks) - self.slice_marks
-        return place + 1 if position >= len(self._cycle.profile.ops) and place >= step_marks else place
+        return place + 1 if position >= len(self._cycle.profile.ops) else place
 
     def _add_copies(self, link: Link) -> None:
-        """All that leaves in a gap is back at its end; what was written is copied out once in each step."""
-        problem = self._problem
-        due: dict[int, dict[Variable, float]] = {}
-        everything_in: dict[Variable, float] = {}
+        """All that leaves in a gap is back at its end; what was written is copied out once in each step.
+
+        Variables early_t: copies back, in ms, that are made by mark t for uses after it: what they bring is there. late_t:
+        copies out that are to be made by mark t, before their tensors can leave. Both go across the end of the step.
+        """
+        ending: Amounts = {}  # by interval: copies back that have to be made by its end
+        beginning: Amounts = {}  # by mark: copies out of what was written, and leaves right after that
         everything_out: dict[Variable, float] = {}
         for i in self.classes:
-            out = problem.new(f"out_{i}", float(i.count)) if i.is_written and i.gaps else None
+            out = self._problem.new(f"out_{i}", float(i.count)) if i.is_written and i.gaps else None
             for g, gap in enumerate(i.gaps):
                 away = self.away[i.number, g]
                 if out is not None:
-                    problem += out >= away, f"copied_out_{i}_{g}"
+                    self._problem += out >= away, f"copied_out_{i}_{g}"
                 if gap.is_copied_back:
-                    everything_in[away] = link.in_ms(i.size_bytes)
-                if gap.due >= 0:
-                    due.setdefault(gap.due, {})[away] = link.in_ms(i.size_bytes)
+                    ending.setdefault(gap.due, {})[away] = link.in_ms(i.size_bytes)
+                if gap.follows_write:
+                    beginning.setdefault(gap.first % len(self.marks), {})[away] = link.out_ms(i.size_bytes)
             if out is not None:
                 everything_out[out] = link.out_ms(i.size_bytes)
-        before: Expression = 0.0
-        for t, moved in enumerate(self._in):
-            if t > 0:
-                problem += moved >= self._in[t - 1], f"moved_in_stays_{t}"
-                problem += self._out[t] >= self._out[t - 1], f"moved_out_stays_{t}"
-            before = before + weighted(due[t]) if t in due else before
-            if t in due:
-                problem += moved >= before, f"moved_in_due_{t}"
-        problem += self._in[-1] >= weighted(everything_in), "moved_in_all"
-        problem += self._out[-1] >= weighted(everything_out), "moved_out_all"
+        early = self._balance("early", self._in, ending, sign=-1.0)
+        late = self._balance("late", self._out, beginning, sign=1.0)
+        self._problem += self._out[-1] >= weighted(everything_out), "moved_out_all"
+        sizes = [(i.size_bytes, i.allocated_bytes / self._unit_bytes) for i in self.classes]
+        early_unit = min((memory / link.in_ms(size_bytes) for size_bytes, memory in sizes), default=0.0)
+        late_unit = min((memory / link.out_ms(size_bytes) for size_bytes, memory in sizes), default=0.0)
+        self._there = [{early[t]: -early_unit, late[t]: -late_unit} for t in range(len(self.marks))]
+
+    def _balance(self, name: str, moved: list[Variable], amounts: Amounts, *, sign: float) -> list[Variable]:
+        """Variables for what is made but not due (sign -1), or due but not made (sign 1), by each mark.
+
+        The intervals are those of the marks, and what the step ends with it has begun with. Early copies are at least what
+        is made less what is due: all copies back are for some gap. Late ones are at least what is due less what is made,
+        which may be for something else.
+        """
+        first = self._problem.new(f"{name}_first")
+        found = []
+        before: Variable = first
+        intervals = [*range(len(self.marks) + 2)]
+        for t in intervals:
+            mark = self._mark_of(t)
+            now = self._problem.new(f"{name}_{t}") if t < intervals[-1] else first
+            grown = _grown(moved, t) if sign < 0 else -1.0 * _grown(moved, t)
+            due = weighted(amounts.get(t if sign < 0 else mark, {})) if (sign < 0 or mark >= 0) else 0.0
+            change = grown + sign * due if sign < 0 else grown + due
+            if sign < 0:
+                self._problem += now == before + change, f"{name}_is_{t}"
+            else:
+                self._problem += now >= before + change, f"{name}_is_{t}"
+            if mark >= 0:
+                found.append(now)
+            before = now
+        return found
+
+    def _mark_of(self, interval: int) -> int:
+        """The mark at which an interval ends; -1 for the two that end with the step and with the optimizer's."""
+        step_marks = len(self.marks) - self.slice_marks
+        if interval == step_marks or interval == len(self.marks) + 1:
+            return -1
+        return interval if interval < step_marks else interval - 1
 
     def in_ms(self, t: int) -> Expression:
         """Time of copying back in interval t."""
@@ -165,7 +207,7 @@ class PersistentFamilies:
     def absent(self, mark: int) -> dict[Variable, float]:
         """Memory that is not taken at a mark by what is away."""
         count = len(self.marks)
-        found = {}
+        found = dict(self._there[mark])
         for i in self.classes:
             for g, gap in enumerate(i.gaps):
                 if gap.first <= mark < gap.end or mark + count < gap.end:
