@@ -57,9 +57,10 @@ def simulate_moving(
         if abs(play.now_ms - start_ms - duration_ms) <= _SAME_MS:
             break
         duration_ms = play.now_ms - start_ms
-    points = occupancy(dataflow, schedule.actions, schedule.recomputed).point_bytes + residence.point_bytes()
+    others = occupancy(dataflow, schedule.actions, schedule.recomputed).point_bytes
+    points = others + residence.point_bytes()
     in_slices = (residence.here_bytes + residence.cycle.temporary_bytes)[dataflow.end :]
-    optimizer_peak_bytes = dataflow.profile.ops[-1].entry_bytes + int(in_slices.max(initial=0))
+    optimizer_peak_bytes = int(others[-2]) + int(in_slices.max(initial=0))
     intervals = (replace(i, start_ms=i.start_ms - start_ms, end_ms=i.end_ms - start_ms) for i in play.intervals)
     timeline = Timeline(
         step_ms=play.now_ms - start_ms,

@@ -162,7 +162,7 @@ class StepProgram:
 
     def _add_optimizer(self, persistent: PersistentFamilies) -> None:
         """The optimizer's step lasts as long as its copies do, and what is there of what outlives it fits."""
-        beside_bytes = self.candidates.dataflow.profile.ops[-1].entry_bytes
+        beside_bytes = int(self.candidates.dataflow.base_points[-2])
         for place in range(persistent.slice_marks + 1):
             t = self.marks.count + place
             self.duration.append(self.problem.new(f"duration_{t}"))
