@@ -25,6 +25,7 @@ SLICE_TEMPORARIES = 2
 _MOST_CYCLES = 4  # until the end of a step is like its beginning
 _MOST_AHEAD = 512  # positions by which a copy back starts ahead of need
 
+Order = Literal["used last", "gradients stay", "fits best"]
 MoveKind = Literal["copy_out", "free", "copy_in", "wait"]
 
 
@@ -160,7 +161,7 @@ class Cycle:
         """
         points = present_points(self.profile)
         needed = numpy.repeat(self.need_bytes[: len(self.profile.ops)], 2)
-        allowed: numpy.ndarray = numpy.minimum(points, numpy.maximum(needed, allowance_bytes))
+        allowed: numpy.ndarray = numpy.maximum(needed, numpy.minimum(points, allowance_bytes))
         return allowed
 
     def room_bytes(self, budget_bytes: int, others: numpy.ndarray) -> numpy.ndarray:
@@ -322,33 +323,40 @@ def stretches(absence: Absence, count: int) -> tuple[slice, ...]:
     return slice(absence.leaves, count), slice(0, absence.returns)
 
 
-def residence(cycle: Cycle, room_bytes: numpy.ndarray) -> Residence | None:
+def residence(
+    cycle: Cycle, room_bytes: numpy.ndarray, ahead_bytes: int = 0, order: Order = "used last"
+) -> Residence | None:
     """Who stays and who leaves in the room that there is, or None if a position has no room for what it uses.
 
     Args:
         cycle: the step.
         room_bytes: int64 array: what the tensors, and the temporaries of slices, may take at each position.
+        ahead_bytes: room in which nothing stays, so that what is used next can come while something leaves.
+        order: who leaves first. "used last": the one that is used last; a gradient that has been used, for one copy out.
+            "gradients stay": the same, but for such gradients. "fits best": the smallest that makes enough room, and
+            among these the one that is used last, for which all tensors are looked at for each that leaves.
     """
     room_bytes = room_bytes - cycle.temporary_bytes
     if (cycle.need_bytes > room_bytes).any():
         return None
-    walk = _Walk(cycle, room_bytes, frozenset())
+    staying_bytes = numpy.maximum(cycle.need_bytes, room_bytes - ahead_bytes)
+    walk = _Walk(cycle, staying_bytes, frozenset(), order)
     for _ in range(_MOST_CYCLES):
         walk.run()
         if walk.away_at_end == walk.away_at_start:
             break
-        walk = _Walk(cycle, room_bytes, walk.away_at_end)
+        walk = _Walk(cycle, staying_bytes, walk.away_at_end, order)
     else:
         walk.run()
         walk.close()
-    return _placed(cycle, room_bytes, walk)
+    return _placed(cycle, room_bytes, _needed(cycle, staying_bytes, walk))
 
 
 class _Walk:
     """One step: at each position what it uses comes back, and others leave until all of it fits."""
 
-    def __init__(self, cycle: Cycle, room_bytes: numpy.ndarray, away: frozenset[int]) -> None:
-        self._cycle, self._room = cycle, room_bytes.tolist()
+    def __init__(self, cycle: Cycle, room_bytes: numpy.ndarray, away: frozenset[int], order: Order) -> None:
+        self._cycle, self._room, self._chosen = cycle, room_bytes.tolist(), order
         self.left_at = dict.fromkeys(away, -1)  # those that are away, and since when in this step
         self.away_at_start = away
         self.here_bytes = numpy.zeros(cycle.count, dtype=numpy.int64)
@@ -393,12 +401,19 @@ class _Walk:
         self._note(number, position)
 
     def _note(self, number: int, position: int) -> None:
-        following = self._next[number] = self._cycle.next_use(number, position)
+        following = self._cycle.next_use(number, position)
+        if following >= 2 * self._cycle.count and self._chosen == "gradients stay" and self._cycle.uses[number]:
+            following = -1
+        self._next[number] = following
         heapq.heappush(self._order, (-following, number))
 
     def _make_room(self, position: int) -> None:
-        """Let those leave that are used last."""
+        """Let those leave that come first in the order."""
         used = set(self._cycle.used[position])
+        if self._chosen == "fits best":
+            while self._bytes > self._room[position]:
+                self._leave(self._best_fit(used, self._bytes - self._room[position]), position)
+            return
         kept = []
         while self._bytes > self._room[position]:
             following, number = heapq.heappop(self._order)
@@ -407,25 +422,61 @@ class _Walk:
             if number in used:
                 kept.append((following, number))
                 continue
-            del self._next[number]
-            self._bytes -= self._cycle.tensors[number].allocated_bytes
-            self.left_at[number] = position
+            self._leave(number, position)
         for entry in kept:
             heapq.heappush(self._order, entry)
 
+    def _leave(self, number: int, position: int) -> None:
+        del self._next[number]
+        self._bytes -= self._cycle.tensors[number].allocated_bytes
+        self.left_at[number] = position
 
-def _placed(cycle: Cycle, room_bytes: numpy.ndarray, walk: _Walk) -> Residence:
-    """Start each copy back as early as there is room, in order of need, which may be before the step begins."""
-    count, here, latest = cycle.count, walk.here_bytes.copy(), -cycle.count
-    placed = []
-    for number, left_at, need in sorted(walk.absences, key=lambda each: each[2]):
-        if need < 0:
-            placed.append(Absence(number, left_at, -1, -1))
-            continue
-        size_bytes = cycle.tensors[number].allocated_bytes
+    def _best_fit(self, used: set[int], missing_bytes: int) -> int:
+        """The smallest tensor that makes enough room, or the largest where none does; the one that is used last of several."""
+
+        def rank(number: int) -> tuple[bool, int, int]:
+            size_bytes = self._cycle.tensors[number].allocated_bytes
+            suffices = size_bytes >= missing_bytes
+            return not suffices, size_bytes if suffices else -size_bytes, -self._next[number]
+
+        return min((number for number in self._next if number not in used), key=rank)
+
+
+def _needed(cycle: Cycle, room_bytes: numpy.ndarray, walk: _Walk) -> Residence:
+    """The absences without which there would not be enough room; the largest that can be done without stay first.
+
+    All come back when they are needed.
+    """
+    count, here = cycle.count, walk.here_bytes.copy()
+    absences = []
+    for number, left_at, need in walk.absences:
         # What was away at the beginning left in the step before, where it leaves in this one.
         leaves = left_at if left_at >= 0 else walk.left_at[number]
-        first = max(leaves + 1 if left_at >= 0 else leaves + 1 - count, latest, need - _MOST_AHEAD)
+        absences.append(Absence(number, leaves, need % count, need % count) if need >= 0 else Absence(number, leaves, -1, -1))
+    kept = []
+    for absence in sorted(absences, key=lambda each: -cycle.tensors[each.tensor].allocated_bytes):
+        size_bytes = cycle.tensors[absence.tensor].allocated_bytes
+        away = stretches(absence, count)
+        if all((here[stretch] + size_bytes <= room_bytes[stretch]).all() for stretch in away):
+            for stretch in away:
+                here[stretch] += size_bytes
+        else:
+            kept.append(absence)
+    gone = (number for number in walk.left_at if not cycle.uses[number])
+    return Residence(cycle, tuple(sorted(kept, key=lambda each: each.need)), here, tuple(gone))
+
+
+def _placed(cycle: Cycle, room_bytes: numpy.ndarray, found: Residence) -> Residence:
+    """Start each copy back as early as there is room, in order of need, which may be before the step begins."""
+    count, here, latest = cycle.count, found.here_bytes.copy(), -cycle.count
+    placed = []
+    for absence in found.absences:
+        if absence.need < 0:
+            placed.append(absence)
+            continue
+        number, leaves, need = absence.tensor, absence.leaves, absence.need
+        size_bytes = cycle.tensors[number].allocated_bytes
+        first = max(leaves + 1 if leaves < need else leaves + 1 - count, latest, need - _MOST_AHEAD)
         returns = need
         while returns > first and here[(returns - 1) % count] + size_bytes <= room_bytes[(returns - 1) % count]:
             returns -= 1
@@ -433,5 +484,4 @@ def _placed(cycle: Cycle, room_bytes: numpy.ndarray, walk: _Walk) -> Residence:
             here[position % count] += size_bytes
         latest = returns
         placed.append(Absence(number, leaves, returns % count, need % count))
-    gone = (number for number in walk.left_at if not cycle.uses[number])
-    return Residence(cycle, tuple(placed), here, tuple(gone))
+    return Residence(cycle, tuple(placed), here, found.gone)

@@ -7,26 +7,52 @@ looked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
 
 import numpy
 
 from ..analysis.dataflow import Dataflow
 from ..analysis.occupancy import occupancy
-from ..analysis.persistence import Cycle, Residence, residence, with_resident
+from ..analysis.persistence import Cycle, Order, Residence, residence, with_resident
 from ..ground.errors import InfeasibleBudget
-from ..ir import PersistentPlan, Plan, Profile
-from ..planner import JointSolution, PolicyOutcome, explained
+from ..ir import Choice, Decisions, PersistentPlan, Profile
+from ..planner import JointSolution, PolicyOutcome
 from ..planner.contract import OPTIMAL_GAP
 from ..simulator import MovingStep, simulate_moving
 from .evaluation import StageEvaluator
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the widest allowance: where to look first
+AHEAD_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)  # of the budget: room in which nothing of it stays for long
+CHANGES_WORK = 20_000  # ops that are played for single changes of decisions
+FEW = 200  # tensors, among which it pays to look at all whenever one leaves
 REFINEMENTS = 3  # of the two halves beside the best one
 
-Make = Callable[[StageEvaluator, int, bool], PolicyOutcome]  # of a dataflow, a budget, and whether thoroughly
-Solve = Callable[[StageEvaluator, Cycle], JointSolution | None]
+
+class Planning(Protocol):
+    """How the parts of such a plan are made, by the options that were given."""
+
+    def dataflow(self, profile: Profile) -> Dataflow:
+        """What is planned of a profile."""
+
+    def make(self, evaluator: StageEvaluator, budget_bytes: int, *, thorough: bool) -> PolicyOutcome:
+        """Plan activations within a budget.
+
+        Raises:
+            InfeasibleBudget: they do not fit.
+        """
+
+    def fit(self, evaluator: StageEvaluator, budget_bytes: int, decisions: Decisions) -> PolicyOutcome | None:
+        """Make a plan of these decisions, with a few more activations that leave if it does not fit without."""
+
+    def changes(self, dataflow: Dataflow, decisions: Decisions) -> Iterator[dict[int, Choice]]:
+        """Yield the decisions with one of them changed, those on the largest activations first."""
+
+    def solve(self, evaluator: StageEvaluator, budget_bytes: int, cycle: Cycle) -> JointSolution | None:
+        """Solve the program of everything, for the step without what could leave of what outlives it."""
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +96,17 @@ class MovingPlanner:
     Args:
         profile: the step, of which something that outlives it can leave.
         budget_bytes: of everything.
-        dataflow: returns what is planned of a profile.
-        make: plans the activations of a dataflow within a budget.
-        solve: solves the program of everything, for the step without what could leave of what outlives it.
+        planning: makes the parts of its plans.
 
     Attributes:
         bound_ms: no plan is faster.
         is_proven: whether the program says so.
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        budget_bytes: int,
-        dataflow: Callable[[Profile], Dataflow],
-        make: Make,
-        solve: Solve,
-    ) -> None:
+    def __init__(self, profile: Profile, budget_bytes: int, planning: Planning) -> None:
         self._cycle, self._budget_bytes = Cycle(profile), budget_bytes
-        self._profile, self._dataflow, self._make, self._solve = profile, dataflow, make, solve
-        self._bare = dataflow(with_resident(profile))
+        self._profile, self._planning = profile, planning
+        self._bare = planning.dataflow(with_resident(profile))
         self._found: dict[int, MovingPlan | None] = {}
         self.bound_ms, self.is_proven = sum(op.time_ms for op in profile.ops), False
 
@@ -114,6 +131,23 @@ class MovingPlanner:
         if best.step.timeline.step_ms > self.bound_ms * (1 + OPTIMAL_GAP):
             thorough = self._planned(self._points_of(best), best.allowance_bytes, thorough=True)
             best = best if thorough is None else min(best, thorough, key=_duration)
+        return self._climbed(best)
+
+    def _climbed(self, best: MovingPlan) -> MovingPlan:
+        """Change single decisions on activations as long as the step becomes shorter. Where there are many, few are tried."""
+        left = CHANGES_WORK // len(self._profile.ops)
+        improves = True
+        while improves and left > 0 and best.step.timeline.step_ms > self.bound_ms * (1 + OPTIMAL_GAP):
+            improves = False
+            for changed in self._planning.changes(best.dataflow, best.planned.decisions):
+                left -= 1
+                if left <= 0:
+                    break
+                planned = self._planning.fit(StageEvaluator(best.dataflow), self._budget_bytes, changed)
+                plan = None if planned is None else self._moved(best.dataflow, planned, best.allowance_bytes)
+                if plan is not None and _duration(plan) < _duration(best):
+                    best, improves = plan, True
+                    break
         return best
 
     def _points_of(self, plan: MovingPlan) -> numpy.ndarray:
@@ -129,26 +163,22 @@ class MovingPlanner:
 
     def _of_program(self) -> MovingPlan | None:
         """The plan that the program says, with what it has of what outlives the step at each point."""
-        solution = self._solve(StageEvaluator(self._bare), self._cycle)
+        solution = self._planning.solve(StageEvaluator(self._bare), self._budget_bytes, self._cycle)
         if solution is None:
             return None
         self.bound_ms, self.is_proven = max(self.bound_ms, solution.bound_ms), True
         if not solution.decisions:
             return None
         points = numpy.maximum(solution.resident_points, self._cycle.allowed_points(0))
-        dataflow = self._dataflow(with_resident(self._profile, points))
-        evaluation = StageEvaluator(dataflow).evaluate(solution.decisions, self._budget_bytes)
-        if evaluation.timeline.peak_bytes > self._budget_bytes:
-            return None
-        decided = explained(dataflow, solution.decisions)
-        planned = PolicyOutcome(solution.decisions, evaluation, self.bound_ms, True, rows=decided)
-        return self._moved(dataflow, planned, int(points.max()))
+        dataflow = self._planning.dataflow(with_resident(self._profile, points))
+        planned = self._planning.fit(StageEvaluator(dataflow), self._budget_bytes, solution.decisions)
+        return None if planned is None else self._moved(dataflow, planned, int(points.max()))
 
     def _planned(self, points: numpy.ndarray, allowance_bytes: int, *, thorough: bool) -> MovingPlan | None:
         """The plan with so much of what outlives the step at each point, or None if activations do not fit beside it."""
-        dataflow = self._dataflow(with_resident(self._profile, points))
+        dataflow = self._planning.dataflow(with_resident(self._profile, points))
         try:
-            planned = self._make(StageEvaluator(dataflow), self._budget_bytes, thorough)
+            planned = self._planning.make(StageEvaluator(dataflow), self._budget_bytes, thorough=thorough)
         except InfeasibleBudget:
             return None
         return self._moved(dataflow, planned, allowance_bytes)
@@ -156,10 +186,18 @@ class MovingPlanner:
     def _moved(self, dataflow: Dataflow, planned: PolicyOutcome, allowance_bytes: int) -> MovingPlan | None:
         schedule = planned.schedule
         others = occupancy(self._bare, schedule.actions, schedule.recomputed).point_bytes
-        found = residence(self._cycle, self._cycle.room_bytes(self._budget_bytes, others))
-        if found is None:
-            return None
-        return MovingPlan(allowance_bytes, dataflow, planned, found, simulate_moving(self._bare, schedule, found))
+        room_bytes = self._cycle.room_bytes(self._budget_bytes, others)
+        plans = []
+        orders: tuple[Order, ...] = ("used last", "gradients stay")
+        if len(self._cycle.tensors) <= FEW:
+            orders = (*orders, "fits best")
+        for share, order in product(AHEAD_SHARES, orders):
+            found = residence(self._cycle, room_bytes, int(share * self._budget_bytes), order)
+            if found is None:
+                return None
+            step = simulate_moving(self._bare, schedule, found, detail=False)
+            plans.append(MovingPlan(allowance_bytes, dataflow, planned, found, step))
+        return min(plans, key=_duration)
 
 
 def _duration(plan: MovingPlan) -> tuple[float, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -196,24 +196,8 @@ def _plan_moving(profile: Profile, budget_bytes: int, options: PlanOptions, **ot
     Raises:
         InfeasibleBudget: nothing fits; names the smallest budget for which there is such a plan.
     """
-    host_bytes = options.host_bytes(profile)
-    if host_bytes is not None:  # what outlives the step may need room for all of it
-        left_bytes = host_bytes - sum(each.size_bytes for each in profile.persistent)
-        options = replace(options, host_budget=max(1, left_bytes))
-
-    def make(evaluator: StageEvaluator, within_bytes: int, thorough: bool) -> PolicyOutcome:
-        effort: Effort = options.effort if thorough else "fast"
-        time_limit_s = options.time_limit_s * (_THOROUGH_SHARE if thorough else _QUICK_SHARE)
-        chosen = replace(options, effort=effort, explain=options.explain and thorough, time_limit_s=time_limit_s)
-        return _decide(evaluator, within_bytes, chosen, progress=others["progress"])
-
-    def solve(evaluator: StageEvaluator, cycle: Cycle) -> JointSolution | None:
-        from ..planner import solve_jointly
-
-        return solve_jointly(_request(evaluator, budget_bytes, options), cycle)
-
-    dataflow = partial(dataflow_of, region=options.region, hooked=True)
-    planner = MovingPlanner(profile, budget_bytes, dataflow, make, solve)
+    started_s = time.monotonic()
+    planner = MovingPlanner(profile, budget_bytes, _ByOptions(profile, options, others["progress"]))
     moving, infeasible = planner.best(), None
     try:
         staying = _plan_staying(profile, budget_bytes, replace(options, moves="activations"), **others)
@@ -224,10 +208,59 @@ def _plan_moving(profile: Profile, budget_bytes: int, options: PlanOptions, **ot
             return staying
         raise InfeasibleBudget(budget_bytes, _smallest_moving(profile, options), options.policy) from infeasible
     plan = pack_moving(profile, moving, planner, described(options.policy, options.policy_options), budget_bytes)
+    plan = replace(plan, planning_ms=(time.monotonic() - started_s) * 1e3)
     if staying is not None and staying.predicted_step_ms <= plan.predicted_step_ms:
         note = f"what outlives the step stays: with it moving, the step would take {format_ms(plan.predicted_step_ms)}"
         return replace(staying, notes=(*staying.notes, note))
     return plan
+
+
+class _ByOptions:
+    """Makes the parts of plans in which everything moves.
+
+    Args:
+        profile: the step, with everything.
+        options: how to plan.
+        progress: called with what is being done.
+    """
+
+    def __init__(self, profile: Profile, options: PlanOptions, progress: PlanningProgress | None) -> None:
+        host_bytes = options.host_bytes(profile)
+        if host_bytes is not None:  # what outlives the step may need room for all of it
+            left_bytes = host_bytes - sum(each.size_bytes for each in profile.persistent)
+            options = replace(options, host_budget=max(1, left_bytes))
+        self._options, self._progress = options, progress
+
+    def dataflow(self, profile: Profile) -> Dataflow:
+        """What is planned of a profile."""
+        return dataflow_of(profile, self._options.region, hooked=True)
+
+    def make(self, evaluator: StageEvaluator, budget_bytes: int, *, thorough: bool) -> PolicyOutcome:
+        """Plan activations within a budget."""
+        options, share = self._options, _THOROUGH_SHARE if thorough else _QUICK_SHARE
+        effort: Effort = options.effort if thorough else "fast"
+        chosen = replace(
+            options, effort=effort, explain=options.explain and thorough, time_limit_s=share * options.time_limit_s
+        )
+        return _decide(evaluator, budget_bytes, chosen, progress=self._progress)
+
+    def fit(self, evaluator: StageEvaluator, budget_bytes: int, decisions: Decisions) -> PolicyOutcome | None:
+        """Make a plan of these decisions, with a few more activations that leave if it does not fit without."""
+        from ..planner import fitted
+
+        return fitted(_request(evaluator, budget_bytes, self._options), decisions)
+
+    def changes(self, dataflow: Dataflow, decisions: Decisions) -> Iterator[dict[int, Choice]]:
+        """Yield the decisions with one of them changed, those on the largest activations first."""
+        from ..planner import single_changes
+
+        return single_changes(dataflow, decisions)
+
+    def solve(self, evaluator: StageEvaluator, budget_bytes: int, cycle: Cycle) -> JointSolution | None:
+        """Solve the program of everything."""
+        from ..planner import solve_jointly
+
+        return solve_jointly(_request(evaluator, budget_bytes, self._options), cycle)
 
 
 def _plan_staying(

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy
 
 from ..analysis.dataflow import Dataflow
 from ..analysis.persistence import Cycle
-from ..ir.plan import Choice, Decision, Decisions
+from ..ir.plan import Choice, Decisions
 from .candidates import Candidates
-from .contract import PlanningRequest
+from .contract import PlanningRequest, PolicyOutcome
 from .program.marks import choose_marks
 from .program.solver import Limits, SolverUnavailable, solve
 from .program.step_program import StepProgram
 from .reasons import decision_rows
 from .search.programs import FINE, OF_MANY, TOLERANCE
-from .search.trials import MANY
+from .search.rules import warm_start
+from .search.trials import MANY, Trials
 
 _SHARE = 0.3  # of the time limit
 
@@ -70,6 +72,25 @@ def solve_jointly(request: PlanningRequest, cycle: Cycle) -> JointSolution | Non
     return JointSolution(solution.bound * (1 - TOLERANCE), decisions, program.persistent.resident_points(values))
 
 
-def explained(dataflow: Dataflow, decisions: Decisions) -> tuple[Decision, ...]:
-    """One row for each activation, with the reason of what was decided."""
-    return decision_rows(Candidates(dataflow), decisions, {})
+def fitted(request: PlanningRequest, decisions: Decisions) -> PolicyOutcome | None:
+    """A plan with these decisions, or if they do not fit with a few more activations that leave; None if that does not.
+
+    Args:
+        request: what to plan for. The decisions may be for other bytes.
+        decisions: for its activations.
+    """
+    trials = Trials(request)
+    warm_start(trials, decisions)
+    best = trials.best
+    if best is None:
+        return None
+    rows = decision_rows(trials.candidates, best.decisions, {})
+    return PolicyOutcome(best.decisions, best.evaluation, trials.candidates.compute_ms, rows=rows)
+
+
+def single_changes(dataflow: Dataflow, decisions: Decisions) -> Iterator[dict[int, Choice]]:
+    """Yield the decisions with one of them changed, those on the largest activations first."""
+    for item in sorted(Candidates(dataflow).items, key=lambda item: (-item.memory_bytes, item.value)):
+        for choice in item.choices:
+            if choice != decisions.get(item.value, "keep"):
+                yield {**decisions, item.value: choice}
