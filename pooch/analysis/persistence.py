@@ -302,7 +302,7 @@ def residence_of(cycle: Cycle, moves: Sequence[PersistentMove]) -> Residence | N
     ]
     if any(not -1 <= position < cycle.count for each in absences for position in (each.leaves, each.returns, each.need)):
         return None
-    absences.sort(key=lambda each: each.need)
+    absences.sort(key=_by_need)
     gone = tuple(places[move.name, move.kind] for move in moves if not move.away)
     here_bytes = numpy.zeros(cycle.count, dtype=numpy.int64)
     for number, each in enumerate(cycle.tensors):
@@ -442,6 +442,10 @@ class _Walk:
         return min((number for number in self._next if number not in used), key=rank)
 
 
+def _by_need(absence: Absence) -> tuple[int, int]:
+    return absence.need, absence.tensor
+
+
 def _needed(cycle: Cycle, room_bytes: numpy.ndarray, walk: _Walk) -> Residence:
     """The absences without which there would not be enough room; the largest that can be done without stay first.
 
@@ -463,7 +467,7 @@ def _needed(cycle: Cycle, room_bytes: numpy.ndarray, walk: _Walk) -> Residence:
         else:
             kept.append(absence)
     gone = (number for number in walk.left_at if not cycle.uses[number])
-    return Residence(cycle, tuple(sorted(kept, key=lambda each: each.need)), here, tuple(gone))
+    return Residence(cycle, tuple(sorted(kept, key=_by_need)), here, tuple(gone))
 
 
 def _placed(cycle: Cycle, room_bytes: numpy.ndarray, found: Residence) -> Residence:

@@ -183,6 +183,12 @@ class MovingPlanner:
             return None
         return self._moved(dataflow, planned, allowance_bytes)
 
+    def _ahead_bytes(self) -> list[int]:
+        """Room in which nothing stays for long: none, shares of the budget, and that of one or two of the largest tensors."""
+        largest_bytes = max(each.allocated_bytes for each in self._cycle.tensors)
+        few = {largest_bytes, 2 * largest_bytes}
+        return sorted({int(share * self._budget_bytes) for share in AHEAD_SHARES} | few)
+
     def _moved(self, dataflow: Dataflow, planned: PolicyOutcome, allowance_bytes: int) -> MovingPlan | None:
         schedule = planned.schedule
         others = occupancy(self._bare, schedule.actions, schedule.recomputed).point_bytes
@@ -191,8 +197,8 @@ class MovingPlanner:
         orders: tuple[Order, ...] = ("used last", "gradients stay")
         if len(self._cycle.tensors) <= FEW:
             orders = (*orders, "fits best")
-        for share, order in product(AHEAD_SHARES, orders):
-            found = residence(self._cycle, room_bytes, int(share * self._budget_bytes), order)
+        for ahead_bytes, order in product(self._ahead_bytes(), orders):
+            found = residence(self._cycle, room_bytes, ahead_bytes, order)
             if found is None:
                 return None
             step = simulate_moving(self._bare, schedule, found, detail=False)

@@ -41,7 +41,7 @@ def persistent_tensors(
             continue
         uses: set[int] = set()
         if value is not None:
-            uses = {*read.get(value.id, ()), *unpacked.get(value.id, ()), *(value.touches or ())}
+            uses = {*read.get(value.id, ()), *unpacked.get(value.id, ())}  # views need no bytes
         found += _tensors_of(record, tuple(sorted(uses)), made, state_bytes, granule_bytes)
     return tuple(found)
 

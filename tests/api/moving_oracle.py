@@ -23,9 +23,9 @@ def gaps_of(cycle: Cycle) -> list[Gap]:
     for number, (each, uses) in enumerate(zip(cycle.tensors, cycle.uses, strict=True)):
         for place, use in enumerate(uses):
             is_last = place + 1 == len(uses)
-            if is_last and each.kind == "gradient":
-                continue
             following = uses[0] + cycle.count if is_last else uses[place + 1]
+            if is_last and each.kind == "gradient":
+                following = cycle.count  # where it ceases to be, wherever it is
             if following > use + 1:
                 found.append((number, use, following))
     return found
@@ -98,6 +98,8 @@ def _placed(
     returns = [need for _, _, need in spans]
     if is_ahead:
         for place, (number, leaves, need) in sorted(enumerate(spans), key=lambda each: each[1][2]):
+            if need == count and cycle.tensors[number].kind == "gradient":
+                continue
             size_bytes = cycle.tensors[number].allocated_bytes
             back = need
             while back - 1 > leaves and here[(back - 1) % count] + size_bytes <= room_bytes[(back - 1) % count]:
@@ -111,6 +113,9 @@ def _residence(cycle: Cycle, spans: Sequence[tuple[int, int, int]], returns: Seq
     absences: dict[int, list[tuple[int, int, int]]] = {}
     for place, (number, leaves, need) in enumerate(spans):
         back = need if returns is None else returns[place]
+        if need == cycle.count and cycle.tensors[number].kind == "gradient":
+            absences.setdefault(number, []).append((leaves, -1, -1))
+            continue
         absences.setdefault(number, []).append((leaves % cycle.count, back % cycle.count, need % cycle.count))
     moves = [
         PersistentMove(each.name, each.kind, each.size_bytes, tuple(absences[number]), int(each.is_written))
