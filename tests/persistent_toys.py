@@ -19,9 +19,7 @@ def persistent_profiles(max_ops: int = 10, most_parameters: int = 5) -> st.Searc
     """Random steps with random tensors that outlive them."""
     seeds = st.integers(0, 2**32 - 1)
     counts = st.integers(2, max_ops).map(lambda count: max_ops + 2 - count)  # hypothesis prefers small numbers
-    return st.builds(
-        lambda count, seed: persistent_profile(Random(seed), count, most_parameters), counts, seeds
-    )
+    return st.builds(lambda count, seed: persistent_profile(Random(seed), count, most_parameters), counts, seeds)
 
 
 def persistent_profile(random: Random, count: int, most_parameters: int = 5) -> Profile:
@@ -68,8 +66,10 @@ def with_tensors(profile: Profile, tensors: tuple[PersistentTensor, ...]) -> Pro
     )
 
 
-def layered(layers: int, *, size_bytes: int = 64, state_factor: int = 2, frozen: bool = False) -> tuple[PersistentTensor, ...]:
-    """What outlives a step of `tests.toys.chain(layers)`: a parameter for each op, with gradient and state if trained."""
+def layered(
+    layers: int, *, size_bytes: int = 64, state_factor: int = 2, frozen: bool = False
+) -> tuple[PersistentTensor, ...]:
+    """A parameter for each op of `tests.toys.chain(layers)`, with gradient and state if it is trained."""
     found: list[PersistentTensor] = []
     for layer in range(layers):
         name, backward = f"{layer}.weight", 2 * layers - 1 - layer

@@ -1,8 +1,8 @@
-"""What outlives a step, in the room that the rest of the step leaves: what stays, and when the others leave and come back.
+"""What outlives a step, in the room that the rest of it leaves: what stays, and when the others leave and come back.
 
-A step repeats, so each tensor's next use is known at any time. Where there is no room, the tensor leaves that is used last
-from then on (Belady 1966, "A study of replacement algorithms for a virtual-storage computer", section 3, MIN). Training
-does the same at run time (`machine/persistent.py`), with the uses that it has seen.
+A step repeats, so each tensor's next use is known at any time. Where there is no room, the tensor leaves that is used
+last from then on (Belady 1966, "A study of replacement algorithms for a virtual-storage computer", section 3, MIN).
+Training does the same at run time (`machine/persistent.py`), with the uses that it has seen.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..ir import PersistentMove, PersistentTensor, Profile
 from ..ir.persistent import Kind
 from ..ir.schedule import TIER_ALIGNMENT_BYTES
 
-# An optimizer's step of one parameter takes so many times its bytes besides what outlives it: PyTorch's, which work on lists,
-# make the denominator and the update.
+# An optimizer's step of one parameter takes so many times its bytes besides what outlives it: PyTorch's, which work on
+# lists, make the denominator and the update.
 SLICE_TEMPORARIES = 2
 _MOST_CYCLES = 4  # until the end of a step is like its beginning
 _MOST_AHEAD = 512  # positions by which a copy back starts ahead of need
@@ -135,9 +135,7 @@ class Cycle:
         slot_count = len(profile.ops)
         self.count = slot_count + len(self.slices)
         place = {name: slot_count + number for number, name in enumerate(self.slices)}
-        self.uses = [
-            (*each.uses, place[each.name]) if each.is_stepped else each.uses for each in self.tensors
-        ]
+        self.uses = [(*each.uses, place[each.name]) if each.is_stepped else each.uses for each in self.tensors]
         self.used: list[list[int]] = [[] for _ in range(self.count)]
         self.need_bytes = numpy.zeros(self.count, dtype=numpy.int64)
         self.temporary_bytes = numpy.zeros(self.count, dtype=numpy.int64)
@@ -157,7 +155,8 @@ class Cycle:
         """int64 array of shape (2 * ops,): what the tensors may take at each point.
 
         Args:
-            allowance_bytes: at all points, but for those at which the step uses more, or at which there are not as many.
+            allowance_bytes: at all points, but for those at which the step uses more, or at which there are not as
+                many.
         """
         points = present_points(self.profile)
         needed = numpy.repeat(self.need_bytes[: len(self.profile.ops)], 2)
@@ -297,10 +296,10 @@ def residence_of(cycle: Cycle, moves: Sequence[PersistentMove]) -> Residence | N
     places = {(each.name, each.kind): number for number, each in enumerate(cycle.tensors)}
     if not all((move.name, move.kind) in places for move in moves):
         return None
-    absences = [
-        Absence(places[move.name, move.kind], *stretch) for move in moves for stretch in move.away
-    ]
-    if any(not -1 <= position < cycle.count for each in absences for position in (each.leaves, each.returns, each.need)):
+    absences = [Absence(places[move.name, move.kind], *stretch) for move in moves for stretch in move.away]
+    if any(
+        not -1 <= position < cycle.count for each in absences for position in (each.leaves, each.returns, each.need)
+    ):
         return None
     absences.sort(key=_by_need)
     gone = tuple(places[move.name, move.kind] for move in moves if not move.away)
@@ -332,9 +331,9 @@ def residence(
         cycle: the step.
         room_bytes: int64 array: what the tensors, and the temporaries of slices, may take at each position.
         ahead_bytes: room in which nothing stays, so that what is used next can come while something leaves.
-        order: who leaves first. "used last": the one that is used last; a gradient that has been used, for one copy out.
-            "gradients stay": the same, but for such gradients. "fits best": the smallest that makes enough room, and
-            among these the one that is used last, for which all tensors are looked at for each that leaves.
+        order: who leaves first. "used last": the one that is used last; a gradient that has been used, for one copy
+            out. "gradients stay": the same, but for such gradients. "fits best": the smallest that makes enough room,
+            and among these the one that is used last, for which all tensors are looked at for each that leaves.
     """
     room_bytes = room_bytes - cycle.temporary_bytes
     if (cycle.need_bytes > room_bytes).any():
@@ -388,7 +387,7 @@ class _Walk:
         self.away_at_end = frozenset(self.left_at)
 
     def close(self) -> None:
-        """Let the end be like the beginning: what was there comes back by then, and what was not leaves as a step begins."""
+        """Let the end be like the beginning: what was there comes back by then; what was not leaves as a step begins."""
         for number in self.away_at_end - self.away_at_start:
             self.absences.append((number, self.left_at[number], self._cycle.count))
         late = self.away_at_start - self.away_at_end
@@ -432,7 +431,7 @@ class _Walk:
         self.left_at[number] = position
 
     def _best_fit(self, used: set[int], missing_bytes: int) -> int:
-        """The smallest tensor that makes enough room, or the largest where none does; the one that is used last of several."""
+        """The smallest tensor that makes enough room, or the largest where none does; of several the one used last."""
 
         def rank(number: int) -> tuple[bool, int, int]:
             size_bytes = self._cycle.tensors[number].allocated_bytes
@@ -456,7 +455,9 @@ def _needed(cycle: Cycle, room_bytes: numpy.ndarray, walk: _Walk) -> Residence:
     for number, left_at, need in walk.absences:
         # What was away at the beginning left in the step before, where it leaves in this one.
         leaves = left_at if left_at >= 0 else walk.left_at[number]
-        absences.append(Absence(number, leaves, need % count, need % count) if need >= 0 else Absence(number, leaves, -1, -1))
+        absences.append(
+            Absence(number, leaves, need % count, need % count) if need >= 0 else Absence(number, leaves, -1, -1)
+        )
     kept = []
     for absence in sorted(absences, key=lambda each: -cycle.tensors[each.tensor].allocated_bytes):
         size_bytes = cycle.tensors[absence.tensor].allocated_bytes

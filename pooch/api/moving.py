@@ -1,8 +1,8 @@
 """Plans in which also leaves what outlives a step: how the budget is shared between it and the activations.
 
-What outlives the step gets an allowance, and activations are planned in the rest of the budget. Where they leave more, it has
-that too. The more it has, the less of it is copied, and the more activations leave; the allowance with the shortest step is
-looked for.
+What outlives the step gets an allowance, and activations are planned in the rest of the budget. Where they leave more,
+it has that too. The more it has, the less of it is copied, and the more activations leave; the allowance with the
+shortest step is looked for.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Planning(Protocol):
 
     def solve(self, evaluator: StageEvaluator, budget_bytes: int, cycle: Cycle) -> JointSolution | None:
         """Solve the program of everything, for the step without what could leave of what outlives it."""
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ class MovingPlanner:
         return self._climbed(best)
 
     def _climbed(self, best: MovingPlan) -> MovingPlan:
-        """Change single decisions on activations as long as the step becomes shorter. Where there are many, few are tried."""
+        """Change single decisions on activations as long as the step becomes shorter; where there are many, few."""
         left = CHANGES_WORK // len(self._profile.ops)
         improves = True
         while improves and left > 0 and best.step.timeline.step_ms > self.bound_ms * (1 + OPTIMAL_GAP):
@@ -175,7 +174,7 @@ class MovingPlanner:
         return None if planned is None else self._moved(dataflow, planned, int(points.max()))
 
     def _planned(self, points: numpy.ndarray, allowance_bytes: int, *, thorough: bool) -> MovingPlan | None:
-        """The plan with so much of what outlives the step at each point, or None if activations do not fit beside it."""
+        """The plan with so much of what outlives the step at each point, or None if activations do not fit."""
         dataflow = self._planning.dataflow(with_resident(self._profile, points))
         try:
             planned = self._planning.make(StageEvaluator(dataflow), self._budget_bytes, thorough=thorough)
@@ -184,7 +183,7 @@ class MovingPlanner:
         return self._moved(dataflow, planned, allowance_bytes)
 
     def _ahead_bytes(self) -> list[int]:
-        """Room in which nothing stays for long: none, shares of the budget, and that of one or two of the largest tensors."""
+        """Room in which nothing stays for long: none, shares of the budget, one or two of the largest tensors."""
         largest_bytes = max(each.allocated_bytes for each in self._cycle.tensors)
         few = {largest_bytes, 2 * largest_bytes}
         return sorted({int(share * self._budget_bytes) for share in AHEAD_SHARES} | few)

@@ -81,8 +81,9 @@ def plan(
         microbatches_in_flight: how many forward passes at most precede the backward pass of the first of them, as for a
             pipeline's stage (`pooch.microbatches_in_flight`) or retained forward passes. The profile is that of one;
             budget, predicted peak and host budget are for all of them.
-        moves: what may leave: "activations", or "all": parameters, buffers, gradients and the optimizer's state as well,
-            where the step is shorter with them moving, or fits in no other way. `pooch.apply` then needs the optimizer.
+        moves: what may leave: "activations", or "all": parameters, buffers, gradients and the optimizer's state as
+            well, where the step is shorter with them moving, or fits in no other way. `pooch.apply` then needs the
+            optimizer.
         progress: called with what is being done and the share that is done.
 
     Raises:

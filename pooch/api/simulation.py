@@ -42,7 +42,8 @@ def simulate(profile: Profile | str | Path, plan: Plan | str | Path) -> Timeline
 
 
 def simulate_moves_of(profile: Profile, plan: Plan) -> MovingStep | None:
-    """Predict one of many equal steps in which also leaves what outlives them, or return None if under the plan it stays.
+    """Predict one of many equal steps in which also leaves what outlives them, or return None if under the plan it
+    stays.
 
     Args:
         profile: the measured step.

@@ -11,7 +11,13 @@ CHOICES = {"keep": "#708CA8", "swap": "#009E73", "recompute": "#C07C00", "split"
 LETTERS = {"keep": "k", "swap": "s", "recompute": "r", "split": "x"}
 HATCHES = {"keep": "", "swap": "////", "recompute": "....", "split": "xxxx"}  # as matplotlib writes them
 
-KINDS = {"op": CHOICES["keep"], "replay": CHOICES["recompute"], "stall": "#C23B22", "copy": CHOICES["swap"], "move": "#A64CA6"}
+KINDS = {
+    "op": CHOICES["keep"],
+    "replay": CHOICES["recompute"],
+    "stall": "#C23B22",
+    "copy": CHOICES["swap"],
+    "move": "#A64CA6",
+}
 KIND_HATCHES = {"op": "", "replay": HATCHES["recompute"], "stall": "xxxx", "copy": "", "move": "\\\\"}
 
 # What outlives a step, under the curve of memory.

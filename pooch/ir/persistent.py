@@ -1,7 +1,8 @@
 """What outlives the step: the tensors of which a step uses each at known slots, and how a plan moves them. No torch.
 
-A step repeats, so its end is its beginning. Its *positions* are the slots of the profile, and after them one for each slice
-of the optimizer's step, of which each steps one parameter. What is away at the last position is away at the first.
+A step repeats, so its end is its beginning. Its *positions* are the slots of the profile, and after them one for each
+slice of the optimizer's step, of which each steps one parameter. What is away at the last position is away at the
+first.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class PersistentMove:
         name: of the tensor, as in the profile.
         kind: what it is.
         size_bytes: that each copy moves.
-        away: (position at whose entry it leaves, position at whose entry its copy back starts, position that needs it), in
-            order of leaving. Where the second is not after the first, it is away across the end of the step. Both are -1
-            for a gradient that nothing uses again.
+        away: (position at whose entry it leaves, position at whose entry its copy back starts, position that needs it),
+            in order of leaving. Where the second is not after the first, it is away across the end of the step. Both
+            are -1 for a gradient that nothing uses again.
         copies_out: in each step; 0 where the copy in the tier stays right.
     """
 

@@ -109,8 +109,8 @@ class Plan(Document):
         accumulates: whether gradients are expected before the step, as in the profile.
         splits: calls that run in slices under the plan. Ids and slots are then those of `Profile.split`.
         banned: recomputed values, by id, whose replays gave other bits in an earlier run; they are copied instead.
-        persistent: what of parameters, buffers, gradients and the optimizer's state leaves in each step; None: all of them
-            stay.
+        persistent: what of parameters, buffers, gradients and the optimizer's state leaves in each step; None: all of
+            them stay.
     """
 
     format_name: ClassVar[str] = "pooch-plan"

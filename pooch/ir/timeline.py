@@ -27,8 +27,8 @@ class Interval:
         stream: which stream.
         kind: what it is; "move": a copy of something that outlives the step.
         slot: at which it was issued.
-        target: op index, or value id for copies and stalls. For moves, the place among what outlives the step; -1 for stalls
-            because of one.
+        target: op index, or value id for copies and stalls. For moves, the place among what outlives the step; -1 for
+            stalls because of one.
         start_ms: since the step began.
         end_ms: since the step began.
     """

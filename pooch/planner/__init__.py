@@ -41,7 +41,9 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(("SEARCHES", "find_policy", "policy_names"), "policies")
-_HOMES |= dict.fromkeys(("JointSolution", "fitted", "single_changes", "joint_program", "solve_jointly"), "joint")  # the others are in `planner`
+_HOMES |= dict.fromkeys(
+    ("JointSolution", "fitted", "single_changes", "joint_program", "solve_jointly"), "joint"
+)  # the others are in `planner`
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,8 @@ class JointSolution:
     Attributes:
         bound_ms: no plan under the budget is faster in the simulator's model, whatever moves; inf where nothing fits.
         decisions: for activations; empty where the solver found none.
-        resident_points: int64 array of shape (2 * ops,): what of the tensors that outlive the step is there at each point.
+        resident_points: int64 array of shape (2 * ops,): what of the tensors that outlive the step is there at each
+            point.
     """
 
     bound_ms: float

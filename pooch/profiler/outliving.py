@@ -31,8 +31,8 @@ def persistent_tensors(
         unpacked.setdefault(unpack.value, []).append(slot)
     read: dict[int, list[int]] = {}
     for slot, op in enumerate(assembly.recorder.ops):
-        for value in op.reads:
-            read.setdefault(value, []).append(slot)
+        for number in op.reads:
+            read.setdefault(number, []).append(slot)
     made = _gradients(assembly)
     found: list[PersistentTensor] = []
     for record in assembly.recorder.outliving:
@@ -76,7 +76,8 @@ def _tensors_of(
 def _gradients(assembly: StepAssembly) -> dict[str, tuple[int, int]]:
     """Returns {name of a parameter: (the slot that makes its gradient, the bytes that it takes)}.
 
-    Gradients that were there before the step, and those that share a storage, as the buckets of DDP do, are not among them.
+    Gradients that were there before the step, and those that share a storage, as the buckets of DDP do, are not among
+    them.
     """
     last_ns = assembly.spans[-1].end_ns
     holders = Counter(address for _, address in assembly.record.gradients)

@@ -153,7 +153,9 @@ def moves_text(persistent: PersistentPlan) -> str:
         size_bytes = sum(move.size_bytes for move in persistent.moves if move.kind == kind)
         if size_bytes:
             parts.append(f"{format_bytes(size_bytes)} of {name}")
-    copied = f"{format_bytes(persistent.copied_out_bytes)} copied out and {format_bytes(persistent.copied_in_bytes)} back"
+    copied = (
+        f"{format_bytes(persistent.copied_out_bytes)} copied out and {format_bytes(persistent.copied_in_bytes)} back"
+    )
     waiting = f", {format_ms(persistent.optimizer_ms)} of the step for the optimizer" if persistent.optimizer_ms else ""
     return f"{', '.join(parts)}: {copied} in each step{waiting}"
 

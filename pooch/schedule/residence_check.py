@@ -43,7 +43,9 @@ def verify_residence(residence: Residence, timeline: Timeline, budget_bytes: int
                 here[position] += each.allocated_bytes
     for position, (counted, said) in enumerate(zip(here, residence.here_bytes.tolist(), strict=True)):
         if counted != said:
-            raise InvalidSchedule(f"{counted} bytes of what outlives the step are there at position {position}, not {said}")
+            raise InvalidSchedule(
+                f"{counted} bytes of what outlives the step are there at position {position}, not {said}"
+            )
     if timeline.peak_bytes > budget_bytes:
         over = format_bytes(timeline.peak_bytes - budget_bytes)
         raise InvalidSchedule(f"the step takes {over} more than the budget of {format_bytes(budget_bytes)}")

@@ -24,8 +24,8 @@ class MovingStep:
     Attributes:
         timeline: of the step with everything in its bytes. What comes after the backward pass is in its duration alone.
         residence: who of what outlives the step is away when.
-        optimizer_ms: what of the duration comes after the backward pass: copies for the optimizer's step, in so far as they
-            are waited for. What the optimizer computes is not in it.
+        optimizer_ms: what of the duration comes after the backward pass: copies for the optimizer's step, in so far as
+            they are waited for. What the optimizer computes is not in it.
     """
 
     timeline: Timeline
@@ -33,13 +33,11 @@ class MovingStep:
     optimizer_ms: float
 
 
-def simulate_moving(
-    dataflow: Dataflow, schedule: Schedule, residence: Residence, *, detail: bool = True
-) -> MovingStep:
+def simulate_moving(dataflow: Dataflow, schedule: Schedule, residence: Residence, *, detail: bool = True) -> MovingStep:
     """Predict one of many equal steps under a schedule.
 
-    What is still being copied when a step ends is in the way of the next one, so the step counts that lasts as long as the
-    one before it.
+    What is still being copied when a step ends is in the way of the next one, so the step counts that lasts as long as
+    the one before it.
 
     Args:
         dataflow: of the step without what could leave of what outlives it.

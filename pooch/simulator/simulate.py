@@ -66,6 +66,7 @@ class Play:
         self.intervals: list[Interval] = []
 
     def run(self, schedule: Schedule) -> None:
+        """Play a step."""
         done = 0
         for action in schedule.actions:
             if action.slot > done:
@@ -76,6 +77,7 @@ class Play:
         self.reach_host()
 
     def run_ops(self, begin: int, end: int) -> None:
+        """Run the ops of some slots one after the other."""
         compute, starts, now_ms, host_ms = self.streams.compute, self.slot_start_ms, self.now_ms, self._host_ms
         for slot in range(begin, end):
             now_ms = max(now_ms, host_ms)
@@ -91,6 +93,7 @@ class Play:
         self.now_ms = max(self.now_ms, self._host_ms)
 
     def do(self, action: Action) -> None:
+        """Do one thing at the entry of a slot."""
         kind, target = action.kind, action.target
         if kind == "replay":
             self.reach_host()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pooch.analysis.dataflow import Dataflow
 from pooch.analysis.persistence import (
     SLICE_TEMPORARIES,
     Cycle,
@@ -21,11 +22,10 @@ from pooch.analysis.persistence import (
     with_resident,
 )
 from pooch.ir import PersistentTensor, Profile
-from pooch.schedule import verify_residence
-from pooch.simulator import simulate_moving
-from pooch.analysis.dataflow import Dataflow
 from pooch.ir.profile import InFlight
 from pooch.ir.schedule import Schedule
+from pooch.schedule import verify_residence
+from pooch.simulator import simulate_moving
 from tests.persistent_toys import layered, persistent_profiles, total_points, with_tensors
 from tests.toys import FAST_LINK, chain
 
@@ -71,7 +71,7 @@ def copied_back(cycle: Cycle, room: int) -> int:
 
 
 def fewest_copied_back(cycle: Cycle, room: int) -> int:
-    """The fewest bytes copied back by any choice of gaps in which tensors of one size are away, in a step like all others."""
+    """The fewest bytes copied back by any choice of gaps in which tensors of one size are away."""
     gaps = []
     for number, uses in enumerate(cycle.uses):
         for place, use in enumerate(uses):
@@ -99,7 +99,9 @@ def test_no_choice_copies_less_where_sizes_are_equal(seed: int) -> None:
     profile = chain(3, link=FAST_LINK)
     slots = range(len(profile.ops))
     tensors = tuple(
-        PersistentTensor(f"p{n}", "parameter", 8, 8, tuple(sorted(random.sample(slots, random.choice([1, 2])))), False, False)
+        PersistentTensor(
+            f"p{n}", "parameter", 8, 8, tuple(sorted(random.sample(slots, random.choice([1, 2])))), False, False
+        )
         for n in range(4)
     )
     cycle = Cycle(with_tensors(profile, tensors))
@@ -138,7 +140,9 @@ def test_state_is_away_in_the_step_and_comes_for_its_slice() -> None:
     room_bytes[len(profile.ops) :] += 2 * 4 * 64
     found = residence(cycle, room_bytes)
     assert found is not None
-    coming_back = [absence for absence in found.absences if absence.returns >= 0]  # but for gradients that are done with
+    coming_back = [
+        absence for absence in found.absences if absence.returns >= 0
+    ]  # but for gradients that are done with
     assert {cycle.tensors[absence.tensor].kind for absence in coming_back} == {"state"}
     for move in (move for move in found.moves() if move.kind == "state"):
         ((leaves, returns, need),) = move.away

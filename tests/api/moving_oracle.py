@@ -1,4 +1,4 @@
-"""Tries everything on small steps: each decision on activations, with each choice of gaps in which something is away."""
+"""Tries everything on small steps: each decision on activations, with each choice of who is away when."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def gaps_of(cycle: Cycle) -> list[Gap]:
 def fastest_ms(profile: Profile, budget_bytes: int) -> float | None:
     """The shortest step that any of it leads to, or None if nothing fits.
 
-    Of each choice of gaps, tensors leave as early or as late as they can, and come back at once or as early as there is room.
+    Of each choice of gaps, tensors leave as early or as late as they can, and come back at once or as early as there is
+    room.
     """
     cycle, bare = Cycle(profile), Dataflow(with_resident(profile))
     best: float | None = None
@@ -125,5 +126,3 @@ def _residence(cycle: Cycle, spans: Sequence[tuple[int, int, int]], returns: Seq
     found = residence_of(cycle, moves)
     assert found is not None
     return found
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -20,7 +21,9 @@ from tests.toys import FAST_LINK, chain
 LINK = Link("toy tier", 0.1, 0.1, 64.0, 64.0)
 
 
-def step(layers: int = 6, *, size_bytes: int = 64, activation_bytes: int = 64, link: Link = LINK, frozen: bool = False) -> Profile:
+def step(
+    layers: int = 6, *, size_bytes: int = 64, activation_bytes: int = 64, link: Link = LINK, frozen: bool = False
+) -> Profile:
     return with_tensors(
         chain(layers, size_bytes=activation_bytes, link=link), layered(layers, size_bytes=size_bytes, frozen=frozen)
     )
@@ -121,9 +124,10 @@ def test_more_memory_is_not_slower() -> None:
     profile = step(8, activation_bytes=32)
     low, high = smallest(profile, "all"), profile.peak_bytes
     times_ms = [
-        planned(profile, int(low + share * (high - low)), explain=False).predicted_step_ms for share in (0, 0.25, 0.5, 0.75, 1)
+        planned(profile, int(low + share * (high - low)), explain=False).predicted_step_ms
+        for share in (0, 0.25, 0.5, 0.75, 1)
     ]
-    for less_ms, more_ms in zip(times_ms, times_ms[1:], strict=False):
+    for less_ms, more_ms in pairwise(times_ms):
         assert more_ms <= less_ms * 1.02
 
 

@@ -26,7 +26,7 @@ STEPS = {
 
 
 def best_and_planned(profile: Profile, share: float) -> tuple[float | None, float, float]:
-    """The shortest step of all, that of the plan, and the bound, so far from the smallest budget to the in-core peak."""
+    """The shortest step of all, that of the plan, and the bound, so far above the smallest budget."""
     least_bytes = pooch.smallest_budget(profile, region="step", moves="all")
     budget_bytes = int(least_bytes + share * (profile.peak_bytes - least_bytes))
     plan = pooch.plan(profile, budget_bytes, region="step", moves="all", explain=False)

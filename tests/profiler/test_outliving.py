@@ -43,8 +43,8 @@ def test_parameters_gradients_and_state_with_their_uses() -> None:
         assert list(found) == names, kind
         assert {each.size_bytes for each in found.values()} == {size_bytes}
         assert all(each.is_written and each.is_stepped for each in found.values())
-    # AND each weight is used by an op of the forward pass and by one of the backward pass, but for the first one: nothing
-    # needs the gradient of the input
+    # AND each weight is used by an op of the forward pass and by one of the backward pass, but for the first one:
+    # nothing needs the gradient of the input
     parameters = of(profile, "parameter")
     for name, each in parameters.items():
         forward = [slot for slot in each.uses if slot < profile.forward_ops]

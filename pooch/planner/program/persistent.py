@@ -1,7 +1,7 @@
 """The part of the program about what outlives the step: who of it is away in which gap between two uses.
 
-A step repeats, so there is a gap across its end as well. Tensors of equal size with gaps between the same intervals are one
-class, as layers make them, so the program grows with marks and not with parameters.
+A step repeats, so there is a gap across its end as well. Tensors of equal size with gaps between the same intervals are
+one class, as layers make them, so the program grows with marks and not with parameters.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy
 
@@ -87,7 +88,9 @@ class PersistentFamilies:
         self.slice_marks = len(self.marks) - len(marks.slots)
         self.classes = self._make_classes()
         self.away = {
-            (i.number, g): problem.new(f"away_{i}_{g}", float(i.count)) for i in self.classes for g in range(len(i.gaps))
+            (i.number, g): problem.new(f"away_{i}_{g}", float(i.count))
+            for i in self.classes
+            for g in range(len(i.gaps))
         }
         intervals = len(marks.slots) + 1 + self.slice_marks + 1
         self._in = [problem.new(f"moved_in_{t}") for t in range(intervals)]
@@ -102,7 +105,10 @@ class PersistentFamilies:
             gaps = self._gaps(number)
             born = bisect_left(self.marks, cycle.born(number))
             kinds[each.size_bytes, each.allocated_bytes, each.is_written, gaps, born] += 1
-        return [TensorClass(number, count, *facts[:3], facts[3], facts[4]) for number, (facts, count) in enumerate(kinds.items())]
+        return [
+            TensorClass(number, count, *facts[:3], facts[3], facts[4])
+            for number, (facts, count) in enumerate(kinds.items())
+        ]
 
     def _gaps(self, tensor: int) -> tuple[TensorGap, ...]:
         """Return the gaps of a tensor that contain a mark."""
@@ -110,8 +116,8 @@ class PersistentFamilies:
         if not uses:
             return (TensorGap(0, count, -1, False),)
         is_gradient = each.kind == "gradient"
-        gaps = []
-        for use, following in zip(uses, uses[1:], strict=False):
+        gaps: list[TensorGap] = []
+        for use, following in pairwise(uses):
             first, end = self._mark_after(use), self._mark_at(following)
             gaps.append(TensorGap(first, end, self._interval(following), is_gradient and not gaps))
         across = count if is_gradient else count + self._mark_at(uses[0])
@@ -133,8 +139,9 @@ class PersistentFamilies:
     def _add_copies(self, link: Link) -> None:
         """All that leaves in a gap is back at its end; what was written is copied out once in each step.
 
-        Variables early_t: copies back, in ms, that are made by mark t for uses after it: what they bring is there. late_t:
-        copies out that are to be made by mark t, before their tensors can leave. Both go across the end of the step.
+        Variables early_t: copies back, in ms, that are made by mark t for uses after it: what they bring is there.
+        late_t: copies out that are to be made by mark t, before their tensors can leave. Both go across the end of the
+            step.
         """
         ending: Amounts = {}  # by interval: copies back that have to be made by its end
         beginning: Amounts = {}  # by mark: copies out of what was written, and leaves right after that
@@ -162,9 +169,10 @@ class PersistentFamilies:
     def _balance(self, name: str, moved: list[Variable], amounts: Amounts, *, sign: float) -> list[Variable]:
         """Variables for what is made but not due (sign -1), or due but not made (sign 1), by each mark.
 
-        The intervals are those of the marks, and what the step ends with it has begun with. Early copies are at least what
-        is made less what is due: all copies back are for some gap. Late ones are at least what is due less what is made,
-        which may be for something else.
+        The intervals are those of the marks, and what the step ends with it has begun with. Early copies are at least
+        what
+        is made less what is due: all copies back are for some gap. Late ones are at least what is due less what is
+        made, which may be for something else.
         """
         first = self._problem.new(f"{name}_first")
         found = []

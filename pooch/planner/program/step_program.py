@@ -36,8 +36,8 @@ class StepProgram:
             as workspace of replays). With a reserve the program is no longer a relaxation.
         least_bytes: activations smaller than this are left out, which can only lower the optimum.
         merge: take together activations that appear in the same rows, as repeated blocks make them.
-        cycle: the step with what outlives it, which may leave as well; the candidates are then those of the step without
-            it. None: it stays.
+        cycle: the step with what outlives it, which may leave as well; the candidates are then those of the step
+            without it. None: it stays.
     """
 
     def __init__(
