@@ -387,7 +387,7 @@ class _Walk:
         self.away_at_end = frozenset(self.left_at)
 
     def close(self) -> None:
-        """Let the end be like the beginning: what was there comes back by then; what was not leaves as a step begins."""
+        """Let the end be like the beginning: what was there comes back by then; what was not leaves at the start."""
         for number in self.away_at_end - self.away_at_start:
             self.absences.append((number, self.left_at[number], self._cycle.count))
         late = self.away_at_start - self.away_at_end
