@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 import pooch
 from pooch.analysis.persistence import can_move
+from pooch.api.options import PlanOptions
+from pooch.api.planning import plan_with
 from pooch.errors import InfeasibleBudget, PlanMismatch, UsageError
 from pooch.ir import Link, Plan, Profile
 from tests.persistent_toys import layered, persistent_profile, with_tensors
-from tests.toys import FAST_LINK, chain
+from tests.toys import FAST_LINK, chain, in_full
 
 LINK = Link("toy tier", 0.1, 0.1, 64.0, 64.0)
 
@@ -110,6 +112,14 @@ def test_a_plan_is_saved_and_simulated_as_it_was_made(tmp_path: Path) -> None:
     assert sum(profile.persistent[each.target].size_bytes for each in moves if each.stream == "copy_in") == (
         plan.persistent.copied_in_bytes
     )
+
+
+def test_planning_in_another_process_is_the_same() -> None:
+    profile = step(activation_bytes=16)
+    options = PlanOptions(region="step", moves="all", explain=False)
+    aside = plan_with(profile, profile.persistent_bytes // 2, options, aside=True)
+    here = plan_with(profile, profile.persistent_bytes // 2, options)
+    assert in_full(replace(aside, planning_ms=0.0)) == in_full(replace(here, planning_ms=0.0))
 
 
 def test_a_plan_for_other_parameters_is_refused() -> None:
