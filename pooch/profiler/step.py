@@ -26,6 +26,7 @@ from ..executor.statistics import RunStats
 from ..executor.step import Step
 from ..ground.errors import ProfileError
 from ..machine import Value
+from ..machine.values import Storage
 from ..torchtools.effects import written_tensors
 from ..torchtools.memory_trace import CollectorOff, MemoryTrace, MemoryTracer, marker
 from ..torchtools.mode_stacks import LooseStack, Undoing
@@ -36,7 +37,7 @@ from ..torchtools.raw_looks import RawLooks
 from ..torchtools.sharding import reshard
 from ..torchtools.split import judging_writes
 from ..torchtools.standing_aside import StepHooks
-from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
+from ..torchtools.tensors import has_plain_storage, memory_address, storage_key, storage_of
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
 from ..torchtools.watch import address_of
@@ -184,7 +185,7 @@ class StepTrace:
     def _started_tracer(self) -> MemoryTracer | ThreadTracer:
         return started_tracer(self._device)
 
-    def _moved(self, kind: str, moved: Value, pointer: int) -> None:
+    def _moved(self, kind: str, moved: Value, storage: Storage | None) -> None:
         """Mark what the evictor does. Values of other steps that are alive get numbers that no value has.
 
         What another thread has it do is not on record, unless torch's profiler follows it there, as into the thread
@@ -195,6 +196,7 @@ class StepTrace:
             return
         is_ours = moved.owner() is self._step.owner
         value = moved.number if is_ours else -self._others.setdefault(moved, 1 + len(self._others))
+        pointer = memory_address(storage) if isinstance(storage, torch.UntypedStorage) else 0
         with torch._C._DisableTorchDispatch(), marker(f"{kind} {value} {pointer} {moved.size_bytes}"):
             pass  # no call of the step, though an allocation between two calls may have asked for room
 
