@@ -128,6 +128,9 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "layouts-inference": table("layouts-inference"),
         "packing": table("packing"),
     },
+    "docs/persistent.md": {
+        "planned with everything": table("whole-budget"),
+    },
     "docs/peers.md": {
         "peers": table("peers-cpu"),
         "peers methods": more_table("peers-cpu", 0),

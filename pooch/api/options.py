@@ -9,6 +9,7 @@ from typing import Any
 
 from ..ground.errors import UsageError
 from ..ir import Profile, Region
+from ..ir.persistent import Moves
 from ..ir.plan import Bound
 from ..planner import Effort
 from .budgets import FEWEST_BYTES, parse_budget
@@ -29,6 +30,7 @@ class PlanOptions:
         effort: how long to search: "full", or "fast" for a good plan after few simulations.
         bound: what the budget bounds: "live" bytes, or the "arena" in which they lie.
         microbatches_in_flight: forward passes at most whose backward pass has not ended, this one included.
+        moves: what may leave: "activations", or "all" that the profile knows of what outlives the step as well.
 
     Raises:
         UsageError: there is no such region, effort or bound; the time limit is not positive; or the number of
@@ -44,9 +46,14 @@ class PlanOptions:
     effort: Effort = "full"
     bound: Bound = "live"
     microbatches_in_flight: int = 1
+    moves: Moves = "activations"
 
     def __post_init__(self) -> None:
         checked_region(self.region)
+        if self.moves not in ("activations", "all"):
+            raise UsageError(f"{self.moves!r} cannot be told to leave: choose activations or all")
+        if self.moves == "all" and (self.bound == "arena" or self.microbatches_in_flight > 1):
+            raise UsageError("what outlives a step has no room in an arena, and one microbatch: plan with bound='live'")
         if self.effort not in ("full", "fast"):
             raise UsageError(f"there is no effort {self.effort!r}: choose full or fast")
         if self.bound not in ("live", "arena"):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal
 
 from ..analysis.dataflow import Dataflow
 from ..ir import ExpectedOp, Plan, Profile, Schedule
 from ..ir.layout import StepLayout
 from ..ir.plan import Bound
 from ..planner import PolicyOutcome
+from ..planner.contract import FITS, OPTIMAL_GAP, gap_between
+from ..schedule import verify, verify_residence
+
+if TYPE_CHECKING:
+    from .moving import MovingPlan, MovingPlanner
 
 MANUAL: Final = "manual"  # the policy, and the status, of decisions that a person made
 
@@ -62,6 +68,40 @@ def pack_plan(
         microbatches_in_flight=profile.in_flight.microbatches,
         accumulates=profile.accumulates,
         splits=profile.splits,
+    )
+
+
+def pack_moving(profile: Profile, moving: MovingPlan, planner: MovingPlanner, policy: str, budget_bytes: int) -> Plan:
+    """Make the plan in which also leaves what outlives the step, once what it promises is checked.
+
+    Args:
+        profile: the step as it was measured.
+        moving: the plan for its activations, and what else leaves.
+        planner: what found it, and knows the lower bound.
+        policy: who decided on the activations, with its parameters.
+        budget_bytes: what was asked for.
+
+    Raises:
+        InvalidSchedule: something is not there when it is used, or the bytes exceed the budget.
+    """
+    planned = moving.planned
+    verify(moving.dataflow, planned.schedule, planned.decisions, budget_bytes)
+    verify_residence(moving.residence, moving.step.timeline, budget_bytes)
+    plan = pack_plan(moving.dataflow, planned, policy, budget_bytes)
+    step_ms = moving.step.timeline.step_ms
+    gap = gap_between(step_ms, planner.bound_ms)
+    proven: Literal["optimal", "feasible"] = "optimal" if gap <= OPTIMAL_GAP else "feasible"
+    return replace(
+        plan,
+        predicted_peak_bytes=moving.step.timeline.peak_bytes,
+        predicted_step_ms=step_ms,
+        in_core_peak_bytes=profile.peak_bytes,
+        persistent_bytes=profile.persistent_bytes,
+        lower_bound_ms=min(planner.bound_ms, step_ms),
+        gap=gap,
+        status=proven if planner.is_proven else "heuristic",
+        notes=tuple(note for note in plan.notes if note != FITS),
+        persistent=moving.persistent,
     )
 
 

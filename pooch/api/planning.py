@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..analysis.dataflow import Dataflow
+from ..analysis.persistence import Cycle, can_move, with_resident
 from ..ground.errors import InfeasibleBudget, UsageError
 from ..ground.process_limits import is_limited
 from ..ground.progress import PlanningProgress
+from ..ground.units import format_ms
 from ..ir import Choice, Decision, Decisions, Plan, Profile, Region
 from ..ir.arguments import profile_of
 from ..ir.layout import StepLayout
+from ..ir.persistent import Moves
 from ..ir.plan import Bound
-from ..planner import Effort, Evaluation, PlanningRequest, PolicyOutcome, described
+from ..planner import Effort, Evaluation, JointSolution, PlanningRequest, PolicyOutcome, described
 from ..simulator import simulate as simulate_schedule
 from .arena_fitting import ArenaFitting
 from .budgets import is_smallest, parse_budget
 from .evaluation import StageEvaluator, verified_timeline
 from .hooked import dataflow_of
+from .moving import MovingPlanner
 from .options import PlanOptions, checked_region, in_flight
-from .plan_building import MANUAL, pack_plan
+from .plan_building import MANUAL, pack_moving, pack_plan
 from .planning_aside import is_worthwhile, plan_in_child
 from .simulation import simulate
 from .splitting import in_slices, whole_or_in_slices
 
+_QUICK_SHARE, _THOROUGH_SHARE = 0.05, 0.3  # of the time limit, for each plan beside which other things move
 UNHURRIED_S = 30.0  # for the smallest budget, whatever the time limit of the plan
 
 
@@ -47,6 +52,7 @@ def plan(
     effort: Effort = "full",
     bound: Bound = "live",
     microbatches_in_flight: int = 1,
+    moves: Moves = "activations",
     progress: PlanningProgress | None = None,
 ) -> Plan:
     """Choose keep, swap or recompute for every activation so that the step fits into the budget and loses little time.
@@ -75,6 +81,9 @@ def plan(
         microbatches_in_flight: how many forward passes at most precede the backward pass of the first of them, as for a
             pipeline's stage (`pooch.microbatches_in_flight`) or retained forward passes. The profile is that of one;
             budget, predicted peak and host budget are for all of them.
+        moves: what may leave: "activations", or "all": parameters, buffers, gradients and the optimizer's state as
+            well, where the step is shorter with them moving, or fits in no other way. `pooch.apply` then needs the
+            optimizer.
         progress: called with what is being done and the share that is done.
 
     Raises:
@@ -94,6 +103,7 @@ def plan(
         effort,
         bound,
         microbatches_in_flight,
+        moves,
     )
     profile = profile_of(profile, "plan")
     if not isinstance(budget, str):
@@ -148,7 +158,11 @@ def plan_here(
 
     def make(variant: Profile, share: float) -> Plan:
         limited = replace(options, time_limit_s=share * options.time_limit_s)
-        own = [plan for plan in known if plan.region == options.region and bool(plan.splits) == bool(variant.splits)]
+        own = [
+            plan
+            for plan in known
+            if plan.region == options.region and bool(plan.splits) == bool(variant.splits) and plan.persistent is None
+        ]
         begin = start if not variant.splits else None  # its ids are those of the step whole
         return _plan_variant(variant, budget_bytes, limited, known=own, start=begin, progress=progress)
 
@@ -164,6 +178,93 @@ def _in_slices(profile: Profile, options: PlanOptions) -> Profile | None:
 
 
 def _plan_variant(
+    profile: Profile,
+    budget_bytes: int,
+    options: PlanOptions,
+    *,
+    known: Sequence[Plan],
+    start: Decisions | None,
+    progress: PlanningProgress | None,
+) -> Plan:
+    if options.moves == "all" and can_move(profile) and budget_bytes < profile.peak_bytes:
+        return _plan_moving(profile, budget_bytes, options, known=known, start=start, progress=progress)
+    return _plan_staying(profile, budget_bytes, options, known=known, start=start, progress=progress)
+
+
+def _plan_moving(profile: Profile, budget_bytes: int, options: PlanOptions, **others: Any) -> Plan:
+    """Let what outlives the step leave as well, if the step is shorter with it, or fits in no other way.
+
+    Raises:
+        InfeasibleBudget: nothing fits; names the smallest budget for which there is such a plan.
+    """
+    started_s = time.monotonic()
+    planner = MovingPlanner(profile, budget_bytes, _ByOptions(profile, options, others["progress"]))
+    moving, infeasible = planner.best(), None
+    try:
+        staying = _plan_staying(profile, budget_bytes, replace(options, moves="activations"), **others)
+    except InfeasibleBudget as error:
+        staying, infeasible = None, error
+    if moving is None:
+        if staying is not None:
+            return staying
+        raise InfeasibleBudget(budget_bytes, _smallest_moving(profile, options), options.policy) from infeasible
+    plan = pack_moving(profile, moving, planner, described(options.policy, options.policy_options), budget_bytes)
+    plan = replace(plan, planning_ms=(time.monotonic() - started_s) * 1e3)
+    if staying is not None and staying.predicted_step_ms <= plan.predicted_step_ms:
+        note = f"what outlives the step stays: with it moving, the step would take {format_ms(plan.predicted_step_ms)}"
+        return replace(staying, notes=(*staying.notes, note))
+    return plan
+
+
+class _ByOptions:
+    """Makes the parts of plans in which everything moves.
+
+    Args:
+        profile: the step, with everything.
+        options: how to plan.
+        progress: called with what is being done.
+    """
+
+    def __init__(self, profile: Profile, options: PlanOptions, progress: PlanningProgress | None) -> None:
+        host_bytes = options.host_bytes(profile)
+        if host_bytes is not None:  # what outlives the step may need room for all of it
+            left_bytes = host_bytes - sum(each.size_bytes for each in profile.persistent)
+            options = replace(options, host_budget=max(1, left_bytes))
+        self._options, self._progress = options, progress
+
+    def dataflow(self, profile: Profile) -> Dataflow:
+        """What is planned of a profile."""
+        return dataflow_of(profile, self._options.region, hooked=True)
+
+    def make(self, evaluator: StageEvaluator, budget_bytes: int, *, thorough: bool) -> PolicyOutcome:
+        """Plan activations within a budget."""
+        options, share = self._options, _THOROUGH_SHARE if thorough else _QUICK_SHARE
+        effort: Effort = options.effort if thorough else "fast"
+        chosen = replace(
+            options, effort=effort, explain=options.explain and thorough, time_limit_s=share * options.time_limit_s
+        )
+        return _decide(evaluator, budget_bytes, chosen, progress=self._progress)
+
+    def fit(self, evaluator: StageEvaluator, budget_bytes: int, decisions: Decisions) -> PolicyOutcome | None:
+        """Make a plan of these decisions, with a few more activations that leave if it does not fit without."""
+        from ..planner import fitted
+
+        return fitted(_request(evaluator, budget_bytes, self._options), decisions)
+
+    def changes(self, dataflow: Dataflow, decisions: Decisions) -> Iterator[dict[int, Choice]]:
+        """Yield the decisions with one of them changed, those on the largest activations first."""
+        from ..planner import single_changes
+
+        return single_changes(dataflow, decisions)
+
+    def solve(self, evaluator: StageEvaluator, budget_bytes: int, cycle: Cycle) -> JointSolution | None:
+        """Solve the program of everything."""
+        from ..planner import solve_jointly
+
+        return solve_jointly(_request(evaluator, budget_bytes, self._options), cycle)
+
+
+def _plan_staying(
     profile: Profile,
     budget_bytes: int,
     options: PlanOptions,
@@ -344,6 +445,7 @@ def smallest_budget(
     host_budget: int | str | None = None,
     region: Region = "model",
     microbatches_in_flight: int = 1,
+    moves: Moves = "activations",
 ) -> int:
     """The smallest budget, in bytes, that the policy is known to keep; asking `plan` for it succeeds.
 
@@ -354,12 +456,18 @@ def smallest_budget(
         host_budget: bytes that swapped activations may take in the swap tier. None: no limit.
         region: what the plan will cover, "model" or "step".
         microbatches_in_flight: as for `plan`.
+        moves: as for `plan`.
 
     Raises:
         UsageError: the policy, its parameters, the region or the host budget cannot be understood.
     """
     options = PlanOptions(
-        policy, policy_options or {}, host_budget, region=region, microbatches_in_flight=microbatches_in_flight
+        policy,
+        policy_options or {},
+        host_budget,
+        region=region,
+        microbatches_in_flight=microbatches_in_flight,
+        moves=moves,
     )
     return smallest_with(profile_of(profile, "smallest_budget"), options)
 
@@ -374,7 +482,19 @@ def smallest_with(profile: Profile, options: PlanOptions) -> int:
     return _smallest_of(profile, options)
 
 
+def _smallest_moving(profile: Profile, options: PlanOptions) -> int:
+    """The smallest budget with all that can leaving: at each point there is what it uses, and nothing else."""
+    cycle = Cycle(profile)
+    tight = with_resident(profile, cycle.allowed_points(0))
+    needed = _smallest_of(tight, replace(options, moves="activations"))
+    after_bytes = with_resident(profile).ops[-1].entry_bytes
+    slices_bytes = (cycle.need_bytes + cycle.temporary_bytes)[len(profile.ops) :]
+    return max(needed, after_bytes + int(slices_bytes.max(initial=0)))
+
+
 def _smallest_of(profile: Profile, options: PlanOptions) -> int:
+    if options.moves == "all" and can_move(profile):
+        return min(_smallest_moving(profile, options), profile.peak_bytes)
     # As `plan` has it for what does not fit.
     evaluator = StageEvaluator(dataflow_of(profile, options.region, hooked=True))
     needed = _smallest_live_bytes(evaluator, options)

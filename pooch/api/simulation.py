@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..analysis.dataflow import Dataflow
+from ..analysis.persistence import Cycle, residence_of, with_resident
 from ..ground.errors import PlanMismatch
 from ..ir import Plan, Profile, Schedule, Timeline
 from ..ir.arguments import plan_of, profile_of
+from ..schedule import verify, verify_residence
+from ..simulator import MovingStep, simulate_moving
 from ..simulator import simulate as simulate_schedule
 from .evaluation import verified_timeline
 from .hooked import dataflow_of
@@ -29,10 +32,44 @@ def simulate(profile: Profile | str | Path, plan: Plan | str | Path) -> Timeline
         InvalidSchedule: the plan's schedule cannot be executed (a file that was changed by hand).
     """
     profile, plan = profile_of(profile, "simulate"), plan_of(plan, "simulate")
+    moving = simulate_moves_of(profile, plan)
+    if moving is not None:
+        return moving.timeline
     profile = in_flight(profile.variant(plan.splits), plan.microbatches_in_flight)
     dataflow = dataflow_of(profile, plan.region, hooked=bool(plan.schedule.actions))
     check_belongs(dataflow, plan)
     return verified_timeline(dataflow, plan.schedule, plan.decisions, plan.budget_bytes or plan.predicted_peak_bytes)
+
+
+def simulate_moves_of(profile: Profile, plan: Plan) -> MovingStep | None:
+    """Predict one of many equal steps in which also leaves what outlives them, or return None if under the plan it
+    stays.
+
+    Args:
+        profile: the measured step.
+        plan: made for it.
+
+    Raises:
+        PlanMismatch: the plan was made for another profile.
+        InvalidSchedule: it cannot be executed.
+    """
+    persistent = plan.persistent
+    if persistent is None:
+        return None
+    profile = profile.variant(plan.splits)
+    dataflow = dataflow_of(with_resident(profile), plan.region, hooked=True)
+    check_belongs(dataflow, plan)
+    residence = residence_of(Cycle(profile), persistent.moves)
+    if residence is None:
+        raise PlanMismatch(
+            f"the plan is for another profile of {profile.workload} (other parameters leave): plan this profile with "
+            "`pooch plan`"
+        )
+    budget_bytes = plan.budget_bytes or plan.predicted_peak_bytes
+    verify(dataflow, plan.schedule, plan.decisions, budget_bytes)
+    step = simulate_moving(dataflow, plan.schedule, residence)
+    verify_residence(residence, step.timeline, budget_bytes)
+    return step
 
 
 def simulate_in_core(profile: Profile) -> Timeline:

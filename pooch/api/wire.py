@@ -20,6 +20,9 @@ from ..ir import (
     HookCosts,
     Link,
     Op,
+    PersistentMove,
+    PersistentPlan,
+    PersistentTensor,
     Plan,
     Profile,
     Schedule,
@@ -34,8 +37,8 @@ from .options import PlanOptions
 _NUMBERS = frozenset((int, float, bool, type(None)))
 _SCALARS = _NUMBERS | {str}
 PLANNING = (
-    Action, Decision, Device, ExpectedOp, GatheredUnit, HookCosts, InFlight, Link, ModelledRanks, Op, PlacedBlock, Plan,
-    PlanOptions, Profile, Schedule, Split, StepLayout, Value,
+    Action, Decision, Device, ExpectedOp, GatheredUnit, HookCosts, InFlight, Link, ModelledRanks, Op, PersistentMove,
+    PersistentPlan, PersistentTensor, PlacedBlock, Plan, PlanOptions, Profile, Schedule, Split, StepLayout, Value,
 )  # fmt: skip
 
 

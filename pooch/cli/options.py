@@ -106,6 +106,12 @@ bound_option = choice_option(
     "live",
     "What the budget bounds: live bytes, or the arena in which they lie.",
 )
+moves_option = choice_option(
+    "--moves",
+    ["activations", "all"],
+    "activations",
+    "What may leave the device: activations, or also parameters, buffers, gradients and the optimizer's state.",
+)
 in_flight_option = count_option(
     "--microbatches-in-flight",
     1,

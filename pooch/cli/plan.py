@@ -12,6 +12,7 @@ from .options import (
     PATH,
     budget_option,
     in_flight_option,
+    moves_option,
     output_option,
     planning_options,
     ranks_option,
@@ -21,6 +22,7 @@ from .output import print_json, print_tables, print_written, progress_shown, say
 
 if TYPE_CHECKING:
     from ..api.options import PlanOptions
+    from ..ir.persistent import Moves
 
 
 @click.command("plan")
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 @output_option(help="Where to write the plan.")
 @planning_options(region="model")
 @in_flight_option
+@moves_option
 @ranks_option
 @output_option("--write-lp", "lp_path", help="Also write the integer program as an LP file.")
 @results_options
@@ -38,6 +41,7 @@ def command(
     output: Path | None,
     options: PlanOptions,
     microbatches_in_flight: int,
+    moves: Moves,
     ranks: int,
     lp_path: Path | None,
     as_json: bool,
@@ -46,10 +50,10 @@ def command(
     from ..api.planning import plan_with, write_lp
     from ..ir import Profile
     from ..report.summaries import plan_record
-    from ..report.tables import choices_table, plan_table
+    from ..report.tables import choices_table, moves_table, plan_table
     from ..report.verdict import plan_verdict
 
-    options = replace(options, microbatches_in_flight=microbatches_in_flight)
+    options = replace(options, microbatches_in_flight=microbatches_in_flight, moves=moves)
     profile = Profile.load(profile_path).shared_by(ranks)
     with progress_shown(everything=options.time_limit_s) as progress:
         plan = plan_with(profile, budget, options, progress=progress)
@@ -61,5 +65,6 @@ def command(
         print_json(plan_record(plan) | {"output": str(output) if output else None})
     else:
         say(plan_verdict(plan))
-        print_tables(plan_table(plan), choices_table(plan))
+        moved = [] if plan.persistent is None else [moves_table(plan.persistent)]
+        print_tables(plan_table(plan), choices_table(plan), *moved)
         print_written(output)

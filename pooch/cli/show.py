@@ -86,6 +86,7 @@ def _print_tables(
     if plan is not None:
         shown += [tables.plan_table(plan), tables.choices_table(plan)]
         shown += [tables.splits_table(plan)] if plan.splits else []
+        shown += [tables.moves_table(plan.persistent)] if plan.persistent is not None else []
         longest = len(plan.choices) if show_all else tables.LONGEST_TABLE
         shown.append(tables.decisions_table(plan, longest=longest, reasons=reasons))
     if profile is not None:

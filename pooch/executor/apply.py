@@ -82,6 +82,11 @@ def apply_plan(
     if plan.device_kind != device.type:
         raise PlanMismatch(f"the plan was made for {plan.device_kind}, the model is on {device.type}: profile it there")
     check_executable(plan)
+    if plan.persistent is not None:
+        raise UsageError(
+            "the plan lets parameters, gradients or the optimizer's state leave, which pooch.apply does not do: train "
+            "with pooch.auto(model, budget, optimizer), or plan with moves='activations'"
+        )
     refuse_unrepeatable(plan, device)
     engine = make_engine(device, spill_directory, check_copies=check_copies)
     try:

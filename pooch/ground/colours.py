@@ -11,8 +11,17 @@ CHOICES = {"keep": "#708CA8", "swap": "#009E73", "recompute": "#C07C00", "split"
 LETTERS = {"keep": "k", "swap": "s", "recompute": "r", "split": "x"}
 HATCHES = {"keep": "", "swap": "////", "recompute": "....", "split": "xxxx"}  # as matplotlib writes them
 
-KINDS = {"op": CHOICES["keep"], "replay": CHOICES["recompute"], "stall": "#C23B22", "copy": CHOICES["swap"]}
-KIND_HATCHES = {"op": "", "replay": HATCHES["recompute"], "stall": "xxxx", "copy": ""}
+KINDS = {
+    "op": CHOICES["keep"],
+    "replay": CHOICES["recompute"],
+    "stall": "#C23B22",
+    "copy": CHOICES["swap"],
+    "move": "#A64CA6",
+}
+KIND_HATCHES = {"op": "", "replay": HATCHES["recompute"], "stall": "xxxx", "copy": "", "move": "\\\\"}
+
+# What outlives a step, under the curve of memory.
+PERSISTENT = {"parameter": "#4B6584", "buffer": "#708CA8", "gradient": "#CC79A7", "state": "#A64CA6"}
 
 # Of the page in both schemes, under the names that its style sheet uses.
 LIGHT = {

@@ -2,6 +2,7 @@
 
 from .consistency import check_profile
 from .executable import check_plan
+from .persistent import PersistentMove, PersistentPlan, PersistentTensor
 from .plan import Choice, Decision, Decisions, ExpectedOp, Plan, Region
 from .profile import Device, GatheredUnit, HookCosts, Link, Op, Profile, Value
 from .schedule import Action, Schedule
@@ -21,6 +22,9 @@ __all__ = [
     "Link",
     "OnlineStep",
     "Op",
+    "PersistentMove",
+    "PersistentPlan",
+    "PersistentTensor",
     "Plan",
     "Profile",
     "Region",

@@ -63,6 +63,7 @@ def _profile_faults(profile: Profile) -> Iterator[str]:
     yield from anchor_faults(profile.anchors, profile.forward_ops, len(profile.ops))
     yield from _unpack_faults(profile)
     yield from _gathered_faults(profile)
+    yield from _persistent_faults(profile)
 
 
 def _frame_faults(profile: Profile) -> Iterator[str]:
@@ -241,3 +242,35 @@ def _gathered_faults(profile: Profile) -> Iterator[str]:
             yield f"a window of unit {unit.name!r} ends before it begins"
         if any(before[1] >= after[0] for before, after in pairwise(unit.windows)):
             yield f"the windows of unit {unit.name!r} are not in ascending order"
+
+
+def _persistent_faults(profile: Profile) -> Iterator[str]:
+    """What outlives the step is named once, is used in the step, and is there in the bytes of the ops."""
+    end = len(profile.ops)
+    if len({(each.name, each.kind) for each in profile.persistent}) != len(profile.persistent):
+        yield "a tensor that outlives the step is listed twice"
+    always_bytes = 0
+    for each in profile.persistent:
+        if not are_bytes(each.size_bytes, each.allocated_bytes):
+            yield f"the {each.kind} of {each.name!r} has a size that is negative or too large"
+        if any(later <= earlier for earlier, later in pairwise(each.uses)) or not all(
+            0 <= use < end for use in each.uses
+        ):
+            yield f"the {each.kind} of {each.name!r} is used in slots that do not exist, or not in order"
+        if each.kind == "gradient" and not (each.uses and each.uses[0] >= profile.forward_ops):
+            yield f"the gradient of {each.name!r} is not made in the backward pass"
+        if each.kind in ("gradient", "state") and not each.is_stepped:
+            yield f"the {each.kind} of {each.name!r} is of no step of an optimizer"
+        always_bytes += each.allocated_bytes if each.kind != "gradient" else 0
+    if always_bytes > profile.persistent_bytes:
+        yield "what outlives the step and could leave is more than all that outlives it"
+    made_bytes = {each.uses[0]: 0 for each in profile.persistent if each.kind == "gradient" and each.uses}
+    for each in profile.persistent:
+        if each.kind == "gradient" and each.uses:
+            made_bytes[each.uses[0]] += each.allocated_bytes
+    there_bytes = always_bytes
+    for op in profile.ops:
+        entry_bytes, there_bytes = there_bytes, there_bytes + made_bytes.get(op.index, 0)
+        if op.entry_bytes < entry_bytes or op.peak_bytes < there_bytes:
+            yield f"op {op.index} has fewer bytes than what outlives the step and is there"
+            return

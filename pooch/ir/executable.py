@@ -47,6 +47,7 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
         yield "a split names an op outside of the region"
     yield from _layout_faults(plan)
     yield from _schedule_faults(plan)
+    yield from _persistent_faults(plan)
 
 
 def _number_faults(plan: Plan) -> Iterator[str]:
@@ -138,3 +139,28 @@ def _layout_faults(plan: Plan) -> Iterator[str]:
         yield "its layout is for another peak"
     if plan.bound == "arena" and plan.budget_bytes and found.total_bytes > plan.budget_bytes:
         yield f"its arena takes {found.total_bytes} bytes, over the budget of {plan.budget_bytes}"
+
+
+def _persistent_faults(plan: Plan) -> Iterator[str]:
+    """What outlives the step leaves and comes back at positions that there may be."""
+    found = plan.persistent
+    if found is None:
+        return
+    figures = (
+        found.staying_bytes,
+        found.allowance_bytes,
+        found.copied_out_bytes,
+        found.copied_in_bytes,
+        found.tier_bytes,
+    )
+    if not are_bytes(*figures) or not is_time(found.optimizer_ms):
+        yield "what it says of what outlives the step is negative or too large"
+    if len({(move.name, move.kind) for move in found.moves}) != len(found.moves):
+        yield "a tensor that outlives the step leaves twice"
+    for move in found.moves:
+        if not are_bytes(move.size_bytes) or move.copies_out not in (0, 1):
+            yield f"the {move.kind} of {move.name!r} has a size or copies that there cannot be"
+        if any(not 0 <= leaves < _MOST_SLOTS or not -1 <= back < _MOST_SLOTS for leaves, back, _ in move.away):
+            yield f"the {move.kind} of {move.name!r} leaves at a position that there cannot be"
+        if any(not -1 <= need < _MOST_SLOTS or (back < 0) != (need < 0) for _, back, need in move.away):
+            yield f"the {move.kind} of {move.name!r} comes back at a position that there cannot be"

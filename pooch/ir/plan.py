@@ -13,6 +13,7 @@ from ..ground.units import format_bytes
 from ..ground.visible import one_line
 from .files import Document
 from .layout import StepLayout
+from .persistent import PersistentPlan
 from .profile import Profile, shown_name
 from .schedule import Schedule
 from .split import Split
@@ -108,6 +109,8 @@ class Plan(Document):
         accumulates: whether gradients are expected before the step, as in the profile.
         splits: calls that run in slices under the plan. Ids and slots are then those of `Profile.split`.
         banned: recomputed values, by id, whose replays gave other bits in an earlier run; they are copied instead.
+        persistent: what of parameters, buffers, gradients and the optimizer's state leaves in each step; None: all of
+            them stay.
     """
 
     format_name: ClassVar[str] = "pooch-plan"
@@ -141,6 +144,7 @@ class Plan(Document):
     accumulates: bool = False
     splits: tuple[Split, ...] = ()
     banned: tuple[int, ...] = ()
+    persistent: PersistentPlan | None = None
 
     @property
     def decisions(self) -> dict[int, Choice]:
@@ -149,8 +153,9 @@ class Plan(Document):
 
     @property
     def host_bytes(self) -> int:
-        """Size of the swap tier, for all microbatches in flight."""
-        return self.schedule.host_bytes * self.microbatches_in_flight
+        """Size of the swap tier, for all microbatches in flight and what else leaves."""
+        moved_bytes = 0 if self.persistent is None else self.persistent.tier_bytes
+        return self.schedule.host_bytes * self.microbatches_in_flight + moved_bytes
 
     def __repr__(self) -> str:
         budget = f" of {format_bytes(self.budget_bytes)}" if self.budget_bytes else ""

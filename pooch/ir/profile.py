@@ -18,6 +18,7 @@ from ..ground.units import MOST_BYTES, format_bytes, format_ms, plural
 from ..ground.visible import one_line
 from .files import Document
 from .modelled_ranks import ModelledRanks
+from .persistent import PersistentTensor
 from .split import Split
 
 if TYPE_CHECKING:
@@ -297,6 +298,8 @@ class Profile(Document):
         splits: calls that run in slices in this step; none in plain training.
         split: the same step with calls that run in slices, or None if there is none that can or should. Its link and
             hooks are those of this profile, see `variant`.
+        persistent: what outlives the step and could leave: parameters, buffers, gradients, the optimizer's state. Those
+            of a profile without them stay.
     """
 
     format_name: ClassVar[str] = "pooch-profile"
@@ -327,6 +330,7 @@ class Profile(Document):
     ranks: ModelledRanks | None = None
     splits: tuple[Split, ...] = ()
     split: Profile | None = None
+    persistent: tuple[PersistentTensor, ...] = ()
 
     @property
     def activations(self) -> tuple[Value, ...]:

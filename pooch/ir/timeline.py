@@ -25,15 +25,16 @@ class Interval:
 
     Attributes:
         stream: which stream.
-        kind: what it is.
+        kind: what it is; "move": a copy of something that outlives the step.
         slot: at which it was issued.
-        target: op index, or value id for copies and stalls.
+        target: op index, or value id for copies and stalls. For moves, the place among what outlives the step; -1 for
+            stalls because of one.
         start_ms: since the step began.
         end_ms: since the step began.
     """
 
     stream: Stream
-    kind: Literal["op", "replay", "stall", "copy"]
+    kind: Literal["op", "replay", "stall", "copy", "move"]
     slot: int
     target: int
     start_ms: float

@@ -424,7 +424,7 @@ class Pressure:
             self.forget(value)
             return
         if self.store.on_move is not None and value.storage is None:
-            self.store.on_move("ended", value, 0)
+            self.store.on_move("ended", value, None)
         self._let_go(value)
 
     def forget(self, value: Value) -> None:

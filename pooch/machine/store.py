@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ..ground.errors import TierError
 from .speed import CopySpeed
-from .values import Memory, Place, Value
+from .values import Memory, Place, Storage, Value
 
 
 class Health(Protocol):
@@ -42,14 +42,14 @@ class Store:
         speed: Learns from copies that have ended.
 
     Attributes:
-        on_move: Called with "left", a value and its address before its bytes are dropped, with "returned", a value and
-            its new address after memory was allocated for them, and with "ended", a value and 0 if it is read no more
-            while it is not there. None: nobody wants to know.
+        on_move: Called with "left", a value and its storage before its bytes are dropped, with "returned", a value and
+            its new storage after memory was allocated for them, and with "ended", a value and None if it is read no
+            more while it is not there. None: nobody wants to know.
     """
 
     def __init__(self, memory: Memory, health: Health, speed: CopySpeed) -> None:
         self.memory, self._health, self.speed = memory, health, speed
-        self.on_move: Callable[[str, Value, int], None] | None = None
+        self.on_move: Callable[[str, Value, Storage | None], None] | None = None
 
     def start_out(self, value: Value, place: Place, stats: Counters) -> None:
         """Start to copy a value out: here -> leaving."""
@@ -87,7 +87,7 @@ class Store:
             value.ticket.wait()
             value.ticket = None
         if self.on_move is not None:
-            self.on_move("left", value, storage.data_ptr())
+            self.on_move("left", value, storage)
         value.storage = None
         return value.size_bytes if value.storage is None else 0  # an op may have begun to work on it
 
@@ -97,7 +97,7 @@ class Store:
         assert value.place is not None
         storage = self.memory.new(value.size_bytes)
         if self.on_move is not None:
-            self.on_move("returned", value, storage.data_ptr())
+            self.on_move("returned", value, storage)
         ticket = value.place.copy_in(storage)
         # No interrupt comes between the two: the value would be read too early.
         value.storage, value.ticket = storage, ticket

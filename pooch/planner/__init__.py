@@ -13,6 +13,7 @@ from .contract import Effort, Evaluation, Evaluator, MakeRule, PlanningRequest, 
 from .options import described, option_names
 
 if TYPE_CHECKING:
+    from .joint import JointSolution, fitted, joint_program, single_changes, solve_jointly
     from .planner import make_plan, smallest_plan_bytes, write_program
     from .policies import SEARCHES, find_policy, policy_names
 
@@ -21,20 +22,28 @@ __all__ = [
     "Effort",
     "Evaluation",
     "Evaluator",
+    "JointSolution",
     "MakeRule",
     "PlanningRequest",
     "Policy",
     "PolicyOutcome",
     "described",
     "find_policy",
+    "fitted",
+    "joint_program",
     "make_plan",
     "option_names",
     "policy_names",
+    "single_changes",
     "smallest_plan_bytes",
+    "solve_jointly",
     "write_program",
 ]
 
-_HOMES = dict.fromkeys(("SEARCHES", "find_policy", "policy_names"), "policies")  # the others are in `planner`
+_HOMES = dict.fromkeys(("SEARCHES", "find_policy", "policy_names"), "policies")
+_HOMES |= dict.fromkeys(
+    ("JointSolution", "fitted", "single_changes", "joint_program", "solve_jointly"), "joint"
+)  # the others are in `planner`
 
 
 def __getattr__(name: str) -> Any:

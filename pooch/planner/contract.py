@@ -19,6 +19,7 @@ Effort = Literal["full", "fast"]
 Status = Literal["optimal", "feasible", "heuristic"]
 MakeRule = Callable[[Dataflow, Callable[[], float]], Rule]  # of the profile and of what tells the time in ms
 
+FITS = "everything fits"
 INTERRUPTED = "interrupted: this is the best plan found so far"
 OPTIMAL_GAP = 0.01  # a plan whose gap is at most this is called optimal
 

@@ -69,6 +69,10 @@ class Shadow:
         """Returns the tensors that are in its state now."""
         return [tensor for each in self._optimizers for tensor in find_tensors(dict(each.state))]
 
+    def state_of(self, parameter: torch.Tensor) -> Any:
+        """Returns the state that it has now for the copy of a parameter."""
+        return self.optimizer.state.get(self._copied(parameter), {})
+
     def _copied(self, value: Any) -> Any:
         if id(value) not in self._copies:
             self._copies[id(value)] = (value, self._copy_of(value))

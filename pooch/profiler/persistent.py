@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..ground.errors import PoochError
@@ -60,6 +62,44 @@ def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.n
         return _guess(real, error)
     finally:
         random.restore(device)
+
+
+def state_by_parameter(optimizer: torch.optim.Optimizer | None, model: torch.nn.Module) -> dict[str, int]:
+    """Returns {name of a parameter: device bytes of the state that the optimizer has for it after a step}.
+
+    Where that cannot be told, there is nothing: LBFGS has one state for all parameters, and a step that fails on fake
+    tensors tells nothing.
+    """
+    if optimizer is None:
+        return {}
+    real, device = unwrapped(optimizer), model_device(model)
+    if isinstance(real, torch.optim.LBFGS):
+        return {}
+    if has_all_states(real):
+        sizes = {id(parameter): _long_bytes(state, device) for parameter, state in real.state.items()}
+    else:
+        random = RandomStates.of(device)
+        try:
+            sizes = _stepped_sizes(real, device)
+        except Exception:  # noqa: BLE001  (any optimizer of the user's may run here; its bytes are guessed elsewhere)
+            return {}
+        finally:
+            random.restore(device)
+    return {name: sizes[id(each)] for name, each in model.named_parameters() if sizes.get(id(each))}
+
+
+def _stepped_sizes(optimizer: torch.optim.Optimizer, device: torch.device) -> dict[int, int]:
+    """Returns {id of a parameter: bytes of the state that a shadow of the optimizer has for its copy after a step}."""
+    with kept_as_it_was(optimizer):
+        shadow = Shadow(optimizer)
+        shadow.step()
+        return {id(parameter): _long_bytes(shadow.state_of(parameter), device) for parameter in _trained(optimizer)}
+
+
+def _long_bytes(state: Any, device: torch.device) -> int:
+    """Returns the bytes of tensors on a device that have more than one number, as a count of steps has."""
+    tensors = (t for t in find_tensors(dict(state)) if t.ndim > 0 and t.device.type == device.type)
+    return storage_bytes(tensors, granule_bytes(device.type))
 
 
 def has_all_states(optimizer: torch.optim.Optimizer) -> bool:

@@ -17,6 +17,7 @@ from ..ground.progress import Progress, silent
 from ..ground.units import format_bytes
 from ..ir import Link, Profile
 from ..torchtools import accelerators
+from ..torchtools.accelerators import granule_bytes
 from ..torchtools.device_memory import give_memory_back, room_bytes
 from ..torchtools.malloc import return_large_blocks
 from ..torchtools.memory_trace import earlier_objects_exempt, live_bytes
@@ -27,7 +28,8 @@ from ..torchtools.training_state import model_device, training_state_kept
 from .assembly import assembled_profile
 from .device_times import device_slot_times_ms
 from .hardware import describe_device
-from .persistent import foreseen_state_bytes, gradient_bytes
+from .outliving import persistent_tensors
+from .persistent import foreseen_state_bytes, gradient_bytes, state_by_parameter
 from .pressure import EVERYTHING_STAYS, NOTHING_STAYS, evicting, saved_tensors_away, steps_under
 from .recorder import ForwardRecorder
 from .session import ProfileOptions, check_same_forward, user_errors_named
@@ -289,4 +291,7 @@ class _Profiling:
             reserved_bytes=accelerators.peak_reserved_bytes(self.device) if self.has_streams else 0,
             notes=(*persistent.notes, *notes),
             sizes="allocated" if self.has_streams else "requested",
+            persistent=persistent_tensors(
+                assembly, state_by_parameter(self.optimizer, self.model), granule_bytes(self.device.type)
+            ),
         )

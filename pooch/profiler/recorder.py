@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +55,25 @@ class OpRecord:
     refusal: str | None
     random: bool
     views: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutlivingRecord:
+    """A parameter or buffer of the models.
+
+    Attributes:
+        name: in its model, with the model's number before it where there are several.
+        is_parameter: whether it is a parameter.
+        is_trained: whether the backward pass makes a gradient for it.
+        value: what its storage holds in the forward pass, or None if no op uses it.
+        size_bytes: of its storage.
+    """
+
+    name: str
+    is_parameter: bool
+    is_trained: bool
+    value: int | None
+    size_bytes: int
 
 
 @dataclass(slots=True)
@@ -117,6 +136,7 @@ class ForwardRecorder(SilentMode):
         path: the module that is running.
         units: the units in which FSDP gathers parameters, known from the end of the forward pass on.
         unit_of: {gathered parameter: its unit}, for those that the unit's backward pass gathers again as they were.
+        outliving: parameters and buffers of the models, known from the end of the forward pass on.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -126,6 +146,7 @@ class ForwardRecorder(SilentMode):
         self.model_begin = self.model_end = -1
         self.units: tuple[ShardedUnit, ...] = ()
         self.unit_of: dict[int, int] = {}
+        self.outliving: tuple[OutlivingRecord, ...] = ()
         self.path = ModulePath(model, self._enter_model, self._leave_model)
         self._device = model_device(model)
         self._calls = 0
@@ -419,7 +440,9 @@ class ForwardRecorder(SilentMode):
         Args:
             models: the models that were run.
         """
+        models = list(models)
         self._is_over = True
+        self.note_outliving(models)
         for key, reference in self._storages.items():
             storage, value = reference(), self._value_of.get(key)
             if storage is not None and value is not None and storage.nbytes() < self.values[value].size_bytes:
@@ -428,6 +451,17 @@ class ForwardRecorder(SilentMode):
         for number, unit in enumerate(self.units):
             for storage in unit.storages:
                 self._note_gathered(number, self._value_of.get(storage._cdata, -1))
+
+    def note_outliving(self, models: Sequence[torch.nn.Module]) -> None:
+        """Notes the parameters and buffers of the models, each storage once."""
+        found: dict[int, OutlivingRecord] = {}
+        for name, tensor in named_tensors(models):
+            if has_plain_storage(tensor) and tensor.device == self._device:
+                key, is_parameter = storage_key(tensor), isinstance(tensor, torch.nn.Parameter)
+                size_bytes, value = storage_of(tensor).nbytes(), self._value_of.get(key)
+                record = OutlivingRecord(name, is_parameter, tensor.requires_grad, value, size_bytes)
+                found.setdefault(key, record)
+        self.outliving = tuple(found.values())
 
     def _note_gathered(self, unit: int, value: int) -> None:
         """Notes all values that a storage of FSDP's held, given the last. They are the same parameter, however often it
@@ -456,3 +490,12 @@ class ForwardRecorder(SilentMode):
         value.saved = True
         value.saved_outside_model |= not self.inside_model
         return value.id
+
+
+def named_tensors(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters and then the buffers of each model, with their names, which tell the models apart."""
+    for number, model in enumerate(models):
+        prefix = f"{number}." if len(models) > 1 else ""
+        for tensors in (model.named_parameters(), model.named_buffers()):
+            for name, tensor in tensors:
+                yield prefix + name, tensor

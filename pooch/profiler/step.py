@@ -14,7 +14,7 @@ from __future__ import annotations
 import atexit
 import gc
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from ..executor.statistics import RunStats
 from ..executor.step import Step
 from ..ground.errors import ProfileError
 from ..machine import Value
+from ..machine.values import Storage
 from ..torchtools.effects import written_tensors
 from ..torchtools.memory_trace import CollectorOff, MemoryTrace, MemoryTracer, marker
 from ..torchtools.mode_stacks import LooseStack, Undoing
@@ -36,12 +37,12 @@ from ..torchtools.raw_looks import RawLooks
 from ..torchtools.sharding import reshard
 from ..torchtools.split import judging_writes
 from ..torchtools.standing_aside import StepHooks
-from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
+from ..torchtools.tensors import has_plain_storage, memory_address, storage_key, storage_of
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
 from ..torchtools.watch import address_of
 from .absences import without_absences
-from .recorder import ForwardRecorder
+from .recorder import ForwardRecorder, named_tensors
 
 Forward = Callable[[], torch.Tensor]
 RUNS_BACKWARD = "the forward pass itself runs a backward pass: profile a forward that only computes the loss"
@@ -64,11 +65,15 @@ class Unpack:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A recorded step: forward ops and values, reads of saved values by the backward pass in order, memory."""
+    """A recorded step: forward ops and values, reads of saved values by the backward pass in order, memory.
+
+    `gradients` are (name of the parameter, address) of what the step has left as gradients.
+    """
 
     recorder: ForwardRecorder
     unpacks: tuple[Unpack, ...]
     trace: MemoryTrace
+    gradients: tuple[tuple[str, int], ...] = ()
 
 
 def check_loss(loss: object) -> torch.Tensor:
@@ -180,7 +185,7 @@ class StepTrace:
     def _started_tracer(self) -> MemoryTracer | ThreadTracer:
         return started_tracer(self._device)
 
-    def _moved(self, kind: str, moved: Value, pointer: int) -> None:
+    def _moved(self, kind: str, moved: Value, storage: Storage | None) -> None:
         """Mark what the evictor does. Values of other steps that are alive get numbers that no value has.
 
         What another thread has it do is not on record, unless torch's profiler follows it there, as into the thread
@@ -191,6 +196,7 @@ class StepTrace:
             return
         is_ours = moved.owner() is self._step.owner
         value = moved.number if is_ours else -self._others.setdefault(moved, 1 + len(self._others))
+        pointer = memory_address(storage) if isinstance(storage, torch.UntypedStorage) else 0
         with torch._C._DisableTorchDispatch(), marker(f"{kind} {value} {pointer} {moved.size_bytes}"):
             pass  # no call of the step, though an allocation between two calls may have asked for room
 
@@ -281,7 +287,8 @@ class StepTrace:
         unpacks = (
             replace(each, pointer=values[each.value].pointer) if each.value >= 0 else each for each in self._unpacks
         )
-        return StepRecord(self.recorder, tuple(unpacks), trace)
+        gradients = gradients_of(self.living_models(), address_of)
+        return StepRecord(self.recorder, tuple(unpacks), trace, gradients)
 
 
 class _WholeStep(StepTrace):
@@ -332,6 +339,21 @@ def record_step(forward: Forward, model: torch.nn.Module, evictor: Evictor) -> S
         raise
     finally:
         trace.stop()
+
+
+def gradients_of(
+    models: Sequence[torch.nn.Module], address: Callable[[torch.UntypedStorage], int]
+) -> tuple[tuple[str, int], ...]:
+    """Returns the names of parameters that have gradients, and where these are.
+
+    Args:
+        models: the models.
+        address: returns that of a storage.
+    """
+    parameters = [(name, each) for name, each in named_tensors(models) if isinstance(each, torch.nn.Parameter)]
+    gradients = ((name, parameter.grad) for name, parameter in parameters)
+    plain = ((name, each) for name, each in gradients if each is not None and has_plain_storage(each))
+    return tuple((name, address(storage_of(each))) for name, each in plain)
 
 
 def is_profiling() -> bool:

@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
+import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..api.simulation import simulate, simulate_in_core
-from ..ground.colours import BOUND, BUDGET, IN_CORE, KIND_HATCHES, KINDS, PLANNED
+from ..api.simulation import simulate, simulate_in_core, simulate_moves_of
+from ..ground.colours import BOUND, BUDGET, IN_CORE, KIND_HATCHES, KINDS, PERSISTENT, PLANNED
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes, format_ms
 from ..ir import Plan, Profile, Timeline
 from ..ir.files import replace_file
+from ..simulator import MovingStep
 from .curves import byte_unit, mark_passes, memory_curve, profile_title, stream_bars, time_unit
 from .layers import layer_frame
+from .summaries import PERSISTENT_NAMES
 
 _STREAM_ROWS = {"compute": 2, "copy_out": 1, "copy_in": 0}
 _MIB = 2**20
@@ -26,13 +29,16 @@ FORMATS = (".png", ".pdf", ".svg")
 def draw_plan(profile: Profile, plan: Plan) -> Figure:
     """Top: live bytes over time, in-core and planned, with the budget. Bottom: what the three streams do."""
     profile = profile.variant(plan.splits)
-    in_core, planned = simulate_in_core(profile), simulate(profile, plan)
+    in_core, step = simulate_in_core(profile), simulate_moves_of(profile, plan)
+    planned = simulate(profile, plan) if step is None else step.timeline
     figure = Figure(figsize=(10, 6.2), layout="constrained")
     memory, streams = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.15))
     divisor, unit = time_unit(max(planned.step_ms, in_core.step_ms))
     scale, byte_name = byte_unit(in_core.peak_bytes)
     _draw_curve(memory, "in-core", in_core, IN_CORE, divisor, scale)
     _draw_curve(memory, f"planned ({plan.policy})", planned, PLANNED, divisor, scale)
+    if step is not None:
+        _draw_persistent(memory, step, divisor, scale)
     if plan.budget_bytes:
         label = f"budget {format_bytes(plan.budget_bytes)}"
         memory.axhline(plan.budget_bytes / scale, color=BUDGET, linestyle="--", linewidth=1.4, label=label)
@@ -110,6 +116,19 @@ def _draw_curve(axes: Axes, name: str, timeline: Timeline, colour: str, divisor:
     time_ms, live_bytes = memory_curve(timeline)
     axes.fill_between(time_ms / divisor, live_bytes / scale, step="post", color=colour, alpha=0.15, linewidth=0)
     axes.step(time_ms / divisor, live_bytes / scale, where="post", color=colour, linewidth=1.2, label=label)
+
+
+def _draw_persistent(axes: Axes, step: MovingStep, divisor: float, scale: int) -> None:
+    """Who of what outlives the step is there, one above the other beneath the curve of the plan."""
+    time_ms, _ = memory_curve(step.timeline)
+    below: numpy.ndarray = numpy.zeros(len(time_ms))
+    for kind, points in step.residence.kind_points().items():
+        above = below + numpy.append(points, points[-1:]) / scale
+        axes.fill_between(
+            time_ms / divisor, below, above, step="post", color=PERSISTENT[kind], alpha=0.55, linewidth=0,
+            label=PERSISTENT_NAMES[kind],
+        )  # fmt: skip
+        below = above
 
 
 def _finish_memory(axes: Axes, unit: str, title: str) -> None:

@@ -11,12 +11,20 @@ from dataclasses import asdict
 
 from ..api.measure.comparison import ComparisonRow
 from ..devices import DeviceModel
-from ..ir import Device, Link, Plan, Profile, Timeline
+from ..ground.units import format_bytes, format_ms
+from ..ir import Device, Link, PersistentMove, PersistentPlan, Plan, Profile, Timeline
 from ..ir.layout import StepLayout
+from ..ir.persistent import Kind
 from .verdict import needs_no_plan
 
 Record = dict[str, object]
 
+PERSISTENT_NAMES: dict[Kind, str] = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "state": "the optimizer's state",
+}
 _COMPARED = (
     "predicted_peak_bytes",
     "predicted_step_ms",
@@ -108,7 +116,48 @@ def plan_record(plan: Plan) -> Record:
         "bound": plan.bound,
         "fits_without_a_plan": needs_no_plan(plan),
         "arena": layout_record(plan.layout) if plan.layout is not None else None,
+        "persistent": None if plan.persistent is None else _persistent_record(plan.persistent),
     }
+
+
+def _persistent_record(persistent: PersistentPlan) -> Record:
+    """What of what outlives the step leaves, in figures."""
+    by_kind = {}
+    for kind in PERSISTENT_NAMES:
+        moves = [move for move in persistent.moves if move.kind == kind]
+        out_bytes, in_bytes = copied_bytes(moves)
+        size_bytes = sum(move.size_bytes for move in moves)
+        by_kind[kind] = {
+            "leave": len(moves), "size_bytes": size_bytes, "copied_out_bytes": out_bytes, "copied_in_bytes": in_bytes,
+        }  # fmt: skip
+    return {
+        "kinds": by_kind,
+        "staying_bytes": persistent.staying_bytes,
+        "allowance_bytes": persistent.allowance_bytes,
+        "optimizer_ms": persistent.optimizer_ms,
+        "tier_bytes": persistent.tier_bytes,
+    }
+
+
+def copied_bytes(moves: Iterable[PersistentMove]) -> tuple[int, int]:
+    """What is copied out and back in each step."""
+    moves = list(moves)
+    out_bytes = sum(move.copies_out * move.size_bytes for move in moves)
+    return out_bytes, sum(move.size_bytes * sum(back >= 0 for _, back, _ in move.away) for move in moves)
+
+
+def moves_text(persistent: PersistentPlan) -> str:
+    """What of what outlives the step leaves, in one line."""
+    parts = []
+    for kind, name in PERSISTENT_NAMES.items():
+        size_bytes = sum(move.size_bytes for move in persistent.moves if move.kind == kind)
+        if size_bytes:
+            parts.append(f"{format_bytes(size_bytes)} of {name}")
+    copied = (
+        f"{format_bytes(persistent.copied_out_bytes)} copied out and {format_bytes(persistent.copied_in_bytes)} back"
+    )
+    waiting = f", {format_ms(persistent.optimizer_ms)} of the step for the optimizer" if persistent.optimizer_ms else ""
+    return f"{', '.join(parts)}: {copied} in each step{waiting}"
 
 
 def layout_record(layout: StepLayout) -> Record:

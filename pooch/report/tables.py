@@ -12,11 +12,11 @@ from rich.text import Text
 from ..api.measure.comparison import ComparisonRow, Measured
 from ..ground.colours import CHOICES
 from ..ground.units import format_bytes, format_ms
-from ..ir import Device, HookCosts, Link, Plan, Profile, Timeline
+from ..ir import Device, HookCosts, Link, PersistentPlan, Plan, Profile, Timeline
 from ..ir.layout import StepLayout
 from .fitting import Column, FittedTable, Kind
 from .layers import choice_frame, layer_frame
-from .summaries import byte_shares, is_modelled
+from .summaries import PERSISTENT_NAMES, byte_shares, copied_bytes, is_modelled, moves_text
 
 if TYPE_CHECKING:
     import pandas
@@ -59,7 +59,7 @@ def profile_table(profile: Profile, *, verbose: bool = False) -> Table:
         "device": f"{profile.device.name} ({profile.device.kind}{', modelled' if profile.device.modelled else ''})",
         "step": f"{format_ms(profile.step_ms)} in-core{_modelled(profile)}, {ops}",
         "peak": f"{format_bytes(profile.peak_bytes)} in-core",
-        "persistent": format_bytes(profile.persistent_bytes),
+        "persistent": format_bytes(profile.persistent_bytes) + _could_leave(profile),
         "activations": f"{len(profile.activations)}, {format_bytes(sizes)} in all",
         "swap tier": f"{link.tier}: {_rate(link.out_bytes_per_ms)} out, {_rate(link.in_bytes_per_ms)} in",
     }
@@ -77,6 +77,12 @@ def profile_table(profile: Profile, *, verbose: bool = False) -> Table:
     facts |= _notes(profile)
     batch = f", batch {profile.batch_size}" if profile.batch_size else ""
     return facts_table(f"profile of {profile.workload}{batch}", facts)
+
+
+def _could_leave(profile: Profile) -> str:
+    """How much of what outlives the step could leave under a plan."""
+    could_bytes = sum(each.allocated_bytes for each in profile.persistent if each.kind != "gradient")
+    return f", of which {format_bytes(could_bytes)} could leave (--moves all)" if could_bytes else ""
 
 
 def _notes(document: Profile | Plan) -> dict[str, str]:
@@ -123,6 +129,8 @@ def plan_table(plan: Plan) -> Table:
         "swap tier": f"{format_bytes(plan.host_bytes)} taken",
         "planned in": format_ms(plan.planning_ms),
     }
+    if plan.persistent is not None:
+        facts["also leaves"] = moves_text(plan.persistent)
     if plan.microbatches_in_flight > 1:
         facts["microbatches"] = f"{plan.microbatches_in_flight} in flight; the times are those of one"
     if plan.layout is not None:
@@ -146,6 +154,25 @@ def layers_table(profile: Profile, plan: Plan | None = None, *, depth: int | Non
 def choices_table(plan: Plan) -> FittedTable:
     """Keep, swap, recompute: how many, how much, and what it costs."""
     return frame_table("decisions", choice_frame(plan))
+
+
+def moves_table(persistent: PersistentPlan) -> FittedTable:
+    """What of what outlives the step leaves, by kind."""
+    names: tuple[tuple[str, Kind, int], ...] = (
+        ("kind", "word", 0),
+        ("leave", "figure", 0),
+        ("size", "figure", 0),
+        ("copied out", "figure", 0),
+        ("copied back", "figure", 0),
+    )
+    table = FittedTable("what outlives the step, in each step", [Column(*each) for each in names])
+    for kind, name in PERSISTENT_NAMES.items():
+        moves = [move for move in persistent.moves if move.kind == kind]
+        if moves:
+            out_bytes, in_bytes = copied_bytes(moves)
+            sizes = [format_bytes(each) for each in (sum(move.size_bytes for move in moves), out_bytes, in_bytes)]
+            table.add_row(name, f"{len(moves):,}", *sizes)
+    return table
 
 
 def splits_table(plan: Plan) -> FittedTable:

@@ -46,7 +46,10 @@ def _slice_name(profile: Profile, interval: Interval) -> str:
     if interval.kind in ("op", "replay"):
         name = profile.ops[interval.target].name
         return name if interval.kind == "op" else f"replay {name}"
-    label = profile.values[interval.target].label
+    if interval.kind == "move":
+        each = profile.persistent[interval.target]
+        return f"{each.kind} {each.name}"
+    label = profile.values[interval.target].label if interval.target >= 0 else "what outlives the step"
     return f"wait for {label}" if interval.kind == "stall" else label
 
 
@@ -55,6 +58,10 @@ def _slice_facts(profile: Profile, interval: Interval) -> Event:
     if interval.kind in ("op", "replay"):
         op = profile.ops[interval.target]
         return facts | {"module": op.module, "phase": op.phase}
+    if interval.kind == "move":
+        return facts | {"size_bytes": profile.persistent[interval.target].size_bytes}
+    if interval.target < 0:
+        return facts
     return facts | {"value": interval.target, "size_bytes": profile.values[interval.target].size_bytes}
 
 

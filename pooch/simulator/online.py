@@ -220,7 +220,7 @@ class ProfiledStep:
 
     # What the machine tells and asks: see `machine.values.Owner` and `machine.recipes.Kitchen` ------------------------
 
-    def _moved(self, kind: str, value: machine.Value, address: int) -> None:
+    def _moved(self, kind: str, value: machine.Value, storage: object) -> None:
         if kind == "left":
             self._evictions += 1
             if value.number in self.decisions:

@@ -19,7 +19,7 @@ def simulate(dataflow: Dataflow, schedule: Schedule, *, detail: bool = True) -> 
         schedule: what to do.
         detail: also list what each stream does; otherwise only sums and curves (for searches).
     """
-    play = _Play(dataflow, detail)
+    play = Play(dataflow, detail)
     play.run(schedule)
     points = occupancy(dataflow, schedule.actions, schedule.recomputed).point_bytes
     return Timeline(
@@ -36,12 +36,12 @@ def simulate(dataflow: Dataflow, schedule: Schedule, *, detail: bool = True) -> 
 
 def step_time_ms(dataflow: Dataflow, schedule: Schedule) -> float:
     """Predict the time alone, without an account of memory (for searches)."""
-    play = _Play(dataflow, detail=False)
+    play = Play(dataflow, detail=False)
     play.run(schedule)
     return play.now_ms
 
 
-class _Play:
+class Play:
     """The clocks of the compute stream and of the host, and when each copy ends.
 
     The host never waits for the device. Nothing on a stream starts before the host has issued all that comes before it;
@@ -57,8 +57,8 @@ class _Play:
         self._replay_host_times_ms = dataflow.replay_host_times_ms
         self._copy_begin_ms = dataflow.profile.hooks.copy_ms
         self._has_streams = dataflow.profile.device.has_streams
-        self._streams = Streams(dataflow.profile.link)
-        self._detail = detail
+        self.streams = Streams(dataflow.profile.link)
+        self.detail = detail
         self._out_end_ms: dict[int, float] = {}
         self._in_end_ms: dict[int, float] = {}
         self.now_ms = self.stall_ms = self.replay_ms = self._host_ms = 0.0
@@ -66,64 +66,67 @@ class _Play:
         self.intervals: list[Interval] = []
 
     def run(self, schedule: Schedule) -> None:
+        """Play a step."""
         done = 0
         for action in schedule.actions:
             if action.slot > done:
-                self._run_ops(done, action.slot)
+                self.run_ops(done, action.slot)
                 done = action.slot
-            self._do(action)
-        self._run_ops(done, len(self._times_ms))
-        self._reach_host()
+            self.do(action)
+        self.run_ops(done, len(self._times_ms))
+        self.reach_host()
 
-    def _run_ops(self, begin: int, end: int) -> None:
-        compute, starts, now_ms, host_ms = self._streams.compute, self.slot_start_ms, self.now_ms, self._host_ms
+    def run_ops(self, begin: int, end: int) -> None:
+        """Run the ops of some slots one after the other."""
+        compute, starts, now_ms, host_ms = self.streams.compute, self.slot_start_ms, self.now_ms, self._host_ms
         for slot in range(begin, end):
             now_ms = max(now_ms, host_ms)
             starts.append(now_ms)
             now_ms = compute(now_ms, self._times_ms[slot])
             host_ms += self._host_times_ms[slot]
-            if self._detail:
+            if self.detail:
                 self.intervals.append(Interval("compute", "op", slot, slot, starts[-1], now_ms))
         self.now_ms, self._host_ms = now_ms, host_ms
 
-    def _reach_host(self) -> None:
+    def reach_host(self) -> None:
         """What comes next starts no earlier than the host issues it."""
         self.now_ms = max(self.now_ms, self._host_ms)
 
-    def _do(self, action: Action) -> None:
+    def do(self, action: Action) -> None:
+        """Do one thing at the entry of a slot."""
         kind, target = action.kind, action.target
         if kind == "replay":
-            self._reach_host()
+            self.reach_host()
             start_ms = self.now_ms
-            self.now_ms = self._streams.compute(start_ms, self._replay_times_ms[target])
+            self.now_ms = self.streams.compute(start_ms, self._replay_times_ms[target])
             self._host_ms += self._replay_host_times_ms[target]
             self.replay_ms += self.now_ms - start_ms
-            if self._detail:
+            if self.detail:
                 self.intervals.append(Interval("compute", "replay", action.slot, target, start_ms, self.now_ms))
         elif kind == "copy_out":
-            self._begin_copy()
-            span = self._streams.copy_out(self.now_ms, self._values[target].size_bytes)
+            self.begin_copy()
+            span = self.streams.copy_out(self.now_ms, self._values[target].size_bytes)
             self._out_end_ms[target] = self._copied(action, span)
         elif kind in ("copy_in", "refill"):
-            self._begin_copy()
-            span = self._streams.copy_in(self.now_ms, self._values[target].size_bytes)
+            self.begin_copy()
+            span = self.streams.copy_in(self.now_ms, self._values[target].size_bytes)
             self._in_end_ms[target] = self._copied(action, span)
         elif kind in ("free", "empty"):
             self._stall(action, self._out_end_ms.get(target, 0.0))
         elif kind == "wait":
             self._stall(action, self._in_end_ms.get(target, 0.0))
 
-    def _begin_copy(self) -> None:
+    def begin_copy(self) -> None:
         """The host issues the copy after the compute before it."""
         if self._has_streams:
             self._host_ms += self._copy_begin_ms
-            self._reach_host()
+            self.reach_host()
         elif self._copy_begin_ms > 0:
-            self.now_ms = self._streams.compute(self.now_ms, self._copy_begin_ms)
+            self.now_ms = self.streams.compute(self.now_ms, self._copy_begin_ms)
 
     def _copied(self, action: Action, span: tuple[float, float]) -> float:
         """Note a copy; returns when it ends."""
-        if self._detail:
+        if self.detail:
             stream: Stream = "copy_out" if action.kind == "copy_out" else "copy_in"
             self.intervals.append(Interval(stream, "copy", action.slot, action.target, *span))
         return span[1]
@@ -131,7 +134,7 @@ class _Play:
     def _stall(self, action: Action, until_ms: float) -> None:
         if until_ms <= self.now_ms:
             return
-        if self._detail:
+        if self.detail:
             self.intervals.append(Interval("compute", "stall", action.slot, action.target, self.now_ms, until_ms))
         self.stall_ms += until_ms - self.now_ms
         self.now_ms = until_ms

@@ -96,7 +96,7 @@ STORE = (
     Mutation("a copy that is done counts as failed", "store", "        if ticket.error is None:\n            value.is_copied = True", "        if False:\n            value.is_copied = True"),
     Mutation("a copy out leaves its ticket", "store", "            self.forget_copy(value)\n        value.ticket = None\n        return waited_ms", "            self.forget_copy(value)\n        return waited_ms"),
     Mutation("bytes that come back are dropped in the middle of the copy", "store", "        if value.ticket is not None:\n            value.ticket.wait()\n            value.ticket = None\n        if self.on_move", "        value.ticket = None\n        if self.on_move"),
-    Mutation("what is dropped stays", "store", '            self.on_move("left", value, storage.data_ptr())\n        value.storage = None\n', '            self.on_move("left", value, storage.data_ptr())\n'),
+    Mutation("what is dropped stays", "store", '            self.on_move("left", value, storage)\n        value.storage = None\n', '            self.on_move("left", value, storage)\n'),
     Mutation("dropping frees nothing, they say", "store", "        return value.size_bytes if value.storage is None else 0", "        return 0"),
     Mutation("a value that comes back is filled from nowhere", "store", "        ticket = value.place.copy_in(storage)\n", "        ticket = value.place.copy_in(self.memory.new(value.size_bytes))\n"),
     Mutation("a value that comes back is not waited for", "store", "        stats.host_stall_ms += ticket.wait()\n", ""),

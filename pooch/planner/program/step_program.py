@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...analysis.persistence import Cycle
 from ...ir.plan import Choice, Decisions
 from ..candidates import NEVER, Candidates
 from .classes import ActivationClass, make_classes, share_replays
 from .copies import CopyStreams
 from .marks import Marks
+from .persistent import PersistentFamilies
 from .residency import Residency
-from .solver import Problem, Variable, weighted
+from .solver import Expression, Problem, Variable, weighted
 
 UNITS = 2048  # of memory in a budget: solvers like numbers near one, whatever the budget
 
@@ -34,6 +36,8 @@ class StepProgram:
             as workspace of replays). With a reserve the program is no longer a relaxation.
         least_bytes: activations smaller than this are left out, which can only lower the optimum.
         merge: take together activations that appear in the same rows, as repeated blocks make them.
+        cycle: the step with what outlives it, which may leave as well; the candidates are then those of the step
+            without it. None: it stays.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class StepProgram:
         reserve_bytes: Mapping[int, int] | None = None,
         least_bytes: int = 0,
         merge: bool = False,
+        cycle: Cycle | None = None,
     ) -> None:
         self.candidates, self.marks, self.budget_bytes = candidates, marks, budget_bytes
         self.unit_bytes = max(1.0, budget_bytes / UNITS)
@@ -59,10 +64,16 @@ class StepProgram:
         self.copies = CopyStreams(self.problem, candidates, self.swap, self.residency, self.unit_bytes)
         self.duration = [self.problem.new(f"duration_{t}") for t in range(marks.count)]
         self.replays = [self.problem.new(f"replays_{t}") for t in range(marks.count)]
+        self.persistent: PersistentFamilies | None = None
+        if cycle is not None:
+            link = candidates.dataflow.profile.link
+            self.persistent = PersistentFamilies(self.problem, cycle, marks, link, self.unit_bytes)
         self._add_replays()
         self._add_durations()
         self._add_memory(reserve_bytes or {})
         self._add_host(host_budget_bytes)
+        if self.persistent is not None:
+            self._add_optimizer(self.persistent)
         self.problem += weighted(dict.fromkeys(self.duration, 1.0)), "step_ms"
 
     def decisions(self, values: Mapping[str, float]) -> dict[int, Choice]:
@@ -131,18 +142,36 @@ class StepProgram:
         both = 1 + link.out_compute_share + link.in_compute_share
         for t, duration in enumerate(self.duration):
             out_ms, in_ms = self.copies.out_ms(t), self.copies.in_ms(t)
+            if self.persistent is not None:
+                out_ms, in_ms = out_ms + self.persistent.out_ms(t), in_ms + self.persistent.in_ms(t)
             work = out_ms * (link.out_compute_share / both) + in_ms * (link.in_compute_share / both)
             work += self.replays[t] + self.marks.compute_ms[t]
             if t > 0:
                 work -= self.replays[t - 1]
             self.problem += duration >= work, f"compute_{t}"
-            if not self.copies.rate_classes:
-                continue
-            if link.full_duplex:
-                self.problem += duration >= out_ms, f"copying_out_{t}"
-                self.problem += duration >= in_ms, f"copying_in_{t}"
-            else:
-                self.problem += duration >= out_ms + in_ms, f"copying_{t}"
+            if self.copies.rate_classes or self.persistent is not None:
+                self._add_copying(duration, out_ms, in_ms, t)
+
+    def _add_copying(self, duration: Variable, out_ms: Expression, in_ms: Expression, t: int) -> None:
+        """Each stream makes one copy at a time; over a link that is half duplex there is one."""
+        if self.candidates.dataflow.profile.link.full_duplex:
+            self.problem += duration >= out_ms, f"copying_out_{t}"
+            self.problem += duration >= in_ms, f"copying_in_{t}"
+        else:
+            self.problem += duration >= out_ms + in_ms, f"copying_{t}"
+
+    def _add_optimizer(self, persistent: PersistentFamilies) -> None:
+        """The optimizer's step lasts as long as its copies do, and what is there of what outlives it fits."""
+        beside_bytes = int(self.candidates.dataflow.base_points[-2])
+        for place in range(persistent.slice_marks + 1):
+            t = self.marks.count + place
+            self.duration.append(self.problem.new(f"duration_{t}"))
+            self._add_copying(self.duration[-1], persistent.out_ms(t), persistent.in_ms(t), t)
+        for place in range(persistent.slice_marks):
+            mark = len(self.marks.slots) + place
+            taken_bytes = beside_bytes + persistent.present_bytes(mark) + persistent.temporary_bytes(mark)
+            over = (taken_bytes - self.budget_bytes) / self.unit_bytes
+            self.problem += weighted(persistent.absent(mark)) >= over, f"memory_{mark + 1}"
 
     def _add_memory(self, reserve_bytes: Mapping[int, int]) -> None:
         """At the op of each mark, fixed bytes and the activations that are there are within the budget."""
@@ -151,6 +180,9 @@ class StepProgram:
             point = 2 * slot + 1
             present_bytes = int(base[point]) + reserve_bytes.get(slot, 0)
             absent = self.copies.away(t)
+            if self.persistent is not None:
+                present_bytes += self.persistent.present_bytes(t)
+                absent |= self.persistent.absent(t)
             self._let_others_leave(absent)
             for i in self.classes:
                 memory = i.first.memory_bytes / self.unit_bytes

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...ground.errors import InfeasibleBudget
 from ...ground.units import format_ms
 from ..candidates import LEAVING, Candidates, Leaving
-from ..contract import OPTIMAL_GAP, PlanningRequest, PolicyOutcome
+from ..contract import FITS, OPTIMAL_GAP, PlanningRequest, PolicyOutcome
 from ..program.solver import SolverUnavailable
 from .fast import fast_search
 from .leanest import try_few_swaps, try_leanest
@@ -46,7 +46,7 @@ def search(request: PlanningRequest, only: Leaving | None = None, *, smaller: bo
     # 1. Does everything fit already? Nothing is faster.
     kept = trials.run({})
     if kept.fits:
-        return PolicyOutcome(kept.decisions, kept.evaluation, kept.step_ms, True, ("everything fits",))
+        return PolicyOutcome(kept.decisions, kept.evaluation, kept.step_ms, True, (FITS,))
     _take_given(trials)
     if request.effort == "fast":
         return fast_search(trials)

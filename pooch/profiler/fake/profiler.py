@@ -18,7 +18,8 @@ from ...torchtools.memory_trace import live_bytes
 from ...torchtools.tensors import storage_bytes
 from ...torchtools.training_state import model_device, random_state_kept
 from ..assembly import assembled_profile
-from ..persistent import foreseen_state_bytes
+from ..outliving import persistent_tensors
+from ..persistent import foreseen_state_bytes, state_by_parameter
 from ..session import ProfileOptions, check_same_forward, user_errors_named
 from ..slots import StepAssembly
 from ..step import Forward
@@ -92,6 +93,7 @@ class _FakeProfiling:
         cuda_only.forget_blas_workspaces()  # they are counted by what the step calls
         # Gradients are not persistent: the step creates its own.
         live = 0 if built else live_bytes(model_device(self.model)) - self._gradient_bytes()
+        state_bytes = state_by_parameter(self.optimizer, self.model)
         with world.inhabited_by(self.model):
             with self._pass(world, "forward pass with fake tensors, autograd keeping nothing"):
                 released = record_fake_releases(self.forward, self.model, world, costs)
@@ -122,6 +124,7 @@ class _FakeProfiling:
                 reserved_bytes=0,
                 notes=(*notes, *costs.notes(), *workspace_notes(count, setting.blas_workspace_bytes)),
                 sizes="rounded" if granule > 1 else "requested",
+                persistent=persistent_tensors(assembly, state_bytes, granule),
             )
 
     @contextmanager

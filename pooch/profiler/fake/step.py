@@ -17,7 +17,7 @@ from ...torchtools.stand_ins import Place, StandIns
 from ...torchtools.standing_aside import StepHooks
 from ...torchtools.tensors import has_plain_storage, map_tensors
 from ..recorder import ForwardRecorder
-from ..step import RUNS_BACKWARD, Forward, StepRecord, Unpack, check_loss
+from ..step import RUNS_BACKWARD, Forward, StepRecord, Unpack, check_loss, gradients_of
 from .backward import BackwardRecorder
 from .contents import READ_BACK
 from .costs import OpCosts
@@ -155,8 +155,10 @@ def record_fake_step(
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         with hooks, recorder.path.watched(), RawLooks(recorder.looked), linear_calls(recorder), recorder:
             loss = check_loss(forward())
+        recorder.note_outliving([model])
         with backward.following(loss):
             loss.backward()
         with trace.marked("end"):
             pass
-        return FakeStep(StepRecord(recorder, tuple(unpacks), trace.finish()), trace.times_ms)
+        gradients = gradients_of([model], trace.address)
+        return FakeStep(StepRecord(recorder, tuple(unpacks), trace.finish(), gradients), trace.times_ms)

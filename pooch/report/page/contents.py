@@ -13,7 +13,7 @@ from ...ground.units import format_bytes, format_ms
 from ...ir import Interval, Plan, Profile, Timeline
 from ..curves import memory_curve, profile_title
 from ..layers import CHOICES, OUTSIDE
-from ..summaries import Record, is_modelled
+from ..summaries import Record, is_modelled, moves_text
 from .budgets import BudgetPlans
 
 # A step of 10,000 ops would make the page slow. What is left out is told on the page.
@@ -40,6 +40,7 @@ def page_contents(profile: Profile, budget_plans: BudgetPlans) -> Record:
         "colours": {"kinds": colours.KINDS},
         "ops": [[op.name, op.module] for op in profile.ops],
         "values": {value.id: [value.label, value.size_bytes] for value in profile.activations},
+        "persistent": [[f"{each.kind} {each.name}", each.size_bytes] for each in profile.persistent],
         "rows": [[value, layers[value]] for value in listed],
         "in_core": {
             "peak_bytes": in_core.peak_bytes,
@@ -135,8 +136,13 @@ def _summary(plan: Plan, timeline: Timeline, in_core: Timeline, counts: dict[str
         f"{under} the step is predicted to peak at {format_bytes(timeline.peak_bytes)} instead of "
         f"{format_bytes(in_core.peak_bytes)}, and to take {format_ms(timeline.step_ms)} instead of "
         f"{format_ms(in_core.step_ms)} ({lost:+.1%}). Of {sum(counts.values()):,} activations {counts['keep']:,} are "
-        f"kept, {counts['swap']:,} swapped and {counts['recompute']:,} recomputed."
+        f"kept, {counts['swap']:,} swapped and {counts['recompute']:,} recomputed.{_moved(plan)}"
     )
+
+
+def _moved(plan: Plan) -> str:
+    moved = plan.persistent
+    return f" Of what outlives the step, {moves_text(moved)}." if moved is not None else ""
 
 
 def _sampled_curve(timeline: Timeline) -> Record:

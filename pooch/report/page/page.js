@@ -15,8 +15,8 @@ const chosen = askedNumber("page", 0, pages.length - 1) ?? 0;
 const data = pages[chosen];
 const CHOICES = ["keep", "swap", "recompute"];
 const STREAMS = { copy_in: "copy in", copy_out: "copy out", compute: "compute" };
-const KINDS = { op: "op", replay: "replay", stall: "waiting for a copy", copy: "copy" };
-const PATTERNS = { replay: ".", stall: "x" }; // so that bars of one stream differ without colour too
+const KINDS = { op: "op", replay: "replay", stall: "waiting for a copy", copy: "copy", move: "copy of what outlives the step" };
+const PATTERNS = { replay: ".", stall: "x", move: "\\" }; // so that bars of one stream differ without colour too
 const PARTS_OF_CURVE = 24; // rows of the table that stands for the curve
 const ROWS_AT_FIRST = 100;
 const GIB = 2 ** 30;
@@ -250,11 +250,13 @@ function curveTrace(name, curve, peakBytes, colour) {
 function barName(bars, place) {
   const target = bars.target[place];
   const compute = bars.kind === "op" || bars.kind === "replay";
-  const name = compute ? opName(target) : valueName(target);
+  const name = compute ? opName(target) : bars.kind === "move" ? data.persistent[target][0]
+    : target < 0 ? "what outlives the step" : valueName(target);
   const told = escapeMarkup(name) + (bars.count[place] > 1 ? ` and ${bars.count[place] - 1} more` : "");
-  const size = bars.kind === "copy" && target in data.values ? `, ${formatBytes(data.values[target][1])}` : "";
+  const held = bars.kind === "move" ? data.persistent[target] : bars.kind === "copy" ? data.values[target] : undefined;
+  const size = held ? `, ${formatBytes(held[1])}` : "";
   const times = `${formatMs(bars.duration_ms[place])} at ${formatMs(bars.start_ms[place])}`;
-  const kind = bars.kind === "copy" ? STREAMS[bars.stream] : KINDS[bars.kind];
+  const kind = bars.kind === "copy" || bars.kind === "move" ? STREAMS[bars.stream] : KINDS[bars.kind];
   return `<b>${kind}</b>: ${told}<br>${times}${size}`;
 }
 
