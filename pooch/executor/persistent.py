@@ -21,6 +21,7 @@ from ..ground.errors import UsageError
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
 from ..machine.recipes import NEVER_MS
 from ..machine.values import Place, Value
+from ..torchtools.address_askers import RunningCall, reading_call
 from ..torchtools.raw_looks import LooksEverywhere
 from ..torchtools.raw_storages import Access, serve, serve_no_longer
 from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of
@@ -105,6 +106,9 @@ class PersistentMemory:
         self._homes: dict[int, Any] = {}
         self._hooks: dict[int, Any] = {}  # on parameters, by their ids
         self._slice: Slice | None = None  # of an optimizer's step that is running
+        self._reading: dict[
+            RunningCall, list[Callable[[], None]]
+        ] = {}  # calls that read from addresses, what ends that
         self.staying_bytes: Counter[str] = Counter()
         self.values = evictor.persistent = PersistentValues(library.count_uses)
         _MEMORIES.add(self)
@@ -129,6 +133,7 @@ class PersistentMemory:
             models: The models that are trained.
         """
         with self._evictor.lock:
+            self._end_calls()
             for value in self.values:
                 if value.ticket is not None and value.ticket.is_done():  # it may hold what the program has released
                     self._evictor.store.finish_out(value, self._evictor.stats)
@@ -371,11 +376,12 @@ class PersistentMemory:
         """Have the bytes of a value be there until what is returned is called, and longer where they may be written to.
 
         What is lent stays as long as there is an array, which is a further tensor. Nothing tells how long an address
-        will be used.
+        will be used, but for calls that are known.
         """
+        call = reading_call() if access == "address" else None
         with self._evictor.lock:
             value.users += 1
-            if access == "address":
+            if access == "address" and call is None:
                 value.is_pinned = True
             elif access == "write":
                 value.lend()
@@ -389,7 +395,17 @@ class PersistentMemory:
         except BaseException:
             end()
             raise
-        return end
+        if call is None:
+            return end
+        with self._evictor.lock:
+            self._reading.setdefault(call, []).append(end)
+        return _do_nothing
+
+    def _end_calls(self) -> None:
+        """Let leave what calls have read from that have returned. The caller holds the lock."""
+        for call in [each for each in self._reading if each.has_ended()]:
+            for end in self._reading.pop(call):
+                end()
 
     # The end ----------------------------------------------------------------------------------------------------------
 
@@ -437,6 +453,10 @@ def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hash
             yield parameter.grad, "gradient", (id(parameter), "gradient")
     for buffer in model.buffers():
         yield buffer, "buffer", (id(buffer), "buffer")
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _why_not(storage: torch.UntypedStorage) -> str:

@@ -74,6 +74,11 @@ def memory_of(auto: Auto) -> PersistentMemory:
     return memory
 
 
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    """What is large enough to leave."""
+    return [parameter for parameter in model.parameters() if parameter.nbytes == LAYER_BYTES]
+
+
 def away(auto: Auto) -> int:
     """How many values are away now."""
     return sum(not value.is_here for value in memory_of(auto).values)
@@ -281,6 +286,49 @@ def test_what_an_array_is_on_stays_as_long_as_the_array(streamed: Streamed) -> N
     del array
     auto._driver.evictor.relieve()
     assert memory_of(auto).is_away(key)
+
+
+def test_what_safetensors_has_saved_leaves_again(streamed: Streamed, tmp_path: Path) -> None:
+    """It takes the address of each tensor, and needs all of them until the file is written."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, optimizer, auto, expected = streamed
+    safetensors.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    loaded = safetensors.load_file(tmp_path / "model.safetensors")
+    assert contents([loaded[name] for name in model.state_dict()]) == expected
+    step(model, optimizer)
+    auto._driver.evictor.relieve()
+    assert all(memory_of(auto).is_away(each.untyped_storage()._cdata) for each in weights(model))
+
+
+def test_addresses_that_are_only_compared_bring_nothing_back(streamed: Streamed) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, _, auto, _ = streamed
+    auto._driver.evictor.relieve()
+    tensors = {name: each.detach() for name, each in model.named_parameters()}
+    weight = tensors["0.weight"]
+    shared = {
+        **tensors,
+        "again": weight.view(-1),
+        "first half": weight[: WIDTH // 2],
+        "last half": weight[WIDTH // 2 :],
+    }
+    found = safetensors._find_shared_tensors(shared)
+    assert sorted(map(len, found)) == [1] * (len(tensors) - 1) + [4]
+    halves = {name: shared[name] for name in ("first half", "last half", "2.weight")}
+    assert sorted(map(len, safetensors._find_shared_tensors(halves))) == [1, 1, 1]
+    assert all(memory_of(auto).is_away(each.untyped_storage()._cdata) for each in weights(model))
+
+
+def test_a_program_that_takes_an_address_as_safetensors_does_keeps_it(streamed: Streamed) -> None:
+    model, _, auto, _ = streamed
+
+    def _to_ndarray(tensor: torch.Tensor) -> int:
+        return tensor.data_ptr()
+
+    weight = model[0].weight.detach()
+    _to_ndarray(weight)
+    auto._driver.evictor.relieve()
+    assert not memory_of(auto).is_away(weight.untyped_storage()._cdata)
 
 
 def test_what_nothing_can_see_is_an_error_and_no_wrong_number(streamed: Streamed) -> None:
