@@ -26,7 +26,7 @@ from .budget import HeldBudget, budget_of
 from .cache import PlanCache, Purpose
 from .costs import costs_of
 from .driver import StepDriver, end_held, refuse_a_second
-from .governed import GovernedModels, models_of
+from .governed import GovernedModels, device_named, models_of
 from .library import Library
 from .node import tier_share
 from .persistence import Persistence
@@ -57,7 +57,8 @@ class Auto:
         size_bytes, share = budget_of(budget)
         if replace:
             end_held(models)
-        governed = GovernedModels(models, None if device is None else torch.device(device))
+        governed = GovernedModels(models, None if device is None else device_named(device))
+        self._moves_in = device is not None
         device = governed.device
         refuse_a_second(device)
         tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
@@ -107,9 +108,15 @@ class Auto:
             model: The model. If parts of it were governed on their own, they belong to it from now on.
 
         Raises:
-            UsageError: It is compiled, under a plan, or on another device.
+            UsageError: It is compiled, under a plan, or on another device, and none was given as `device`.
         """
+        self.take_in(model)
         self._driver.add(model)
+
+    def take_in(self, model: torch.nn.Module) -> None:
+        """Move what there is of a model elsewhere to the device that was given, if one was."""
+        if self._moves_in:
+            self._persistence.move_in([model], self._driver.governed.device, self.budget_bytes)
 
     def release(self, model: torch.nn.Module) -> None:
         """Hold the budget no longer over a model and its parts.
@@ -242,7 +249,8 @@ def auto(
             they leave the device too, and the optimizer steps in slices. None: it is looked for among the objects of
             the program when that happens.
         device: Where to compute, for models that are somewhere else because they do not fit there. Their parameters
-            are moved one by one, and keep their identity. None: where the models are.
+            are moved one by one, and keep their identity. Where a model is called with tensors on the host alone, they
+            are copied to the device, and what it returns is copied back. None: where the models are.
         host_budget: Most bytes that the swap tier may take on this machine. The ranks on it share them evenly. None: no
             limit for a single process; several ranks share the host memory that is left where that is the tier.
         cache: Directory in which plans are kept for the next run of the same model, or were by `Auto.save_plans()`.
@@ -262,8 +270,8 @@ def auto(
         What holds the budget. `remove()`, or leaving it as a context manager, takes it off.
 
     Raises:
-        UsageError: The model is none, is compiled or under a plan; the budget does not parse; `quiet` is given with
-            `tell`; or this rank is not in `process_group`.
+        UsageError: The model is none, is compiled or under a plan; the budget does not parse; there is no such device;
+            `quiet` is given with `tell`; or this rank is not in `process_group`.
     """
     if quiet and tell is not None:
         raise UsageError("quiet=True says nothing, and tell= is for what is said: give one of them")

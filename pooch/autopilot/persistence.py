@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..executor.evictor import Evictor
-from ..executor.persistent import PersistentMemory
+from ..executor.persistent import PersistentMemory, move_state
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..machine.persistent import Kind, Moved
@@ -95,6 +95,18 @@ class Persistence:
             self.close()
             raise
 
+    def move_in(self, models: Sequence[torch.nn.Module], device: torch.device, budget_bytes: int | None) -> None:
+        """Move further models to the device, or what has been put into models somewhere else.
+
+        Args:
+            models: The models.
+            device: Where they are to be.
+            budget_bytes: The budget, or None if it is not known yet.
+        """
+        if self.memory is None and budget_bytes is not None and self._is_needed(models, budget_bytes):
+            self._begin(models, budget_bytes)
+        self._move_in(models, device)
+
     def _move_in(self, models: Sequence[torch.nn.Module], device: torch.device) -> None:
         elsewhere = [model for model in models if any(each.device != device for each in _tensors_of(model))]
         if not elsewhere:
@@ -103,6 +115,9 @@ class Persistence:
         if memory is None:  # they fit
             for model in elsewhere:
                 model.to(device)
+            moved = {id(parameter) for model in elsewhere for parameter in model.parameters()}
+            for optimizer in self._optimizers(moved):
+                move_state(optimizer)
             return
         for model in elsewhere:
             memory.move_in(model)
@@ -119,7 +134,7 @@ class Persistence:
         """
         memory = self.memory
         if memory is None:
-            if budget_bytes is None or self._is_refused or not self._is_needed(models, budget_bytes):
+            if budget_bytes is None or not self._is_needed(models, budget_bytes):
                 return
             memory = self._begin(models, budget_bytes)
             if memory is None:
@@ -156,7 +171,7 @@ class Persistence:
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:
         health = self._evictor.engine.health
-        if health.fault is not None or health.known is not None:
+        if self._is_refused or health.fault is not None or health.known is not None:
             return False  # there is nowhere to go
         was_known, self._known_bytes = self._known_bytes, budget_bytes
         has_missed, self._has_missed = self._has_missed, False

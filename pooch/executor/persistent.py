@@ -163,13 +163,8 @@ class PersistentMemory:
                     self._adopt(tensor, kind, what)
 
     def move_state_in(self, optimizer: torch.optim.Optimizer) -> None:
-        """Move the state of an optimizer to where its parameters are, but for what has one number alone."""
-        for parameter, state in optimizer.state.items():
-            for name, tensor in state.items():
-                if isinstance(tensor, torch.Tensor) and tensor.dim() > 0 and tensor.device != parameter.device:
-                    self._evictor.look(tensor.nbytes)
-                    state[name] = tensor.to(parameter.device)
-                    self.adopt_state(optimizer, [parameter])
+        """Move the state of an optimizer to where its parameters are, which may have others leave."""
+        move_state(optimizer, self._evictor.look, lambda parameter: self.adopt_state(optimizer, [parameter]))
 
     def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Have the state that an optimizer has for some parameters leave where room is needed."""
@@ -453,6 +448,26 @@ def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hash
             yield parameter.grad, "gradient", (id(parameter), "gradient")
     for buffer in model.buffers():
         yield buffer, "buffer", (id(buffer), "buffer")
+
+
+def move_state(
+    optimizer: torch.optim.Optimizer,
+    before: Callable[[int], object] = lambda _: None,
+    after: Callable[[torch.Tensor], object] = lambda _: None,
+) -> None:
+    """Move the state of an optimizer to where its parameters are, but for what has one number alone.
+
+    Args:
+        optimizer: The optimizer.
+        before: Called with the bytes that are about to be moved.
+        after: Called with the parameter of which some state was moved.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, tensor in state.items():
+            if isinstance(tensor, torch.Tensor) and tensor.dim() > 0 and tensor.device != parameter.device:
+                before(tensor.nbytes)
+                state[name] = tensor.to(parameter.device)
+                after(parameter)
 
 
 def _do_nothing() -> None:

@@ -63,10 +63,8 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.tokens(tokens) + self.places.weight
         for number, block in enumerate(self.blocks):
-            if self.is_checkpointed:
-                hidden = checkpoint(block, hidden, use_reentrant=number % 2 == 0)
-            else:
-                hidden = block(hidden)
+            is_reentrant = number % 2 == 0
+            hidden = checkpoint(block, hidden, use_reentrant=is_reentrant) if self.is_checkpointed else block(hidden)
         return self.head(self.last(hidden))
 
 
