@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from ..api.budgets import parse_budget
 from ..api.options import PlanOptions
 from ..executor.engines import make_engine
 from ..executor.evictor import Evictor
@@ -28,7 +27,7 @@ from .costs import costs_of
 from .driver import StepDriver, end_held, refuse_a_second
 from .governed import GovernedModels, device_named, models_of
 from .library import Library
-from .node import tier_share
+from .node import tier_budget, tier_share
 from .persistence import Persistence
 from .remarks import Remarks
 from .summary import AutoSummary
@@ -48,6 +47,7 @@ class Auto:
         *,
         device: torch.device | str | None = None,
         host_budget: float | str | None = None,
+        disk_budget: float | str | None = None,
         cache: str | Path | None = None,
         process_group: object = None,
         tell: Callable[[str], None] | None = None,
@@ -62,7 +62,7 @@ class Auto:
         device = governed.device
         refuse_a_second(device)
         tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
-        node_bytes = None if host_budget is None else parse_budget(host_budget, None, name="host budget")
+        node_bytes = tier_budget(device, host_budget, disk_budget)
         ranks = ranks_of(process_group)
         self._team = Team(ranks, tier_share(node_bytes, device, 1 if ranks is None else local_count(ranks.count)), tell)
         host_bytes = self._team.share.each_bytes
@@ -70,6 +70,7 @@ class Auto:
         live = live_bytes_of(device)
         engine = make_engine(device)
         engine.room.limit_bytes = host_bytes
+        engine.room.limited_by = "host budget" if disk_budget is None else "disk budget"
         verification = Verification(verify, lambda _, text: warn(text))
         evictor = Evictor(size_bytes or 0, engine, live, device, host_bytes, verification)
         library = Library(
@@ -228,6 +229,7 @@ def auto(
     *,
     device: torch.device | str | None = None,
     host_budget: float | str | None = None,
+    disk_budget: float | str | None = None,
     cache: str | Path | None = None,
     process_group: object = None,
     tell: Callable[[str], None] | None = None,
@@ -253,6 +255,7 @@ def auto(
             are copied to the device, and what it returns is copied back. None: where the models are.
         host_budget: Most bytes that the swap tier may take on this machine. The ranks on it share them evenly. None: no
             limit for a single process; several ranks share the host memory that is left where that is the tier.
+        disk_budget: The same where the swap tier is a file on disk, as for models on a CPU.
         cache: Directory in which plans are kept for the next run of the same model, or were by `Auto.save_plans()`.
             None: they are not kept.
         process_group: The ranks that train together. None: those of the default group, if there is one.
@@ -270,6 +273,7 @@ def auto(
         What holds the budget. `remove()`, or leaving it as a context manager, takes it off.
 
     Raises:
+        InfeasibleTier: What has to leave before training begins does not fit into the swap tier.
         UsageError: The model is none, is compiled or under a plan; the budget does not parse; there is no such device;
             `quiet` is given with `tell`; or this rank is not in `process_group`.
     """
@@ -281,6 +285,7 @@ def auto(
         optimizer,
         device=device,
         host_budget=host_budget,
+        disk_budget=disk_budget,
         cache=cache,
         process_group=process_group,
         tell=messages.be_silent if quiet else tell,

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from ..api.budgets import parse_budget
 from ..executor.live_bytes import live_bytes_of
 from ..executor.verification import Verify
-from ..ground.errors import UsageError
+from ..ground.errors import InfeasibleTier, UsageError
 from ..torchtools.calls import PLACE, CallRegion, compiled_part
 from ..torchtools.stand_ins import Place, StandIns
 from .autopilot import Auto, auto
@@ -47,6 +47,7 @@ class ModelFinder:
         device: Where to compute. What the program moves there is put under the budget at once, and moved one by one, as
             is what it leaves on the host when that is trained. None: where the models are.
         host_budget: Most bytes that the swap tier of this machine may take; its ranks share them. None: no limit.
+        disk_budget: The same where that tier is on disk.
         cache: Directory in which plans are kept for the next run. None: they are not kept.
         tell: Called with one line for each new plan, and for each model that cannot be governed.
         verify: How closely replays are compared with what they replace.
@@ -66,19 +67,22 @@ class ModelFinder:
         *,
         device: str | None = None,
         host_budget: int | str | None = None,
+        disk_budget: int | str | None = None,
         cache: Path | None = None,
         tell: Callable[[str], None],
         verify: Verify = "first",
     ) -> None:
         budget_of(budget)
-        if host_budget is not None:
-            parse_budget(host_budget, None, name="host budget")
+        for name, given in (("host budget", host_budget), ("disk budget", disk_budget)):
+            if given is not None:
+                parse_budget(given, None, name=name)
         self._budget, self._tell = budget, tell
         self._device = None if device is None else device_named(device)
         self._moves = None if self._device is None else StandIns(*_moving(self._device, self._moved_by_program))
         self._moving = threading.local()
         self._options: dict[str, Any] = {
-            "device": self._device, "host_budget": host_budget, "cache": cache, "verify": verify
+            "device": self._device, "host_budget": host_budget, "disk_budget": disk_budget, "cache": cache,
+            "verify": verify,
         }  # fmt: skip
         self.auto: Auto | None = None
         self.preparing_s = 0.0
@@ -143,6 +147,9 @@ class ModelFinder:
         except UsageError as error:
             self._refuse(module, str(error))
             return partial(_ungoverned_call, module)
+        except InfeasibleTier as error:  # it would not train with what it asks for
+            self._refuse(module, str(error))
+            raise SystemExit(error.exit_code) from None
         placed: Callable[..., Any] | None = vars(module).get(PLACE)
         return placed
 

@@ -80,6 +80,7 @@ class ProgramCommand(click.Command):
     metavar="BYTES",
     help="Limit on the bytes in the swap tier of this machine, shared by its ranks (default: none).",
 )
+@click.option("--disk-budget", metavar="BYTES", help="The same where the swap tier is on disk, as for a CPU.")
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
@@ -98,6 +99,7 @@ def command(
     budget: str,
     device: str | None,
     host_budget: str | None,
+    disk_budget: str | None,
     cache: Path | None,
     spill_directory: Path | None,
     verify: Verify,
@@ -129,7 +131,8 @@ def command(
     from ..autopilot.finding import ModelFinder
 
     tell = messages.be_silent if quiet else _tell
-    finder = ModelFinder(budget, device=device, host_budget=host_budget, cache=cache, tell=tell, verify=verify)
+    budgets = {"host_budget": host_budget, "disk_budget": disk_budget}
+    finder = ModelFinder(budget, device=device, **budgets, cache=cache, tell=tell, verify=verify)
 
     typed = command_line()  # before the script has a command line of its own
     conclusion = _Conclusion(finder, os.getpid(), report, quiet, verbose, module or program[0], typed)

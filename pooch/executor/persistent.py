@@ -35,6 +35,7 @@ _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
 _LEAST_SHARE = 2**-14  # of the budget, likewise
 _USES_AHEAD = 16  # uses that are looked at for what can be brought back before it is needed
 _COPIES_AHEAD = 4
+_TIMES_AS_FAR = 2  # as what is brought back ahead: what leaves for it is used later by so much
 _NO_ROOM = "the swap tier has no room for them"
 _OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
 # What these hand out is a further tensor on the storage, which shows how long it lives, or nothing that lasts.
@@ -97,7 +98,7 @@ class PersistentMemory:
         if library is None:
             why = LIBRARY.why_not or "POOCH_NATIVE_WATCH is 0"
             raise UsageError(f"parameters and the state of optimizers cannot leave the device: {why}")
-        self._library, self._evictor, self._slice_bytes = library, evictor, slice_bytes
+        self._library, self._evictor = library, evictor
         self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
         self._tier = StepTier(evictor.engine, evictor.host_bytes)
         self._owner = _Owner()
@@ -105,6 +106,9 @@ class PersistentMemory:
         self._free: defaultdict[int, list[Place]] = defaultdict(list)  # room in the tier, by size
         self._homes: dict[int, Any] = {}
         self._hooks: dict[int, Any] = {}  # on parameters, by their ids
+        self._ahead: list[PersistentValue] = []  # what is on its way back ahead of its use
+        self._far: list[PersistentValue] = []  # what could leave at this number of uses, what is used last at its end
+        self._far_since = -_USES_AHEAD
         self._slice: Slice | None = None  # of an optimizer's step that is running
         self._reading: dict[
             RunningCall, list[Callable[[], None]]
@@ -251,13 +255,43 @@ class PersistentMemory:
             self._read_ahead()
 
     def _read_ahead(self) -> None:
-        """Start to bring back what is used next, if there is room for it and for what the next op makes."""
+        """Start to bring back what is used next, in place of what is used much later if there is no room."""
         live = self._evictor.live
         budget_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes
-        for value in islice(self.values.used_next(_USES_AHEAD), _COPIES_AHEAD):
-            if value.state != "away" or live.recent() + 2 * value.size_bytes > budget_bytes:
+        self._ahead = [value for value in self._ahead if value.state == "returning"]
+        for value in islice(self.values.used_next(_USES_AHEAD), _COPIES_AHEAD - len(self._ahead)):
+            missing_bytes = live.recent() + 2 * value.size_bytes - budget_bytes
+            if missing_bytes > 0 and not self._leave_ahead(missing_bytes, self.values.distance(value)):
                 return
             self._evictor.store.start_in(value, self._evictor.stats)
+            self._ahead.append(value)
+
+    def _leave_ahead(self, missing_bytes: int, distance: float) -> bool:
+        """Let leave what is used last, where nobody has to wait for that, and return whether so many bytes are free.
+
+        Args:
+            missing_bytes: How many bytes are to be free.
+            distance: What is used within about as many uses stays.
+        """
+        store, stats = self._evictor.store, self._evictor.stats
+        uses = self._library.count_uses()
+        if not 0 <= uses - self._far_since < _USES_AHEAD:
+            self._far, self._far_since = self.values.farthest(), uses
+        being_written: list[PersistentValue] = []
+        while missing_bytes > 0 and self._far and len(being_written) < _COPIES_AHEAD:
+            value = self._far[-1]
+            if value.can_leave and not value.is_gone and value.state != "returning":
+                if self.values.distance(value) < _TIMES_AS_FAR * (distance + _USES_AHEAD):
+                    break
+                if value.ticket is not None and value.ticket.is_done():
+                    store.finish_out(value, stats)
+                if value.is_copied:
+                    missing_bytes -= store.drop(value)
+                elif value.ticket is not None or self._is_written_ahead(value):
+                    being_written.append(value)
+            self._far.pop()
+        self._far += reversed(being_written)
+        return missing_bytes <= 0
 
     # Slices of an optimizer's step ------------------------------------------------------------------------------------
 
@@ -269,7 +303,9 @@ class PersistentMemory:
             ]
             if changed and all(value.state == "here" for value in changed):
                 return  # nothing of it moves: it is as in plain training
-            self._slice = Slice(self._evictor, optimizer, parameters, changed, self._slice_bytes)
+            others_bytes = self._evictor.live.now() - self.values.here_bytes()
+            room_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - max(0, others_bytes)
+            self._slice = Slice(self._evictor, optimizer, parameters, changed, room_bytes)
             self._slice.begin(self.bring_back)
 
     def end_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
@@ -300,26 +336,45 @@ class PersistentMemory:
         """Start to copy out what has just been written and will leave, so that nobody waits for that when it does."""
         for tensor in tensors:
             value = self._value_of(tensor)
-            if value is None or not value.leaves or value.place is None:
-                continue
-            self._evictor.store.finish_out(value, self._evictor.stats)
-            if value.state == "here":
-                self._evictor.store.start_out(value, value.place, self._evictor.stats)
-                value.leaves = False  # until it does
+            if value is not None and value.leaves and value.place is not None:
+                self._evictor.store.finish_out(value, self._evictor.stats)
+                self._is_written_ahead(value)
 
-    def let_state_leave(self) -> None:
-        """Have the state of optimizers leave, which is not needed before the next step of the optimizer."""
+    def _is_written_ahead(self, value: PersistentValue) -> bool:
+        """Whether a copy of a value begins now, as it has left since the last copy ahead of need."""
+        if not value.leaves or value.place is None or value.state != "here":
+            return False
+        self._evictor.store.start_out(value, value.place, self._evictor.stats)
+        value.leaves = False  # until it does
+        return True
+
+    def let_state_leave(self, missing_bytes: float) -> None:
+        """Have so many bytes of the state of optimizers leave, what they will use last first.
+
+        Args:
+            missing_bytes: How many. Infinity: all.
+        """
         store, stats = self._evictor.store, self._evictor.stats
         with torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
-            here = [value for value in self.values if value.kind == "state" and value.can_leave]
-            for value in here:
+            leaving: list[PersistentValue] = []
+            for value in reversed(self.values.farthest()):
+                if missing_bytes <= 0:
+                    break
+                if value.kind == "state":
+                    leaving.append(value)
+                    missing_bytes -= value.size_bytes
+            for value in leaving:
                 store.finish_out(value, stats)
                 if not value.is_copied and value.place is not None:
                     store.start_out(value, value.place, stats)
-            for value in here:
+            for value in leaving:
                 store.finish_out(value, stats)
                 if value.is_copied and not value.is_gone:
                     store.drop(value)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Take room in the tier for what will leave, before anything else can take it."""
+        self._tier.reserve(size_bytes)
 
     def make_room(self) -> None:
         """Have enough leave that the budget is held now."""

@@ -85,9 +85,11 @@ def away(auto: Auto) -> int:
 
 
 @contextlib.contextmanager
-def held(model: nn.Module, optimizer: torch.optim.Optimizer | None, budget: int) -> Iterator[Auto]:
+def held(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, budget: int, disk_budget: int | None = None
+) -> Iterator[Auto]:
     told: list[str] = []
-    with pooch.auto(model, budget, optimizer, tell=told.append) as auto:
+    with pooch.auto(model, budget, optimizer, disk_budget=disk_budget, tell=told.append) as auto:
         yield auto
         summary = auto.summary()
         assert not [line for line in told if "over the budget" in line], told
@@ -404,6 +406,29 @@ def test_state_stays_once_steps_fit_with_it() -> None:
         before = memory_of(auto).moved_bytes
         step(model, optimizer)
         assert memory_of(auto).moved_bytes == before > 0
+
+
+def test_only_as_much_state_leaves_as_steps_need() -> None:
+    """What of it is used first in the optimizer's step stays, once it is known how much steps take."""
+
+    def found(budget: int | None) -> list[bytes]:
+        model = network()
+        optimizer = adamw(model)
+        torch.manual_seed(1)
+        around = contextlib.nullcontext() if budget is None else held(model, optimizer, budget)
+        with around as auto:
+            for number in range(14):
+                step(model, optimizer)
+                if number == 12 and auto is not None:
+                    before = memory_of(auto).values.moved.in_bytes["state"]
+            if auto is not None:
+                moved = memory_of(auto).values.moved
+                state_bytes = 2 * LAYERS * LAYER_BYTES
+                assert 0 < moved.in_bytes["state"] - before < 0.8 * state_bytes
+                assert moved.in_bytes["parameter"] + moved.in_bytes["gradient"] <= 4 * LAYER_BYTES
+        return everything(model, optimizer)
+
+    assert found(int(3.6 * LAYERS * LAYER_BYTES)) == found(None)
 
 
 def test_gradients_accumulate_and_are_zeroed_in_place() -> None:
