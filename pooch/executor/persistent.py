@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..ground.errors import UsageError
+from ..ground.errors import TierError, UsageError
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
 from ..machine.recipes import NEVER_MS
 from ..machine.values import Place, Value
@@ -238,7 +238,7 @@ class PersistentMemory:
         """Bring values back that are about to be read. What works on them keeps them where they are then.
 
         Raises:
-            TierError: If one cannot be read back.
+            TierError: If one cannot be read back, not even when it is tried again.
         """
         store, stats = self._evictor.store, self._evictor.stats
         with OWN_WORK, torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
@@ -249,7 +249,11 @@ class PersistentMemory:
                 try:
                     if value.storage is None:
                         store.start_in(value, stats)
-                    store.finish_in(value, stats)
+                    try:
+                        store.finish_in(value, stats)
+                    except TierError:  # such as of a thread that died while this was on its way ahead of need
+                        store.start_in(value, stats)
+                        store.finish_in(value, stats)
                 finally:
                     value.is_busy = was_busy
             self._read_ahead()
@@ -460,20 +464,30 @@ class PersistentMemory:
     # The end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Bring everything back, and let nothing leave any more."""
+        """Bring everything back, and let nothing leave any more.
+
+        Raises:
+            TierError: If something could not be read back, which stays away: whoever reads it meets an error.
+        """
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+        lost: TierError | None = None
         for value in self.values:
             if not value.is_gone:
                 value.is_pinned = True
-                self.bring_back([value])
+                try:
+                    self.bring_back([value])
+                except TierError as error:
+                    lost = error
         self._evictor.persistent = None
         self._looks.end()
         serve_no_longer(self)
         self._homes.clear()
         self._tier.close()
         _MEMORIES.discard(self)
+        if lost is not None:
+            raise lost
 
 
 _MEMORIES: weakref.WeakSet[PersistentMemory] = weakref.WeakSet()
