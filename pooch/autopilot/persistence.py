@@ -62,6 +62,7 @@ class Persistence:
         self._moved: Moved | None = None
         self._staying_bytes: Mapping[str, int] = {}
         self._is_refused = self._has_begun = False
+        self._moved_in: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of models that do not fit
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
         self._known_bytes: int | None = None  # the budget when the step before began
@@ -122,6 +123,7 @@ class Persistence:
             for optimizer in self._optimizers(moved):
                 move_state(optimizer)
             return
+        self._moved_in.update(elsewhere)
         for model in elsewhere:
             memory.move_in(model)
         for optimizer in self._slices:
@@ -267,14 +269,18 @@ class Persistence:
         return tuple(self._staying_bytes.items())
 
     def close(self) -> None:
-        """Have everything back on the device, and let nothing leave any more."""
+        """Let nothing leave any more: everything is back on the device, or on the host if it does not fit."""
         self._hook.remove()
+        optimizers = list(self._slices)
         for slices in list(self._slices.values()):
             slices.detach()
         self._slices.clear()
         memory, self.memory = self.memory, None
-        if memory is not None:
-            memory.close()
+        if memory is None:
+            return
+        if self._moved_in and not memory.fits:
+            memory.move_out(self._moved_in, optimizers)
+        memory.close()
 
 
 def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -170,6 +170,20 @@ class PersistentMemory:
         """Move the state of an optimizer to where its parameters are, which may have others leave."""
         move_state(optimizer, self._evictor.look, lambda parameter: self.adopt_state(optimizer, [parameter]))
 
+    def move_out(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Move models and states of optimizers to the host, one tensor after the other, as they do not fit here."""
+        for model in models:
+            for tensor, _, _ in _parts_of(model):
+                tensor.data = tensor.data.cpu()
+        for optimizer in optimizers:
+            move_state(optimizer)
+
+    @property
+    def fits(self) -> bool:
+        """Whether everything has room on the device at once."""
+        away_bytes = sum(value.size_bytes for value in self.values if not (value.is_here or value.is_gone))
+        return self._evictor.live.now() + away_bytes <= self._evictor.budget_bytes
+
     def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Have the state that an optimizer has for some parameters leave where room is needed."""
         with self._evictor.lock:

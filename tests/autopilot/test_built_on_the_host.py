@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,27 @@ def test_a_script_trains_on_the_device_with_the_numbers_of_plain_training_there(
     assert "pooch: Budget held" in ran.stderr, ran.stderr
     assert "parameters, gradients and the optimizer's state leave cuda memory" in ran.stderr
     assert ran.stdout == expected
+
+
+def test_what_does_not_fit_is_on_the_host_again_afterwards() -> None:
+    def found(device: str | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)]).to("cuda" if device is None else "cpu")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        budget = torch.cuda.memory_allocated() + 3 * 2**20
+        around = pooch.auto(model, budget, optimizer, device=device, quiet=True) if device else contextlib.nullcontext()
+        with around:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(4, 256, device="cuda")).square().mean().backward()
+                optimizer.step()
+        tensors = [*model.parameters(), *(each.grad for each in model.parameters() if each.grad is not None)]
+        tensors += [optimizer.state[each]["exp_avg"] for each in model.parameters()]
+        assert {tensor.device.type for tensor in tensors} == {"cuda" if device is None else "cpu"}
+        return [tensor.detach().cpu() for tensor in tensors]
+
+    expected = found(None)
+    assert all(map(torch.equal, found("cuda"), expected))
 
 
 def test_a_second_model_is_moved_as_well() -> None:
