@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from ..api.budgets import parse_budget
 from ..api.options import PlanOptions
 from ..executor.engines import make_engine
 from ..executor.evictor import Evictor
@@ -26,9 +25,9 @@ from .budget import HeldBudget, budget_of
 from .cache import PlanCache, Purpose
 from .costs import costs_of
 from .driver import StepDriver, end_held, refuse_a_second
-from .governed import GovernedModels, models_of
+from .governed import GovernedModels, device_named, models_of
 from .library import Library
-from .node import tier_share
+from .node import tier_budget, tier_share
 from .persistence import Persistence
 from .remarks import Remarks
 from .summary import AutoSummary
@@ -48,6 +47,7 @@ class Auto:
         *,
         device: torch.device | str | None = None,
         host_budget: float | str | None = None,
+        disk_budget: float | str | None = None,
         cache: str | Path | None = None,
         process_group: object = None,
         tell: Callable[[str], None] | None = None,
@@ -57,11 +57,12 @@ class Auto:
         size_bytes, share = budget_of(budget)
         if replace:
             end_held(models)
-        governed = GovernedModels(models, None if device is None else torch.device(device))
+        governed = GovernedModels(models, None if device is None else device_named(device))
+        self._moves_in = device is not None
         device = governed.device
         refuse_a_second(device)
         tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
-        node_bytes = None if host_budget is None else parse_budget(host_budget, None, name="host budget")
+        node_bytes = tier_budget(device, host_budget, disk_budget)
         ranks = ranks_of(process_group)
         self._team = Team(ranks, tier_share(node_bytes, device, 1 if ranks is None else local_count(ranks.count)), tell)
         host_bytes = self._team.share.each_bytes
@@ -69,6 +70,7 @@ class Auto:
         live = live_bytes_of(device)
         engine = make_engine(device)
         engine.room.limit_bytes = host_bytes
+        engine.room.limited_by = "host budget" if disk_budget is None else "disk budget"
         verification = Verification(verify, lambda _, text: warn(text))
         evictor = Evictor(size_bytes or 0, engine, live, device, host_bytes, verification)
         library = Library(
@@ -107,9 +109,15 @@ class Auto:
             model: The model. If parts of it were governed on their own, they belong to it from now on.
 
         Raises:
-            UsageError: It is compiled, under a plan, or on another device.
+            UsageError: It is compiled, under a plan, or on another device, and none was given as `device`.
         """
+        self.take_in(model)
         self._driver.add(model)
+
+    def take_in(self, model: torch.nn.Module) -> None:
+        """Move what there is of a model elsewhere to the device that was given, if one was."""
+        if self._moves_in:
+            self._persistence.move_in([model], self._driver.governed.device, self.budget_bytes)
 
     def release(self, model: torch.nn.Module) -> None:
         """Hold the budget no longer over a model and its parts.
@@ -221,6 +229,7 @@ def auto(
     *,
     device: torch.device | str | None = None,
     host_budget: float | str | None = None,
+    disk_budget: float | str | None = None,
     cache: str | Path | None = None,
     process_group: object = None,
     tell: Callable[[str], None] | None = None,
@@ -242,9 +251,11 @@ def auto(
             they leave the device too, and the optimizer steps in slices. None: it is looked for among the objects of
             the program when that happens.
         device: Where to compute, for models that are somewhere else because they do not fit there. Their parameters
-            are moved one by one, and keep their identity. None: where the models are.
+            are moved one by one, and keep their identity. Where a model is called with tensors on the host alone, they
+            are copied to the device, and what it returns is copied back. None: where the models are.
         host_budget: Most bytes that the swap tier may take on this machine. The ranks on it share them evenly. None: no
             limit for a single process; several ranks share the host memory that is left where that is the tier.
+        disk_budget: The same where the swap tier is a file on disk, as for models on a CPU.
         cache: Directory in which plans are kept for the next run of the same model, or were by `Auto.save_plans()`.
             None: they are not kept.
         process_group: The ranks that train together. None: those of the default group, if there is one.
@@ -262,8 +273,9 @@ def auto(
         What holds the budget. `remove()`, or leaving it as a context manager, takes it off.
 
     Raises:
-        UsageError: The model is none, is compiled or under a plan; the budget does not parse; `quiet` is given with
-            `tell`; or this rank is not in `process_group`.
+        InfeasibleTier: What has to leave before training begins does not fit into the swap tier.
+        UsageError: The model is none, is compiled or under a plan; the budget does not parse; there is no such device;
+            `quiet` is given with `tell`; or this rank is not in `process_group`.
     """
     if quiet and tell is not None:
         raise UsageError("quiet=True says nothing, and tell= is for what is said: give one of them")
@@ -273,6 +285,7 @@ def auto(
         optimizer,
         device=device,
         host_budget=host_budget,
+        disk_budget=disk_budget,
         cache=cache,
         process_group=process_group,
         tell=messages.be_silent if quiet else tell,

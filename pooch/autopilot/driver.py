@@ -642,10 +642,12 @@ class StepDriver:
         self._look_between()
         self.budget.stop()
         self.governed.remove()
-        self._closed()
-        self.library.join()
-        if _ACTIVE.get(self.governed.device.type) is self:
-            del _ACTIVE[self.governed.device.type]
+        try:
+            self._closed()
+        finally:
+            self.library.join()
+            if _ACTIVE.get(self.governed.device.type) is self:
+                del _ACTIVE[self.governed.device.type]
 
     def leave_alone(self) -> None:
         """In a forked child, such as a worker that loads data: hold nothing. The threads of its parent are not here."""
@@ -712,5 +714,7 @@ def _close(
     backward.stop()
     changes.stop()
     library.close()
-    persistence.close()
-    evictor.close()
+    try:
+        persistence.close()
+    finally:
+        evictor.close()

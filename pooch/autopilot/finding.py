@@ -8,8 +8,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from torch.nn.parameter import is_lazy
 from ..api.budgets import parse_budget
 from ..executor.live_bytes import live_bytes_of
 from ..executor.verification import Verify
-from ..ground.errors import UsageError
-from ..torchtools.calls import PLACE, compiled_part
+from ..ground.errors import InfeasibleTier, UsageError
+from ..torchtools.calls import PLACE, CallRegion, compiled_part
+from ..torchtools.stand_ins import Place, StandIns
 from .autopilot import Auto, auto
 from .backward import BackwardWatch
 from .budget import budget_of
+from .governed import device_named
 from .stacks import is_ordinary_call
 from .summary import AutoSummary
 
@@ -41,13 +44,16 @@ class ModelFinder:
 
     Args:
         budget: Device bytes of the process, or a share of the first step's in-core peak.
+        device: Where to compute. What the program moves there is put under the budget at once, and moved one by one, as
+            is what it leaves on the host when that is trained. None: where the models are.
         host_budget: Most bytes that the swap tier of this machine may take; its ranks share them. None: no limit.
+        disk_budget: The same where that tier is on disk.
         cache: Directory in which plans are kept for the next run. None: they are not kept.
         tell: Called with one line for each new plan, and for each model that cannot be governed.
         verify: How closely replays are compared with what they replace.
 
     Raises:
-        UsageError: A budget does not parse.
+        UsageError: A budget does not parse, or there is no such device.
 
     Attributes:
         auto: What holds the budget, or None as long as no model was trained.
@@ -59,16 +65,25 @@ class ModelFinder:
         self,
         budget: int | str,
         *,
+        device: str | None = None,
         host_budget: int | str | None = None,
+        disk_budget: int | str | None = None,
         cache: Path | None = None,
         tell: Callable[[str], None],
         verify: Verify = "first",
     ) -> None:
         budget_of(budget)
-        if host_budget is not None:
-            parse_budget(host_budget, None, name="host budget")
+        for name, given in (("host budget", host_budget), ("disk budget", disk_budget)):
+            if given is not None:
+                parse_budget(given, None, name=name)
         self._budget, self._tell = budget, tell
-        self._options: dict[str, Any] = {"host_budget": host_budget, "cache": cache, "verify": verify}
+        self._device = None if device is None else device_named(device)
+        self._moves = None if self._device is None else StandIns(*_moving(self._device, self._moved_by_program))
+        self._moving = threading.local()
+        self._options: dict[str, Any] = {
+            "device": self._device, "host_budget": host_budget, "disk_budget": disk_budget, "cache": cache,
+            "verify": verify,
+        }  # fmt: skip
         self.auto: Auto | None = None
         self.preparing_s = 0.0
         self.refusals: deque[str] = deque(maxlen=_MOST_REFUSALS)
@@ -81,6 +96,8 @@ class ModelFinder:
         """Begin to look."""
         self._is_on = True
         setattr(torch.nn.Module, PLACE, self)
+        if self._moves is not None:
+            self._moves.use(self)
 
     def stop(self, *, verbose: bool = False) -> AutoSummary | None:
         """Look no longer, take the budget off, and return what happened, or None if no model was found.
@@ -92,6 +109,8 @@ class ModelFinder:
             self._is_on = False
             setattr(torch.nn.Module, PLACE, None)
             self._live.close()
+            if self._moves is not None:
+                self._moves.leave(self)
         if self.auto is None:
             return None
         self.auto.remove()
@@ -128,16 +147,47 @@ class ModelFinder:
         except UsageError as error:
             self._refuse(module, str(error))
             return partial(_ungoverned_call, module)
+        except InfeasibleTier as error:  # it would not train with what it asks for
+            self._refuse(module, str(error))
+            raise SystemExit(error.exit_code) from None
         placed: Callable[..., Any] | None = vars(module).get(PLACE)
         return placed
 
     def _govern(self, module: torch.nn.Module) -> None:
-        if self.auto is None:
-            begin_s = time.monotonic()
-            self.auto = auto(module, self._budget, tell=self._tell, **self._options)
-            self.preparing_s = time.monotonic() - begin_s
-        else:
-            self.auto.add(module)
+        with self._moving_itself():
+            if self.auto is None:
+                begin_s = time.monotonic()
+                self.auto = auto(module, self._budget, tell=self._tell, **self._options)
+                self.preparing_s = time.monotonic() - begin_s
+            else:
+                self.auto.add(module)
+
+    # Moves to the device ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _moving_itself(self) -> Iterator[None]:
+        """While this moves models, moves are not the program's."""
+        self._moving.is_on = True
+        try:
+            yield
+        finally:
+            self._moving.is_on = False
+
+    def _moved_by_program(self, module: torch.nn.Module) -> bool:
+        """Put a model under the budget that the program moves to the device, and return whether that has moved it."""
+        if not self._is_outermost() or getattr(self._moving, "is_on", False):
+            return False
+        parameters = list(module.parameters())
+        if not any(each.requires_grad for each in parameters) or any(map(is_lazy, parameters)):
+            return False
+        if module in self._refused or obstacle(module) is not None:
+            return False
+        if isinstance(vars(module).get(PLACE), CallRegion):
+            assert self.auto is not None
+            with self._moving_itself():
+                self.auto.take_in(module)
+            return True
+        return self._governed_call(module) is not None and module not in self._refused
 
     def _refuse(self, module: torch.nn.Module, why: str) -> None:
         """Leave a model alone from now on, and say so once."""
@@ -146,6 +196,41 @@ class ModelFinder:
         self._tell(self.refusals[-1])
         if self.auto is not None:
             self.auto.release(module)
+
+
+def _moving(own: torch.device, is_moved: Callable[[torch.nn.Module], bool]) -> Iterator[Place]:
+    """Yield the places of what moves a module, and asks first whether it was moved already, if it goes to a device."""
+
+    def is_own(device: torch.device | None) -> bool:
+        if device is None or device.type != own.type:
+            return False
+        numbers = {str(each).partition(":")[2] for each in (device, own)}
+        return len(numbers) == 1 or "" in numbers
+
+    def moving_to(original: Any) -> Any:
+        @wraps(original)
+        def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            parsed: Any = torch._C._nn._parse_to(*args, **kwargs)
+            device, dtype, _, layout = parsed
+            if not is_own(device):
+                return original(module, *args, **kwargs)
+            if dtype is not None or layout is not None:  # where there is room for it
+                original(module, dtype=dtype, memory_format=layout)
+            return module if is_moved(module) else original(module, *args, **kwargs)
+
+        return to
+
+    def moving_to_cuda(original: Any) -> Any:
+        @wraps(original)
+        def cuda(module: torch.nn.Module, device: Any = None) -> Any:
+            given = "cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device
+            is_done = is_own(torch.device(given)) and is_moved(module)
+            return module if is_done else original(module, device)
+
+        return cuda
+
+    yield Place(torch.nn.Module, "to", moving_to)
+    yield Place(torch.nn.Module, "cuda", moving_to_cuda)
 
 
 _ungoverned = threading.local()

@@ -14,6 +14,7 @@ from ..ground.errors import UsageError
 from ..torchtools import accelerators
 from ..torchtools.calls import PLACE, CallContext, CallingThread, CallRegion, refuse_compiled, refuse_taken
 from ..torchtools.training_state import model_device
+from .carrying import Carrier
 from .quiet import QuietCalls
 
 # Surrounds one outermost call: the number of what is called (negative for parts of a model), its arguments, and the
@@ -38,18 +39,39 @@ def models_of(given: object) -> list[Any]:
     return models
 
 
+def device_named(name: torch.device | str) -> torch.device:
+    """Return a device that a user has named.
+
+    Raises:
+        UsageError: There is none of that name here.
+    """
+    try:
+        device = torch.device(name)
+        is_there = accelerators.is_available(device.type)
+    except RuntimeError:
+        raise UsageError(f"there is no device {str(name)!r}: give one such as 'cuda' or 'cuda:0'") from None
+    if not is_there:
+        raise UsageError(f"PyTorch finds no {device.type} device here: check its driver, or leave out device=")
+    return device
+
+
 class _GovernedCall(CallRegion):
     """A call of a governed module, which may begin a step."""
 
-    def __init__(self, module: torch.nn.Module, surround: Surround, here: CallingThread, number: int) -> None:
+    def __init__(
+        self, module: torch.nn.Module, surround: Surround, here: CallingThread, number: int, carrier: Carrier | None
+    ) -> None:
         super().__init__(module, nullcontext, "auto" if number >= 0 else "watch", here)
         self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
+        self._carrier = carrier
         self._quiet = QuietCalls()
 
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         around = self._surround(self._number, args, kwargs, self._quiet)
         try:
             with around:
+                if self._carrier is not None:
+                    return self._carrier.call(module._call_impl, args, kwargs)
                 return module._call_impl(*args, **kwargs)
         finally:
             around.is_left = True
@@ -62,7 +84,7 @@ class GovernedModels:
 
     Args:
         models: The models.
-        device: Where they compute, if they are to be moved there.
+        device: Where they compute, if they are to be moved there. Then batches are as well.
 
     Attributes:
         device: Their device.
@@ -80,6 +102,7 @@ class GovernedModels:
             refuse_taken(model, can_replace=True)
         if device is not None and str(device) == device.type:
             device = accelerators.current_device(device.type)
+        self._carrier = None if device is None else Carrier(device)
         devices = {model_device(model) if device is None else device for model in models}
         if len(devices) != 1:
             raise UsageError(f"the models are on {len(devices)} devices: use pooch.auto for those of one device")
@@ -114,8 +137,9 @@ class GovernedModels:
             self._place(model, number, surround, here)
 
     def _place(self, model: torch.nn.Module, number: int, surround: Surround, here: CallingThread) -> None:
-        placed = [_GovernedCall(model, surround, here, number)]
-        placed += [_GovernedCall(part, surround, here, -1 - number) for _, part in callable_parts(model)]
+        placed = [_GovernedCall(model, surround, here, number, self._carrier)]
+        for _, part in callable_parts(model):
+            placed.append(_GovernedCall(part, surround, here, -1 - number, self._carrier))
         living = [each for each in self._calls if each() is not None]  # models may come and go with every step
         self._calls = living + [weakref.ref(each) for each in placed]
 
@@ -131,7 +155,7 @@ class GovernedModels:
         for number, whole in enumerate(self._models):
             if any(each is model for each in _modules_of(whole())):
                 if not isinstance(vars(model).get(PLACE), _GovernedCall):
-                    self._calls.append(weakref.ref(_GovernedCall(model, surround, here, -1 - number)))
+                    self._calls.append(weakref.ref(_GovernedCall(model, surround, here, -1 - number, self._carrier)))
                 return False
         if model_device(model) != self.device:
             raise UsageError(f"the budget is held on {self.device}, and the model is on {model_device(model)}")

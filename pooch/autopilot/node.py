@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..api.budgets import parse_budget
+from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..torchtools.accelerators import has_streams
 from ..torchtools.device_memory import free_bytes
@@ -39,6 +41,21 @@ class TierShare:
         if self.asked_bytes is not None:
             text += f", which has no more left (the host budget is {format_bytes(self.asked_bytes)})"
         return text + (f": {format_bytes(self.each_bytes)} for each of {self.ranks} ranks" if self.ranks > 1 else "")
+
+
+def tier_budget(device: torch.device, host_budget: float | str | None, disk_budget: float | str | None) -> int | None:
+    """Return what the swap tier of this machine may take for a device, given what a user has set. None: no limit.
+
+    Raises:
+        UsageError: One of them does not parse, both are set, or a budget of the disk for a tier that is host memory.
+    """
+    if disk_budget is None:
+        return None if host_budget is None else parse_budget(host_budget, None, name="host budget")
+    if has_streams(device):
+        raise UsageError(f"the swap tier of {device.type} is host memory and not on disk: give a host budget instead")
+    if host_budget is not None:
+        raise UsageError("the swap tier of a CPU is on disk: give a disk budget or a host budget, not both")
+    return parse_budget(disk_budget, None, name="disk budget")
 
 
 def tier_share(host_bytes: int | None, device: torch.device, ranks: int) -> TierShare:

@@ -7,6 +7,7 @@ with everything else on the device, everything else stays.
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,8 +17,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..executor.evictor import Evictor
-from ..executor.persistent import PersistentMemory
-from ..ground.errors import UsageError
+from ..executor.persistent import PersistentMemory, move_state
+from ..executor.tier import rounded_bytes
+from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
 from ..machine.persistent import Kind, Moved
 from ..torchtools.optimizer_slices import OptimizerSlices
@@ -59,7 +61,8 @@ class Persistence:
         self.memory: PersistentMemory | None = None
         self._moved: Moved | None = None
         self._staying_bytes: Mapping[str, int] = {}
-        self._is_refused = False
+        self._is_refused = self._has_begun = False
+        self._moved_in: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of models that do not fit
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
         self._known_bytes: int | None = None  # the budget when the step before began
@@ -86,7 +89,7 @@ class Persistence:
             budget_bytes: The budget, or None if it is not known yet.
 
         Raises:
-            UsageError: If something has to be moved, and cannot leave again.
+            InfeasibleTier: If the swap tier may not take what has to leave.
         """
         try:
             self.step_begins(models, budget_bytes)
@@ -94,6 +97,19 @@ class Persistence:
         except BaseException:
             self.close()
             raise
+        self._has_begun = True
+
+    def move_in(self, models: Sequence[torch.nn.Module], device: torch.device, budget_bytes: int | None) -> None:
+        """Move further models to the device, or what has been put into models somewhere else.
+
+        Args:
+            models: The models.
+            device: Where they are to be.
+            budget_bytes: The budget, or None if it is not known yet.
+        """
+        if self.memory is None and budget_bytes is not None and self._is_needed(models, budget_bytes):
+            self._begin(models, budget_bytes)
+        self._move_in(models, device)
 
     def _move_in(self, models: Sequence[torch.nn.Module], device: torch.device) -> None:
         elsewhere = [model for model in models if any(each.device != device for each in _tensors_of(model))]
@@ -103,7 +119,11 @@ class Persistence:
         if memory is None:  # they fit
             for model in elsewhere:
                 model.to(device)
+            moved = {id(parameter) for model in elsewhere for parameter in model.parameters()}
+            for optimizer in self._optimizers(moved):
+                move_state(optimizer)
             return
+        self._moved_in.update(elsewhere)
         for model in elsewhere:
             memory.move_in(model)
         for optimizer in self._slices:
@@ -119,29 +139,29 @@ class Persistence:
         """
         memory = self.memory
         if memory is None:
-            if budget_bytes is None or self._is_refused or not self._is_needed(models, budget_bytes):
+            if budget_bytes is None or not self._is_needed(models, budget_bytes):
                 return
             memory = self._begin(models, budget_bytes)
             if memory is None:
                 return
         memory.begin_step(models)
         self._attach(models, memory)
-        if not self._fits_as_it_is(budget_bytes):
-            memory.let_state_leave()
-        memory.make_room()
         parameters = [parameter for model in models for parameter in model.parameters()]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         staying_bytes = here_bytes + sum(each.nbytes for each in parameters if each.requires_grad)
         room_bytes = self._room_bytes(memory.values.here_bytes())
         has_room = staying_bytes <= PLANNED_SHARE * room_bytes
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
+        if self.may_plan:  # else it leaves as pressure asks for it
+            memory.let_state_leave(self._missing_bytes(budget_bytes))
+        memory.make_room()
         self._moved_bytes = memory.moved_bytes
 
-    def _fits_as_it_is(self, budget_bytes: int | None) -> bool:
-        """Whether a step like the last ones fits beside what is on the device now."""
+    def _missing_bytes(self, budget_bytes: int | None) -> float:
+        """How much has to leave for a step like the last ones to fit. Infinity if there were too few of them."""
         if budget_bytes is None or len(self._rises_bytes) < _SIMILAR_STEPS:
-            return False
-        return self._evictor.live.now() + max(self._rises_bytes) <= SAFE_SHARE * budget_bytes
+            return math.inf
+        return self._evictor.live.now() + max(self._rises_bytes) - SAFE_SHARE * budget_bytes
 
     def step_ends(self, rise_bytes: int) -> None:
         """Note that a step ends, in which nothing had to leave if it can be planned.
@@ -156,7 +176,7 @@ class Persistence:
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:
         health = self._evictor.engine.health
-        if health.fault is not None or health.known is not None:
+        if self._is_refused or health.fault is not None or health.known is not None:
             return False  # there is nowhere to go
         was_known, self._known_bytes = self._known_bytes, budget_bytes
         has_missed, self._has_missed = self._has_missed, False
@@ -165,12 +185,9 @@ class Persistence:
         parameters = [parameter for model in models for parameter in model.parameters()]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         trained_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-        needed_bytes = here_bytes + (1 + self._moments()) * trained_bytes
+        given = [each for each in (given() for given in self._given) if each is not None]
+        needed_bytes = here_bytes + (1 + _moments(given)) * trained_bytes
         return needed_bytes > (self._room_bytes(here_bytes) or budget_bytes)
-
-    def _moments(self) -> int:
-        """How many numbers of state an optimizer that was given has for each of a parameter, where that is known."""
-        return 2 if any(type(each()) in _WITH_MOMENTS for each in self._given) else 0
 
     def _room_bytes(self, here_bytes: int) -> int:
         """What of the budget is not taken by other things than what may leave, of which so much is here."""
@@ -179,6 +196,7 @@ class Persistence:
     def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> PersistentMemory | None:
         here_bytes = sum(parameter.nbytes for model in models for parameter in model.parameters())
         self._slice_bytes = max(_LEAST_SLICE_BYTES, self._room_bytes(here_bytes) // _SLICES_IN_ROOM)
+        needed_bytes = self._check_tier(models)
         try:
             self.memory = PersistentMemory(self._evictor, budget_bytes, self._slice_bytes)
         except UsageError as error:
@@ -186,11 +204,34 @@ class Persistence:
             self._tell(str(error))
             return None
         self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
+        if needed_bytes is not None:
+            self.memory.reserve(needed_bytes)
         self._tell(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
             f"would pass the budget of {format_bytes(budget_bytes)}"
         )
         return self.memory
+
+    def _check_tier(self, models: Sequence[torch.nn.Module]) -> int | None:
+        """Return what all of this takes of a swap tier that has a limit, or None if that is not known to fit.
+
+        Raises:
+            InfeasibleTier: If it does not fit, and training has not begun.
+        """
+        room = self._evictor.engine.room
+        if room.limit_bytes is None:
+            return None
+        parameters = _parameters_of(models)
+        optimizers = self._optimizers({id(parameter) for parameter in parameters})
+        times = [(each, 2 + _moments(optimizers) if each.requires_grad else 1) for each in parameters]
+        needed_bytes = sum(count * rounded_bytes(each.nbytes) for each, count in times)
+        if needed_bytes <= room.limit_bytes:
+            return needed_bytes
+        error = InfeasibleTier(room.limit_bytes, needed_bytes, room.limited_by)
+        if not self._has_begun:
+            raise error
+        self._tell(str(error))
+        return None
 
     def _attach(self, models: Iterable[torch.nn.Module], memory: PersistentMemory) -> None:
         """Have the optimizers of the models step in slices."""
@@ -228,20 +269,34 @@ class Persistence:
         return tuple(self._staying_bytes.items())
 
     def close(self) -> None:
-        """Have everything back on the device, and let nothing leave any more."""
+        """Let nothing leave any more: everything is back on the device, or on the host if it does not fit."""
         self._hook.remove()
+        optimizers = list(self._slices)
         for slices in list(self._slices.values()):
             slices.detach()
         self._slices.clear()
         memory, self.memory = self.memory, None
-        if memory is not None:
-            memory.close()
+        if memory is None:
+            return
+        if self._moved_in and not memory.fits:
+            memory.move_out(self._moved_in, optimizers)
+        memory.close()
 
 
 def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optimizer, *_: object) -> None:
     here = persistence()
     if here is not None:
         here.optimizer_stepped()
+
+
+def _moments(optimizers: Iterable[torch.optim.Optimizer]) -> int:
+    """How many numbers of state optimizers have for each number of a parameter, where that is known."""
+    return 2 if any(type(each) in _WITH_MOMENTS for each in optimizers) else 0
+
+
+def _parameters_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:
+    """The parameters of some models, each once."""
+    return list({id(each): each for model in models for each in model.parameters()}.values())
 
 
 def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:

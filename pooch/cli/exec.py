@@ -15,8 +15,8 @@ import click
 
 from ..ground import messages
 from ..ground.errors import PoochError, UsageError, first_line
-from .checks import use_spill_directory
-from .options import force_option, output_option, spill_option, verbose_option, verify_option
+from .checks import refuse_missing_device, use_spill_directory
+from .options import device_option, force_option, output_option, spill_option, verbose_option, verify_option
 from .output import command_line
 from .run_times import RunTimes, process_age_s
 
@@ -74,11 +74,13 @@ class ProgramCommand(click.Command):
     metavar="BYTES",
     help="16GiB, 800MB, a number of bytes, or 60%: of what the first step takes without Pooch.",
 )
+@device_option("Where to train models that the script builds on the host (default: where they are).")
 @click.option(
     "--host-budget",
     metavar="BYTES",
     help="Limit on the bytes in the swap tier of this machine, shared by its ranks (default: none).",
 )
+@click.option("--disk-budget", metavar="BYTES", help="The same where the swap tier is on disk, as for a CPU.")
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
@@ -95,7 +97,9 @@ class ProgramCommand(click.Command):
 @force_option
 def command(
     budget: str,
+    device: str | None,
     host_budget: str | None,
+    disk_budget: str | None,
     cache: Path | None,
     spill_directory: Path | None,
     verify: Verify,
@@ -115,6 +119,7 @@ def command(
 
     if module is None and not program:
         raise UsageError("there is no script: give one, as in `pooch exec --budget 16GiB train.py`, or -m MODULE")
+    refuse_missing_device(device)
     if spill_directory is not None:
         use_spill_directory(spill_directory)
     run = script_runner(program[0], program[1:]) if module is None else module_runner(module, program)
@@ -126,7 +131,8 @@ def command(
     from ..autopilot.finding import ModelFinder
 
     tell = messages.be_silent if quiet else _tell
-    finder = ModelFinder(budget, host_budget=host_budget, cache=cache, tell=tell, verify=verify)
+    budgets = {"host_budget": host_budget, "disk_budget": disk_budget}
+    finder = ModelFinder(budget, device=device, **budgets, cache=cache, tell=tell, verify=verify)
 
     typed = command_line()  # before the script has a command line of its own
     conclusion = _Conclusion(finder, os.getpid(), report, quiet, verbose, module or program[0], typed)

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from ..ground.errors import UsageError
+from ..ground.errors import TierError, UsageError
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
 from ..machine.recipes import NEVER_MS
 from ..machine.values import Place, Value
+from ..torchtools.address_askers import RunningCall, reading_call
 from ..torchtools.raw_looks import LooksEverywhere
 from ..torchtools.raw_storages import Access, serve, serve_no_longer
 from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of
@@ -34,6 +35,7 @@ _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
 _LEAST_SHARE = 2**-14  # of the budget, likewise
 _USES_AHEAD = 16  # uses that are looked at for what can be brought back before it is needed
 _COPIES_AHEAD = 4
+_TIMES_AS_FAR = 2  # as what is brought back ahead: what leaves for it is used later by so much
 _NO_ROOM = "the swap tier has no room for them"
 _OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
 # What these hand out is a further tensor on the storage, which shows how long it lives, or nothing that lasts.
@@ -96,7 +98,7 @@ class PersistentMemory:
         if library is None:
             why = LIBRARY.why_not or "POOCH_NATIVE_WATCH is 0"
             raise UsageError(f"parameters and the state of optimizers cannot leave the device: {why}")
-        self._library, self._evictor, self._slice_bytes = library, evictor, slice_bytes
+        self._library, self._evictor = library, evictor
         self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
         self._tier = StepTier(evictor.engine, evictor.host_bytes)
         self._owner = _Owner()
@@ -104,7 +106,13 @@ class PersistentMemory:
         self._free: defaultdict[int, list[Place]] = defaultdict(list)  # room in the tier, by size
         self._homes: dict[int, Any] = {}
         self._hooks: dict[int, Any] = {}  # on parameters, by their ids
+        self._ahead: list[PersistentValue] = []  # what is on its way back ahead of its use
+        self._far: list[PersistentValue] = []  # what could leave at this number of uses, what is used last at its end
+        self._far_since = -_USES_AHEAD
         self._slice: Slice | None = None  # of an optimizer's step that is running
+        self._reading: dict[
+            RunningCall, list[Callable[[], None]]
+        ] = {}  # calls that read from addresses, what ends that
         self.staying_bytes: Counter[str] = Counter()
         self.values = evictor.persistent = PersistentValues(library.count_uses)
         _MEMORIES.add(self)
@@ -129,6 +137,7 @@ class PersistentMemory:
             models: The models that are trained.
         """
         with self._evictor.lock:
+            self._end_calls()
             for value in self.values:
                 if value.ticket is not None and value.ticket.is_done():  # it may hold what the program has released
                     self._evictor.store.finish_out(value, self._evictor.stats)
@@ -158,13 +167,22 @@ class PersistentMemory:
                     self._adopt(tensor, kind, what)
 
     def move_state_in(self, optimizer: torch.optim.Optimizer) -> None:
-        """Move the state of an optimizer to where its parameters are, but for what has one number alone."""
-        for parameter, state in optimizer.state.items():
-            for name, tensor in state.items():
-                if isinstance(tensor, torch.Tensor) and tensor.dim() > 0 and tensor.device != parameter.device:
-                    self._evictor.look(tensor.nbytes)
-                    state[name] = tensor.to(parameter.device)
-                    self.adopt_state(optimizer, [parameter])
+        """Move the state of an optimizer to where its parameters are, which may have others leave."""
+        move_state(optimizer, self._evictor.look, lambda parameter: self.adopt_state(optimizer, [parameter]))
+
+    def move_out(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Move models and states of optimizers to the host, one tensor after the other, as they do not fit here."""
+        for model in models:
+            for tensor, _, _ in _parts_of(model):
+                tensor.data = tensor.data.cpu()
+        for optimizer in optimizers:
+            move_state(optimizer)
+
+    @property
+    def fits(self) -> bool:
+        """Whether everything has room on the device at once."""
+        away_bytes = sum(value.size_bytes for value in self.values if not (value.is_here or value.is_gone))
+        return self._evictor.live.now() + away_bytes <= self._evictor.budget_bytes
 
     def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Have the state that an optimizer has for some parameters leave where room is needed."""
@@ -234,7 +252,7 @@ class PersistentMemory:
         """Bring values back that are about to be read. What works on them keeps them where they are then.
 
         Raises:
-            TierError: If one cannot be read back.
+            TierError: If one cannot be read back, not even when it is tried again.
         """
         store, stats = self._evictor.store, self._evictor.stats
         with OWN_WORK, torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
@@ -245,19 +263,53 @@ class PersistentMemory:
                 try:
                     if value.storage is None:
                         store.start_in(value, stats)
-                    store.finish_in(value, stats)
+                    try:
+                        store.finish_in(value, stats)
+                    except TierError:  # such as of a thread that died while this was on its way ahead of need
+                        store.start_in(value, stats)
+                        store.finish_in(value, stats)
                 finally:
                     value.is_busy = was_busy
             self._read_ahead()
 
     def _read_ahead(self) -> None:
-        """Start to bring back what is used next, if there is room for it and for what the next op makes."""
+        """Start to bring back what is used next, in place of what is used much later if there is no room."""
         live = self._evictor.live
         budget_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes
-        for value in islice(self.values.used_next(_USES_AHEAD), _COPIES_AHEAD):
-            if value.state != "away" or live.recent() + 2 * value.size_bytes > budget_bytes:
+        self._ahead = [value for value in self._ahead if value.state == "returning"]
+        for value in islice(self.values.used_next(_USES_AHEAD), _COPIES_AHEAD - len(self._ahead)):
+            missing_bytes = live.recent() + 2 * value.size_bytes - budget_bytes
+            if missing_bytes > 0 and not self._leave_ahead(missing_bytes, self.values.distance(value)):
                 return
             self._evictor.store.start_in(value, self._evictor.stats)
+            self._ahead.append(value)
+
+    def _leave_ahead(self, missing_bytes: int, distance: float) -> bool:
+        """Let leave what is used last, where nobody has to wait for that, and return whether so many bytes are free.
+
+        Args:
+            missing_bytes: How many bytes are to be free.
+            distance: What is used within about as many uses stays.
+        """
+        store, stats = self._evictor.store, self._evictor.stats
+        uses = self._library.count_uses()
+        if not 0 <= uses - self._far_since < _USES_AHEAD:
+            self._far, self._far_since = self.values.farthest(), uses
+        being_written: list[PersistentValue] = []
+        while missing_bytes > 0 and self._far and len(being_written) < _COPIES_AHEAD:
+            value = self._far[-1]
+            if value.can_leave and not value.is_gone and value.state != "returning":
+                if self.values.distance(value) < _TIMES_AS_FAR * (distance + _USES_AHEAD):
+                    break
+                if value.ticket is not None and value.ticket.is_done():
+                    store.finish_out(value, stats)
+                if value.is_copied:
+                    missing_bytes -= store.drop(value)
+                elif value.ticket is not None or self._is_written_ahead(value):
+                    being_written.append(value)
+            self._far.pop()
+        self._far += reversed(being_written)
+        return missing_bytes <= 0
 
     # Slices of an optimizer's step ------------------------------------------------------------------------------------
 
@@ -269,7 +321,9 @@ class PersistentMemory:
             ]
             if changed and all(value.state == "here" for value in changed):
                 return  # nothing of it moves: it is as in plain training
-            self._slice = Slice(self._evictor, optimizer, parameters, changed, self._slice_bytes)
+            others_bytes = self._evictor.live.now() - self.values.here_bytes()
+            room_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - max(0, others_bytes)
+            self._slice = Slice(self._evictor, optimizer, parameters, changed, room_bytes)
             self._slice.begin(self.bring_back)
 
     def end_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
@@ -300,26 +354,45 @@ class PersistentMemory:
         """Start to copy out what has just been written and will leave, so that nobody waits for that when it does."""
         for tensor in tensors:
             value = self._value_of(tensor)
-            if value is None or not value.leaves or value.place is None:
-                continue
-            self._evictor.store.finish_out(value, self._evictor.stats)
-            if value.state == "here":
-                self._evictor.store.start_out(value, value.place, self._evictor.stats)
-                value.leaves = False  # until it does
+            if value is not None and value.leaves and value.place is not None:
+                self._evictor.store.finish_out(value, self._evictor.stats)
+                self._is_written_ahead(value)
 
-    def let_state_leave(self) -> None:
-        """Have the state of optimizers leave, which is not needed before the next step of the optimizer."""
+    def _is_written_ahead(self, value: PersistentValue) -> bool:
+        """Whether a copy of a value begins now, as it has left since the last copy ahead of need."""
+        if not value.leaves or value.place is None or value.state != "here":
+            return False
+        self._evictor.store.start_out(value, value.place, self._evictor.stats)
+        value.leaves = False  # until it does
+        return True
+
+    def let_state_leave(self, missing_bytes: float) -> None:
+        """Have so many bytes of the state of optimizers leave, what they will use last first.
+
+        Args:
+            missing_bytes: How many. Infinity: all.
+        """
         store, stats = self._evictor.store, self._evictor.stats
         with torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
-            here = [value for value in self.values if value.kind == "state" and value.can_leave]
-            for value in here:
+            leaving: list[PersistentValue] = []
+            for value in reversed(self.values.farthest()):
+                if missing_bytes <= 0:
+                    break
+                if value.kind == "state":
+                    leaving.append(value)
+                    missing_bytes -= value.size_bytes
+            for value in leaving:
                 store.finish_out(value, stats)
                 if not value.is_copied and value.place is not None:
                     store.start_out(value, value.place, stats)
-            for value in here:
+            for value in leaving:
                 store.finish_out(value, stats)
                 if value.is_copied and not value.is_gone:
                     store.drop(value)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Take room in the tier for what will leave, before anything else can take it."""
+        self._tier.reserve(size_bytes)
 
     def make_room(self) -> None:
         """Have enough leave that the budget is held now."""
@@ -371,11 +444,12 @@ class PersistentMemory:
         """Have the bytes of a value be there until what is returned is called, and longer where they may be written to.
 
         What is lent stays as long as there is an array, which is a further tensor. Nothing tells how long an address
-        will be used.
+        will be used, but for calls that are known.
         """
+        call = reading_call() if access == "address" else None
         with self._evictor.lock:
             value.users += 1
-            if access == "address":
+            if access == "address" and call is None:
                 value.is_pinned = True
             elif access == "write":
                 value.lend()
@@ -389,25 +463,45 @@ class PersistentMemory:
         except BaseException:
             end()
             raise
-        return end
+        if call is None:
+            return end
+        with self._evictor.lock:
+            self._reading.setdefault(call, []).append(end)
+        return _do_nothing
+
+    def _end_calls(self) -> None:
+        """Let leave what calls have read from that have returned. The caller holds the lock."""
+        for call in [each for each in self._reading if each.has_ended()]:
+            for end in self._reading.pop(call):
+                end()
 
     # The end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Bring everything back, and let nothing leave any more."""
+        """Bring everything back, and let nothing leave any more.
+
+        Raises:
+            TierError: If something could not be read back, which stays away: whoever reads it meets an error.
+        """
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+        lost: TierError | None = None
         for value in self.values:
             if not value.is_gone:
                 value.is_pinned = True
-                self.bring_back([value])
+                try:
+                    self.bring_back([value])
+                except TierError as error:
+                    lost = error
         self._evictor.persistent = None
         self._looks.end()
         serve_no_longer(self)
         self._homes.clear()
         self._tier.close()
         _MEMORIES.discard(self)
+        if lost is not None:
+            raise lost
 
 
 _MEMORIES: weakref.WeakSet[PersistentMemory] = weakref.WeakSet()
@@ -437,6 +531,30 @@ def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hash
             yield parameter.grad, "gradient", (id(parameter), "gradient")
     for buffer in model.buffers():
         yield buffer, "buffer", (id(buffer), "buffer")
+
+
+def move_state(
+    optimizer: torch.optim.Optimizer,
+    before: Callable[[int], object] = lambda _: None,
+    after: Callable[[torch.Tensor], object] = lambda _: None,
+) -> None:
+    """Move the state of an optimizer to where its parameters are, but for what has one number alone.
+
+    Args:
+        optimizer: The optimizer.
+        before: Called with the bytes that are about to be moved.
+        after: Called with the parameter of which some state was moved.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, tensor in state.items():
+            if isinstance(tensor, torch.Tensor) and tensor.dim() > 0 and tensor.device != parameter.device:
+                before(tensor.nbytes)
+                state[name] = tensor.to(parameter.device)
+                after(parameter)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _why_not(storage: torch.UntypedStorage) -> str:

@@ -10,19 +10,21 @@ import torch
 from ..machine.persistent import PersistentValue
 from .evictor import Evictor
 
+_TEMPORARY = 2  # times the size of its parameters: what a slice needs beside what it changes
+
 
 class Slice:
     """Some parameters with their state, while an optimizer steps them.
 
     The tier has a copy of each of them as it was, and keeps it until the slice ends: they do not leave meanwhile. What
-    is too small to leave is copied here.
+    is too small to leave is copied here, and so is what has not left, where there is room for that.
 
     Args:
         evictor: Makes the moves.
         optimizer: The optimizer.
         parameters: The parameters.
         values: Those of them, and of their state, that may leave.
-        copied_bytes: Up to which size a value that is here is copied here, rather than to the tier.
+        room_bytes: What the slice and such copies may take.
     """
 
     def __init__(
@@ -31,11 +33,17 @@ class Slice:
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[torch.Tensor],
         values: Sequence[PersistentValue],
-        copied_bytes: int,
+        room_bytes: int,
     ) -> None:
         self._evictor, self._optimizer, self._parameters = evictor, optimizer, parameters
         self._all = values
-        self._values = [each for each in values if each.state != "here" or each.size_bytes > copied_bytes]
+        self._values: list[PersistentValue] = []
+        room_bytes -= sum(each.size_bytes for each in values) + _TEMPORARY * sum(each.nbytes for each in parameters)
+        for value in values:
+            if value.state == "here" and value.size_bytes <= room_bytes:
+                room_bytes -= value.size_bytes
+            else:
+                self._values.append(value)
         known = {value.key for value in self._values}
         self._small = {parameter: _copied(parameter, known) for parameter in parameters}
         self._states: dict[torch.Tensor, dict[str, Any] | None] = {}

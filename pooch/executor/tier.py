@@ -20,6 +20,11 @@ _SMALLER = 4  # times: the next chunk to ask for where a tier has no room for on
 _MOST_FAILURES = 3  # copies in a row, after which a step asks the tier for no more: each try takes time
 
 
+def rounded_bytes(size_bytes: int) -> int:
+    """What a value of some size takes of the tier: no two begin at one offset."""
+    return round_up(max(1, size_bytes), _ALIGNMENT_BYTES)
+
+
 @dataclass
 class _Chunk:
     """A part of the tier. Rooms are taken from its end, and all of it is free again when none is in use."""
@@ -82,7 +87,7 @@ class StepTier:
 
     def take(self, size_bytes: int) -> Room | None:
         """Return room for a value, or None if the tier has no more."""
-        needed = round_up(max(1, size_bytes), _ALIGNMENT_BYTES)  # no two rooms begin at one offset
+        needed = rounded_bytes(size_bytes)
         if self._failures >= _MOST_FAILURES:
             return None
         chunk = next((each for each in self._chunks if each.size_bytes - each.end_bytes >= needed), None)
@@ -94,6 +99,14 @@ class StepTier:
         chunk.end_bytes += needed
         chunk.in_use += 1
         return room
+
+    def reserve(self, size_bytes: int) -> None:
+        """Take room that nothing else can take until it is needed, if there is so much."""
+        try:
+            self._chunks.append(self._opened(size_bytes))
+            self._size_bytes += size_bytes
+        except TierError as error:
+            self._engine.health.failed(error)
 
     def copied(self, error: BaseException | None) -> None:
         """Note how a copy into the tier ended.
@@ -129,7 +142,8 @@ class StepTier:
     def _opened(self, size_bytes: int) -> _Chunk:
         most_bytes = self._most_bytes
         if most_bytes is not None and self._size_bytes + size_bytes > most_bytes:
-            raise TierError(f"the swap tier is limited to {format_bytes(most_bytes)}: raise the host budget", BY_LIMIT)
+            limited_by = self._engine.room.limited_by
+            raise TierError(f"the swap tier is limited to {format_bytes(most_bytes)}: raise the {limited_by}", BY_LIMIT)
         return _Chunk(self._engine.open_arena(size_bytes), size_bytes)
 
     def is_beside(self) -> bool:

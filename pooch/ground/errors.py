@@ -88,6 +88,32 @@ class InfeasibleBudget(PoochError):
         return (type(self), (self.budget_bytes, self.minimum_bytes, self.policy))
 
 
+class InfeasibleTier(PoochError):
+    """What has to leave the device does not fit into the swap tier.
+
+    Attributes:
+        tier_bytes: what the tier may take.
+        minimum_bytes: the least that it would have to take.
+    """
+
+    exit_code = 3
+
+    def __init__(self, tier_bytes: int, minimum_bytes: int, limited_by: str = "host budget") -> None:
+        from .units import format_bytes
+
+        self.tier_bytes = tier_bytes
+        self.minimum_bytes = minimum_bytes
+        self.limited_by = limited_by
+        super().__init__(
+            f"parameters, gradients and the optimizer's state have to leave the device, and the swap tier may take "
+            f"{format_bytes(tier_bytes)}: they need {format_bytes(minimum_bytes)} ({minimum_bytes} bytes) there; raise "
+            f"the {limited_by} to that"
+        )
+
+    def __reduce__(self) -> tuple[type[InfeasibleTier], tuple[int, int, str]]:
+        return (type(self), (self.tier_bytes, self.minimum_bytes, self.limited_by))
+
+
 class ReplayDiffers(PoochError, RuntimeError):
     """What was computed again is not what was there, and no copy is left of that.
 

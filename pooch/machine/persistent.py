@@ -416,6 +416,16 @@ class PersistentValues:
             if value is not None and value.state == "away" and not value.is_gone:
                 yield value
 
+    def farthest(self) -> list[PersistentValue]:
+        """Return those that can leave, what is used next first, so that `pop` gives what is used last."""
+        return sorted((value for value in self._values.values() if value.can_leave), key=self.distance)
+
+    def distance(self, value: PersistentValue) -> float:
+        """How far ahead the next use of a value is."""
+        if self._uses.are_known:
+            return self._uses.distance(value.number, self._count_uses())
+        return self._count_uses() - value.last_use
+
     def among(self, saved: Iterator[Value], cost_ms: Cost, score: Cost) -> Iterator[Value]:
         """Yield these values and others in the order in which they leave.
 

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from .raw_storages import compared_address
 from .stand_ins import Place, StandIns
 from .standing_aside import SilentMode
 
 _READING = ("__repr__", "__format__", "tolist", "__deepcopy__")
 # With the address, the program may read or write at any time from then on.
-_HANDING_OUT = ("numpy", "__array__", "data_ptr", "const_data_ptr", "__dlpack__", "apply_", "map_", "map2_")
+_HANDING_OUT = ("numpy", "__array__", "const_data_ptr", "__dlpack__", "apply_", "map_", "map2_")
 # With the storage, too; but who watches everywhere watches storages as well (`raw_storages.py`).
 _HANDING_OUT_STORAGES = ("untyped_storage", "storage", "_typed_storage", "__reduce_ex__", "share_memory_")
 _SPECTRAL = ("nuc", 2, -2)
@@ -105,6 +106,14 @@ class _Method:
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
+
+
+class _AddressMethod(_Method):
+    """Stands in for `Tensor.data_ptr`, which is not an access where addresses are compared alone."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        address = compared_address(args[0]) if _EVERYWHERE and args else None
+        return super().__call__(*args, **kwargs) if address is None else address
 
 
 class _ModeAsking(_Method):
@@ -191,6 +200,10 @@ def _hands_out(original: Hashable) -> _Method:
     return _Method(original, hands_out=True)
 
 
+def _tells_address(original: Hashable) -> _AddressMethod:
+    return _AddressMethod(original, hands_out=True)
+
+
 def _hands_storage_out(original: Hashable) -> _Method:
     return _Method(original, hands_out=True, hands_storage_out=True)
 
@@ -198,6 +211,7 @@ def _hands_storage_out(original: Hashable) -> _Method:
 _LOOKS = StandIns(
     *(Place(torch.Tensor, name, _reads) for name in _READING),
     *(Place(torch.Tensor, name, _hands_out) for name in _HANDING_OUT),
+    Place(torch.Tensor, "data_ptr", _tells_address),
     *(Place(torch.Tensor, name, _hands_storage_out) for name in _HANDING_OUT_STORAGES),
     Place(torch.Tensor, "__cuda_array_interface__", _Address),
     Place(torch, "to_dlpack", _hands_out),

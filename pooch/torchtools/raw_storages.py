@@ -2,7 +2,8 @@
 
 `torch.save` writes one storage after the other. It is served one by one as well, so that a model can be saved that does
 not fit into memory: each is there while it is written. The addresses that it compares meanwhile are those of the
-structures that PyTorch keeps of storages, which tell them from one another as well.
+structures that PyTorch keeps of storages, which tell them from one another as well. So are those that other libraries
+are known to compare and not to keep (`address_askers.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from .address_askers import compares_addresses
 from .stand_ins import Place, StandIns
+from .tensors import has_plain_storage, storage_key
 
 # What the program does with a storage: it reads the bytes, writes to them, or obtains their address.
 Access = Literal["read", "write", "address"]
@@ -61,6 +64,16 @@ def is_saving() -> bool:
     return _SAVING.depth > 0
 
 
+def compared_address(tensor: torch.Tensor) -> int | None:
+    """Return what tells the bytes of a tensor that may be away from others, if whoever asks wants nothing else."""
+    if not _KEEPERS or not has_plain_storage(tensor) or not compares_addresses():
+        return None
+    key = storage_key(tensor)
+    if not any(keeper.moves(key) for keeper in _KEEPERS):
+        return None
+    return key + int(tensor.storage_offset()) * tensor.element_size()
+
+
 def _keys_in(arguments: tuple[Any, ...]) -> list[int]:
     """The keys of storages among arguments whose bytes may be away."""
     untyped = (each._untyped_storage if isinstance(each, torch.TypedStorage) else each for each in arguments)
@@ -94,7 +107,7 @@ def _handing_out(original: Any) -> Any:
         keys = _keys_in(args) if _KEEPERS else []
         if not keys:
             return original(*args, **kwargs)
-        if is_saving() and original.__name__ == "data_ptr":
+        if original.__name__ == "data_ptr" and (is_saving() or compares_addresses()):
             return keys[0]
         return _served(keys, "address", lambda: original(*args, **kwargs))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 VOCABULARY, LENGTH, HEADS = 300, 24, 4
 
@@ -46,8 +47,13 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, width: int = 96, blocks: int = 4, *, tied: bool = False, experts: int = 1) -> None:
+    """A decoder, of which every second block may be checkpointed in either of the two ways."""
+
+    def __init__(
+        self, width: int = 96, blocks: int = 4, *, tied: bool = False, experts: int = 1, is_checkpointed: bool = False
+    ) -> None:
         super().__init__()
+        self.is_checkpointed = is_checkpointed
         self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
         self.blocks = nn.Sequential(*[Block(width, experts) for _ in range(blocks)])
         self.last, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
@@ -55,7 +61,11 @@ class Decoder(nn.Module):
             self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.last(self.blocks(self.tokens(tokens) + self.places.weight)))
+        hidden = self.tokens(tokens) + self.places.weight
+        for number, block in enumerate(self.blocks):
+            is_reentrant = number % 2 == 0
+            hidden = checkpoint(block, hidden, use_reentrant=is_reentrant) if self.is_checkpointed else block(hidden)
+        return self.head(self.last(hidden))
 
 
 class LowRank(nn.Module):
@@ -149,5 +159,6 @@ NETS = {
     "low rank": Net(low_rank, of_tokens),
     "experts": Net(lambda: Decoder(blocks=3, experts=3), of_tokens),
     "tied": Net(lambda: Decoder(tied=True), of_tokens),
+    "checkpointed": Net(lambda: Decoder(is_checkpointed=True), of_tokens),
     "groups": Net(partly_frozen, of_tokens, groups=True),
 }

@@ -194,10 +194,9 @@ def test_a_slice_for_which_there_was_no_room_stays_as_it_is_as_a_whole(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = Training(kept)
-    monkeypatch.setattr(training.memory, "_slice_bytes", 0)  # what is here is copied to the tier
     kept.leave()
     _ = training.parameters[0] + 1
-    kept.memory._slice_bytes = 0  # what is small is copied
+    monkeypatch.setattr(kept.evictor, "budget_bytes", 0)  # so there is no room for copies on the device
     value = kept.value(training.parameters[0])
     place, value.place, value.is_copied = value.place, None, False
     training.memory.begin_slice(training.optimizer, training.parameters)
@@ -206,6 +205,99 @@ def test_a_slice_for_which_there_was_no_room_stays_as_it_is_as_a_whole(
     training.memory.undo_slice()
     assert all_same(training.contents(), after)
     value.place = place
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_is_here_is_copied_on_the_device_where_there_is_room(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    training = Training(kept)
+    kept.leave()
+    before = training.contents()  # so all are here
+    with torch.no_grad():
+        training.parameters[0].mul_(1)
+    kept.value(training.parameters[2]).revert()
+    if not has_room:
+        monkeypatch.setattr(kept.evictor, "budget_bytes", 0)
+    copied_bytes = kept.memory.values.moved.out_bytes.total()
+    training.memory.begin_slice(training.optimizer, training.parameters)
+    assert (kept.memory.values.moved.out_bytes.total() == copied_bytes) is has_room
+    training.optimizer.step()
+    training.memory.undo_slice()
+    assert all_same(training.contents(), before)
+
+
+# Copies ahead of need -------------------------------------------------------------------------------------------------
+
+
+class Order:
+    """What was used in which order in the step before, and where it is now.
+
+    Args:
+        kept: Has enough room for all of it.
+    """
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept, self.values = kept, kept.memory.values
+        self.tensors = [torch.full((SIZE, SIZE), float(number)) for number in range(60)]
+        for tensor in self.tensors:
+            kept.add(tensor)
+        for tensor in self.tensors:
+            _ = tensor + 1
+        kept.memory.begin_step([])
+        self.all = [kept.value(tensor) for tensor in self.tensors]
+        kept.leave()
+
+    def here(self, monkeypatch: pytest.MonkeyPatch, numbers: range) -> None:
+        """Bring some of them back, and leave no more room than for one more."""
+        with monkeypatch.context() as patch:
+            patch.setattr(self.kept.memory, "_read_ahead", lambda: None)
+            self.kept.memory.bring_back([self.all[number] for number in numbers])
+        self.full(monkeypatch)
+
+    def full(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Leave no more room than for one of them."""
+        budget_bytes = self.kept.evictor.live.now() + self.all[0].size_bytes
+        monkeypatch.setattr(self.kept.evictor, "budget_bytes", budget_bytes)
+
+    def states(self, *numbers: int) -> list[str]:
+        return [self.all[number].state for number in numbers]
+
+
+def test_what_is_used_next_comes_back_in_place_of_what_is_used_last(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Order(kept)
+    order.here(monkeypatch, range(50, 60))
+    kept.memory.bring_back([order.all[0]])
+    assert order.states(1, 2) == ["returning", "returning"]
+    assert order.states(58, 59) == ["away", "away"]
+    assert order.states(50, 51) == ["clean", "clean"]
+
+
+def test_what_is_used_soon_does_not_leave_for_what_is_used_next(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(kept)
+    order.here(monkeypatch, range(6, 12))
+    kept.memory.bring_back([order.all[0]])
+    assert order.states(1, *range(6, 12)) == ["away", *["clean"] * 6]
+
+
+def test_nobody_waits_for_what_leaves_ahead(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written to is copied first, if it has left before, and leaves when that is done."""
+    order = Order(kept)
+    order.here(monkeypatch, range(50, 60))
+    for value, tensor in zip(order.all[50:60], order.tensors[50:60], strict=True):
+        with torch.no_grad():
+            tensor.mul_(1)
+        value.leaves = value is not order.all[59]
+    kept.memory.begin_step([])  # what was used now is no order of a step
+    order.values._uses = type(order.values._uses)([value.number for value in order.all])
+    kept.memory.bring_back([order.all[0]])
+    assert order.states(58, 59) == ["leaving", "here"]
+    assert order.states(1) == ["away"]
+    order.all[58].ticket.wait()
+    kept.memory.bring_back([order.all[0]])
+    assert order.states(58) == ["away"]
 
 
 # What is found --------------------------------------------------------------------------------------------------------

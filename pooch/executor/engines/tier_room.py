@@ -15,12 +15,14 @@ class TierRoom:
 
     Attributes:
         limit_bytes: The most that the engine may hold. None: no limit.
+        limited_by: What the user sets to raise the limit.
         held_bytes: What it holds now.
         most_bytes: The most that it ever held.
     """
 
     def __init__(self) -> None:
         self.limit_bytes: int | None = None
+        self.limited_by = "host budget"
         self.held_bytes = self.most_bytes = 0
         self._lock = threading.RLock()  # the garbage collector may give room back while some is being taken
 
@@ -38,7 +40,7 @@ class TierRoom:
             raise TierError(
                 f"the swap tier is limited to {format_bytes(self.limit_bytes or 0)}, of which "
                 f"{format_bytes(self.held_bytes)} are taken, and {format_bytes(size_bytes)} more are needed: raise the "
-                "host budget",
+                f"{self.limited_by}",
                 BY_LIMIT,
             )
 
