@@ -23,6 +23,7 @@ _COMMANDS = {
     "max-batch": "Find the largest batch, volume or sequence that fits.",
     "pack": "Place blocks with known lifetimes in one arena.",
     "devices": "List devices and their transfer rates.",
+    "doctor": "Examine this machine: is everything as it should be?",
     "workloads": "List the built-in workloads.",
 }
 

@@ -1,0 +1,108 @@
+"""All checks in turn, in a limited time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...ground.errors import PoochError, first_line
+from ...ground.progress import Progress, silent
+from ...torchtools.accelerators import has_streams
+from ...torchtools.training_state import seeded
+from . import basics, software, tier, training
+from .finding import Check, Finding, Patient
+
+if TYPE_CHECKING:
+    import torch
+
+LIMIT_S = 170.0  # of the three minutes that are promised, less what starting takes
+_SEED = 0
+
+BEFORE = (
+    Check("software", software.describe_software),
+    Check("memory", software.look_at_memory),
+    Check("compiler", software.try_compiler),
+    Check("native parts", software.build_native_parts, 30.0),
+    Check("clocks", basics.compare_clocks),
+    Check("memory counters", basics.try_counters),
+    Check("random numbers", basics.try_random_numbers),
+)
+ON_A_CPU = (Check("spill directory", tier.try_directory),)
+WITH_STREAMS = (Check("page-locked memory", tier.try_locking),)
+AFTER = (
+    Check("copies", tier.try_copying),
+    Check("link", tier.measure_rates, 10.0),
+    Check("operators", basics.try_operators, 10.0),
+    Check("hooks", basics.measure_hooks, 15.0),
+    Check("training", training.examine_training, 20.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What all checks found.
+
+    Attributes:
+        device: where models were trained.
+        findings: in the order of the checks.
+        elapsed_s: what it took.
+    """
+
+    device: str
+    findings: tuple[Finding, ...]
+    elapsed_s: float
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """What is wrong, and what was not run: nothing is known of that."""
+        return tuple(each for each in self.findings if each.status in ("failed", "not run"))
+
+    def as_record(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "faults": [each.check for each in self.faults]}
+
+
+def checks_for(device: torch.device) -> tuple[Check, ...]:
+    """The checks that apply to a device."""
+    return (*BEFORE, *(WITH_STREAMS if has_streams(device) else ON_A_CPU), *AFTER)
+
+
+def examine(
+    device: torch.device,
+    *,
+    limit_s: float = LIMIT_S,
+    progress: Progress = silent,
+    checks: Sequence[Check] | None = None,
+) -> Examination:
+    """Examine this machine.
+
+    Args:
+        device: Where models are trained.
+        limit_s: Most seconds that it takes. Checks for which no time is left are reported as not run.
+        progress: Called with what is being done.
+        checks: Those to run. None: all that apply to the device.
+    """
+    begin_s = time.monotonic()
+    patient = Patient(device, progress, begin_s + limit_s)
+    findings: list[Finding] = []
+    with seeded(_SEED):  # the program's own random numbers go on as if nothing had been
+        for check in checks_for(device) if checks is None else checks:
+            progress(check.name)
+            if patient.left_s < check.least_s:
+                findings.append(Finding(check.name, "not run", "no time was left"))
+                continue
+            findings += _found(check, patient)
+    return Examination(str(device), tuple(findings), time.monotonic() - begin_s)
+
+
+def _found(check: Check, patient: Patient) -> Iterable[Finding]:
+    """The findings of a check. One that breaks down is a finding as well."""
+    found: list[Finding] = []
+    try:
+        found.extend(check.run(patient))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks go on
+        what = str(error) if isinstance(error, PoochError) else f"{type(error).__name__}: {first_line(error)}"
+        found.append(Finding(check.name, "failed", what))
+    return found
