@@ -10,6 +10,7 @@ NEEDS_A_GPU = (
     *("tests/executor", "tests/workloads", "tests/measure/test_gpu_limits.py", "tests/simulated_cuda"),
     "tests/autopilot/test_gpu.py",
     "tests/autopilot/test_persistence_gpu.py",
+    "tests/doctor/test_gpu.py",
     "tests/profiler/test_workspaces.py",
     *(
         f"tests/torchtools/test_{name}.py"

@@ -62,7 +62,7 @@ def _varies(call: Call, device: torch.device) -> bool:
     for run in range(1, RUNS):
         again: list[bytes] = []
         if run % 2:
-            thread = threading.Thread(target=lambda found=again: found.extend(_result_bytes(call, device)))  # type: ignore[misc]
+            thread = threading.Thread(target=lambda found=again: found.extend(_result_bytes(call, device)))
             thread.start()
             thread.join()
         else:

@@ -14,7 +14,7 @@ from ...torchtools.memory_meter import MemoryMeter
 from ...torchtools.memory_trace import live_bytes
 from ...torchtools.repeatability import catalogue, draws_repeat, varying_operators
 from ..hook_costs import measure_hook_costs, measure_launch_ms
-from .finding import Finding, Patient
+from .finding import Figure, Finding, Patient
 
 _BUSY_S = 0.02
 _CLOCKS_AGREE_S = 0.005
@@ -29,7 +29,7 @@ def compare_clocks(patient: Patient) -> Iterator[Finding]:
         pass
     took_s, other_s = time.perf_counter() - begin_s, time.monotonic() - begin_other_s
     thread_s = time.thread_time() - begin_thread_s
-    figures = {"clock of steps, ms": took_s * 1000, "clock of the system, ms": other_s * 1000}
+    figures: dict[str, Figure] = {"clock of steps, ms": took_s * 1000, "clock of the system, ms": other_s * 1000}
     wrong = ""
     if abs(took_s - other_s) > _CLOCKS_AGREE_S + 0.1 * other_s or thread_s > took_s + _CLOCKS_AGREE_S:
         wrong = f"time.perf_counter says {took_s * 1000:.1f} ms where {other_s * 1000:.1f} ms passed"
@@ -66,7 +66,7 @@ def try_counters(patient: Patient) -> Iterator[Finding]:
         first, second = (torch.empty(size, dtype=torch.uint8, device=device) for size in _KNOWN_BYTES)
         del first, second
     measured_bytes, known_bytes = meter.peak_bytes - meter.rounding_bytes - before_bytes, sum(_KNOWN_BYTES)
-    figures = {"allocated bytes": known_bytes, "measured bytes": measured_bytes}
+    figures: dict[str, Figure] = {"allocated bytes": known_bytes, "measured bytes": measured_bytes}
     if measured_bytes == known_bytes:
         yield Finding("memory counters", "passed", "a known peak is measured to the byte", figures)
         return
@@ -90,7 +90,7 @@ def try_operators(patient: Patient) -> Iterator[Finding]:
     patient.progress(f"running {len(calls)} operators several times")
     varying = varying_operators(patient.device, calls)
     unknown = [name for name in varying if not may_vary(name.partition(" ")[0])]
-    figures = {"operators": len(calls), "differ": ", ".join(varying) or "none"}
+    figures: dict[str, Figure] = {"operators": len(calls), "differ": ", ".join(varying) or "none"}
     if unknown:
         text = f"{', '.join(unknown)} differ from run to run, which is not documented"
         yield Finding("operators", "failed", f"{text}: replays of them are found out, and cost a copy", figures)
@@ -106,7 +106,7 @@ def measure_hooks(patient: Patient) -> Iterator[Finding]:
     patient.progress("measuring what hooks cost")
     kind = patient.device.type
     costs, launch_ms = measure_hook_costs(kind), measure_launch_ms(kind)
-    figures = {
+    figures: dict[str, Figure] = {
         "an op, us": costs.op_ms * 1000,
         "a replay, us": costs.replay_ms * 1000,
         "a copy, us": costs.copy_ms * 1000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,11 +49,14 @@ class Examination:
         device: where models were trained.
         findings: in the order of the checks.
         elapsed_s: what it took.
+        warnings: what was warned of meanwhile, each text once. Warnings are not shown: where one matters, a check says
+            so.
     """
 
     device: str
     findings: tuple[Finding, ...]
     elapsed_s: float
+    warnings: tuple[str, ...] = ()
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -87,14 +91,17 @@ def examine(
     begin_s = time.monotonic()
     patient = Patient(device, progress, begin_s + limit_s)
     findings: list[Finding] = []
-    with seeded(_SEED):  # the program's own random numbers go on as if nothing had been
+    # The program's own random numbers go on as if nothing had been.
+    with seeded(_SEED), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         for check in checks_for(device) if checks is None else checks:
             progress(check.name)
             if patient.left_s < check.least_s:
                 findings.append(Finding(check.name, "not run", "no time was left"))
                 continue
             findings += _found(check, patient)
-    return Examination(str(device), tuple(findings), time.monotonic() - begin_s)
+    told = dict.fromkeys(str(each.message).partition("\n")[0] for each in caught)
+    return Examination(str(device), tuple(findings), time.monotonic() - begin_s, tuple(told))
 
 
 def _found(check: Check, patient: Patient) -> Iterable[Finding]:

@@ -58,17 +58,15 @@ def try_directory(patient: Patient) -> Iterator[Finding]:
                 return
         finally:
             arena.close()
-    figures: dict[str, Figure] = {"directory": str(directory.path)}
-    figures["bytes free"] = psutil.disk_usage(str(directory.path)).free
-    system = _file_system(directory.path)
-    figures["file system"] = system
+    system, free_on_disk = _file_system(directory.path), psutil.disk_usage(str(directory.path)).free
+    figures: dict[str, Figure] = {"directory": str(directory.path), "file system": system, "bytes free": free_on_disk}
     if system in _IN_MEMORY:
         text = (
             f"{directory.name} is a {system}, which lies in memory: swapping to it frees nothing; {directory.another}"
         )
         yield Finding("spill directory", "told", text, figures)
         return
-    free = format_bytes(figures["bytes free"])
+    free = format_bytes(free_on_disk)
     yield Finding("spill directory", "passed", f"{directory.name} takes files; {free} are free there", figures)
 
 
@@ -90,7 +88,7 @@ def try_locking(patient: Patient) -> Iterator[Finding]:
         return
     took_s = time.perf_counter() - begin_s
     block.unlock()
-    figures = {"locked bytes": size_bytes, "locking, bytes/s": size_bytes / max(took_s, 1e-9)}
+    figures: dict[str, Figure] = {"locked bytes": size_bytes, "locking, bytes/s": size_bytes / max(took_s, 1e-9)}
     text = f"{format_bytes(size_bytes)} were page-locked in {took_s * 1000:.0f} ms"
     yield Finding("page-locked memory", "passed", text, figures)
 
@@ -127,7 +125,7 @@ def measure_rates(patient: Patient) -> Iterator[Finding]:
             return
     patient.link = link
     out, back, together = (1000 * each for each in (link.out_bytes_per_ms, link.in_bytes_per_ms, both))
-    figures = {
+    figures: dict[str, Figure] = {
         "out, bytes/s": out,
         "in, bytes/s": back,
         "both ways at once, bytes/s": together,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from ...analysis.dataflow import Dataflow
 from ...executor.statistics import RunStats
 from ...ground.errors import InfeasibleBudget, PoochError, first_line
@@ -19,12 +21,13 @@ from ...workloads import Workload
 from ..measure.training import Trained, first_difference, train_steps
 from ..options import PlanOptions
 from ..planning import plan_from_decisions, plan_here
-from .finding import Finding, Patient
+from .finding import Figure, Finding, Patient
 from .models import MODELS, Build
 
 STEPS = 3
 BUDGET_SHARE = 0.8  # of the in-core peak, where a plan for it exists
 _SEED = 7
+_LEAST_S = 5.0  # for one model
 _LINK = Link("not measured", 0.01, 0.01, 1e6, 1e6)
 _OPTIONS = PlanOptions(region="step", explain=False, effort="fast", time_limit_s=2.0)
 
@@ -48,12 +51,17 @@ class _Outcome:
 
 def examine_training(patient: Patient) -> Iterator[Finding]:
     """Train each model plainly, with everything swapped, with everything replayed, and under a budget."""
-    for number, (name, build) in enumerate(MODELS.items(), start=1):
-        patient.progress(f"training model {number} of {len(MODELS)}: {name}")
-        if patient.left_s < 5:
-            yield Finding(f"training: {name}", "not run", "no time was left")
-            continue
-        yield _examined(name, build, patient)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small models gain nothing from more, and on a busy machine threads wait for one another
+    try:
+        for number, (name, build) in enumerate(MODELS.items(), start=1):
+            patient.progress(f"training model {number} of {len(MODELS)}: {name}")
+            if patient.left_s < _LEAST_S:
+                yield Finding(f"training: {name}", "not run", "no time was left")
+            else:
+                yield _examined(name, build, patient)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _examined(name: str, build: Build, patient: Patient) -> Finding:
@@ -74,7 +82,7 @@ def _examined(name: str, build: Build, patient: Patient) -> Finding:
 def _judged(check: str, outcomes: list[_Outcome], again: str | None, varying: list[str]) -> Finding:
     differing = [each for each in outcomes if each.difference]
     over = [each for each in outcomes if each.over_bytes > 0]
-    moved = {
+    moved: dict[str, Figure] = {
         "swapped": format_bytes(sum(each.stats.swapped_in_bytes for each in outcomes)),
         "replayed ops": sum(each.stats.recomputed_ops for each in outcomes),
     }
