@@ -18,6 +18,7 @@ _COMMANDS = {
     "exec": "Run any training script under a budget.",
     "show": "Show a profile or a plan.",
     "report": "Write a plan as one HTML page, with other budgets.",
+    "export": "Write a plan for PyTorch's memory viewer.",
     "simulate": "Predict a step under a plan.",
     "compare": "Compare policies side by side.",
     "max-batch": "Find the largest batch, volume or sequence that fits.",
