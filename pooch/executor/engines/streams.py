@@ -18,6 +18,7 @@ import torch
 
 from ...ground.errors import TierError, first_line
 from ...torchtools import accelerators
+from ...torchtools.ranges import copy_range
 from ...torchtools.tensors import bytes_of
 from .free_room import FreeRoom
 from .health import TierHealth
@@ -125,7 +126,7 @@ class StreamArena:
             if begin < end_bytes and offset_bytes < end:
                 stream.wait_event(event)  # the previous value in this room must be back
         before = self._engine.mark(stream, timed=True)
-        with accelerators.on_stream(stream):
+        with accelerators.on_stream(stream), copy_range(True, storage.nbytes()):
             self._room(storage, offset_bytes).copy_(bytes_of(storage), non_blocking=True)
         event = self._out_events[offset_bytes] = self._marked(stream)
         self._under_way[event] = storage
@@ -138,7 +139,7 @@ class StreamArena:
         stream.wait_event(self._out_events[offset_bytes])
         raw = bytes_of(storage)
         before = self._engine.mark(stream, timed=True)
-        with accelerators.on_stream(stream):
+        with accelerators.on_stream(stream), copy_range(False, storage.nbytes()):
             raw.copy_(self._room(storage, offset_bytes), non_blocking=True)
         self._tell_allocator(raw)
         event = self._marked(stream)
