@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ..ground.errors import PoochError
+from ..ir.files import replace_file
 from .checks import refuse_missing_device
 from .options import device_option, output_option, results_options, spill_directory_option
 from .output import print_json, print_tables, print_written, progress_shown, say
@@ -31,16 +32,19 @@ def command(device: str | None, output: Path, as_json: bool) -> None:
     under plans. Exit code 1 where something is wrong.
     """
     refuse_missing_device(device)
+    import torch
+
     from ..api.doctor import examine
     from ..report.doctor import doctor_record, doctor_table, doctor_verdict
     from ..torchtools.accelerators import all_accelerators, current_device
 
     here = all_accelerators()
-    chosen = current_device(device or (here[0].type if here else "cpu"))
+    kind = device or (here[0].type if here else "cpu")
+    chosen = torch.device(kind) if ":" in kind else current_device(kind)
     with progress_shown() as progress:
         examination = examine(chosen, progress=progress)
     record = doctor_record(examination)
-    output.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n")
+    replace_file(output, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
     if as_json:
         print_json(record)
     else:

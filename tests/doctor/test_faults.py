@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +119,27 @@ def test_a_check_that_breaks_down_is_a_fault_and_the_others_go_on() -> None:
     found = examine(CPU, checks=[Check("broken", broken), after])
     assert [each.check for each in found.findings] == ["first", "broken", "after"]
     assert found.faults[0].text == "RuntimeError: the driver is gone"
+
+
+def test_a_check_that_never_ends_is_interrupted_and_named() -> None:
+    """The timer of the examination is not waited for: its signal is sent here."""
+
+    def waits(patient: Patient) -> Iterator[Finding]:
+        yield Finding("first", "passed", "was there")
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+        os.kill(os.getpid(), signal.SIGALRM)
+        threading.Event().wait(60)
+
+    before = signal.getsignal(signal.SIGALRM)
+    timer = signal.setitimer(signal.ITIMER_REAL, 0)  # that of the test, which would be left alone
+    try:
+        found = examine(CPU, checks=[Check("a file system that does not answer", waits)])
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+    assert [each.check for each in found.faults] == ["a file system that does not answer"]
+    assert "did not end in time" in found.faults[0].text
+    assert signal.getsignal(signal.SIGALRM) is before
 
 
 def test_what_there_was_no_time_for_is_not_passed() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 170.0  # of the three minutes that are promised, less what starting takes
 _SEED = 0
+_GRACE_S = 5.0  # after which a check that goes on is interrupted
 
 BEFORE = (
     Check("software", software.describe_software),
@@ -92,7 +96,7 @@ def examine(
     patient = Patient(device, progress, begin_s + limit_s)
     findings: list[Finding] = []
     # The program's own random numbers go on as if nothing had been.
-    with seeded(_SEED), warnings.catch_warnings(record=True) as caught:
+    with seeded(_SEED), _interrupted_after(limit_s + _GRACE_S), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for check in checks_for(device) if checks is None else checks:
             progress(check.name)
@@ -104,11 +108,36 @@ def examine(
     return Examination(str(device), tuple(findings), time.monotonic() - begin_s, tuple(told))
 
 
+class _TooLong(BaseException):
+    """The time is over in the middle of a check. Nothing that a check calls takes it for an error of its own."""
+
+
+@contextmanager
+def _interrupted_after(limit_s: float) -> Iterator[None]:
+    """Interrupt what is still waited for, such as a file system that does not answer. In the main thread alone."""
+    if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield  # somebody else's timer is left alone
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def _found(check: Check, patient: Patient) -> Iterable[Finding]:
     """The findings of a check. One that breaks down is a finding as well."""
     found: list[Finding] = []
     try:
         found.extend(check.run(patient))
+    except _TooLong:
+        found.append(Finding(check.name, "failed", "it did not end in time: look at what it waits for"))
     except Exception as error:  # noqa: BLE001 - whatever it is, the other checks go on
         what = str(error) if isinstance(error, PoochError) else f"{type(error).__name__}: {first_line(error)}"
         found.append(Finding(check.name, "failed", what))
