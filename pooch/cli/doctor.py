@@ -52,5 +52,5 @@ def command(device: str | None, output: Path, as_json: bool) -> None:
         print_tables(doctor_table(examination))
         print_written(output)
     if examination.faults:
-        names = ", ".join(each.check for each in examination.faults)
+        names = ", ".join(each.check for each in examination.causes)
         raise PoochError(f"not right on this machine: {names} (docs/trouble.md tells more)")

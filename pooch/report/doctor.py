@@ -12,12 +12,16 @@ _SHOWN = {"passed": "yes", "told": "note", "failed": "NO", "not run": "not run"}
 def doctor_verdict(examination: Examination) -> str:
     """The first line."""
     seconds, many = f"{examination.elapsed_s:.0f} s", len(examination.findings)
-    faults = [each.check for each in examination.faults]
-    if not faults:
+    if not examination.faults:
         notes = sum(each.status == "told" for each in examination.findings)
         noted = f", {notes} with a note" if notes else ""
         return f"Nothing is wrong on {examination.device}: {many} checks in {seconds}{noted}"
-    return f"{len(faults)} of {many} checks on {examination.device} are not right ({seconds}): {', '.join(faults)}"
+    names = ", ".join(each.check for each in examination.causes)
+    others = len(examination.faults) - len(examination.causes)
+    rest = f"; {others} more were not run" if others else ""
+    return (
+        f"{len(examination.causes)} of {many} checks on {examination.device} are not right ({seconds}): {names}{rest}"
+    )
 
 
 def doctor_table(examination: Examination) -> FittedTable:

@@ -14,7 +14,7 @@ import torch
 from pooch.api.doctor import Examination, Finding, examination, examine, tier, training
 from pooch.api.doctor.finding import Check, Patient
 from pooch.workloads import Workload
-from tests.doctor.faults import FAULTS, Fault, _copy_gives_other_bytes
+from tests.doctor.faults import FAULTS, MISSING, Fault, _copy_gives_other_bytes
 from tests.executor.fake_streams import Machine, install
 
 CPU = torch.device("cpu")
@@ -140,6 +140,17 @@ def test_a_check_that_never_ends_is_interrupted_and_named() -> None:
     assert [each.check for each in found.faults] == ["a file system that does not answer"]
     assert "did not end in time" in found.faults[0].text
     assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_what_needs_a_part_that_failed_is_not_run_and_the_cause_is_named_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POOCH_SPILL_DIRECTORY", MISSING)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("POOCH_CACHE_DIRECTORY", str(tmp_path))
+    found = examined("compiler", "native parts", "spill directory", "copies", "link", "hooks", "training")
+    assert [each.check for each in found.causes] == ["compiler", "spill directory"]
+    assert {each.status for each in found.findings} == {"failed", "not run"}
 
 
 def test_what_there_was_no_time_for_is_not_passed() -> None:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,12 +36,13 @@ BEFORE = (
 )
 ON_A_CPU = (Check("spill directory", tier.try_directory),)
 WITH_STREAMS = (Check("page-locked memory", tier.try_locking),)
+_TIER = ("spill directory", "page-locked memory")
 AFTER = (
-    Check("copies", tier.try_copying),
-    Check("link", tier.measure_rates, 10.0),
+    Check("copies", tier.try_copying, needs=_TIER),
+    Check("link", tier.measure_rates, 10.0, needs=_TIER),
     Check("operators", basics.try_operators, 10.0),
-    Check("hooks", basics.measure_hooks, 15.0),
-    Check("training", training.examine_training, 20.0),
+    Check("hooks", basics.measure_hooks, 15.0, needs=_TIER),
+    Check("training", training.examine_training, 20.0, needs=_TIER),
 )
 
 
@@ -66,6 +67,11 @@ class Examination:
     def faults(self) -> tuple[Finding, ...]:
         """What is wrong, and what was not run: nothing is known of that."""
         return tuple(each for each in self.findings if each.status in ("failed", "not run"))
+
+    @property
+    def causes(self) -> tuple[Finding, ...]:
+        """What is wrong; where nothing is, what was not run."""
+        return tuple(each for each in self.faults if each.status == "failed") or self.faults
 
     def as_record(self) -> dict[str, Any]:
         """As plain data."""
@@ -100,10 +106,9 @@ def examine(
         warnings.simplefilter("always")
         for check in checks_for(device) if checks is None else checks:
             progress(check.name)
-            if patient.left_s < check.least_s:
-                findings.append(Finding(check.name, "not run", "no time was left"))
-                continue
-            findings += _found(check, patient)
+            found = _found(check, patient)
+            patient.failed |= {each.check for each in found if each.status == "failed"}
+            findings += found
     told = dict.fromkeys(str(each.message).partition("\n")[0] for each in caught)
     return Examination(str(device), tuple(findings), time.monotonic() - begin_s, tuple(told))
 
@@ -131,8 +136,13 @@ def _interrupted_after(limit_s: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _found(check: Check, patient: Patient) -> Iterable[Finding]:
+def _found(check: Check, patient: Patient) -> list[Finding]:
     """The findings of a check. One that breaks down is a finding as well."""
+    missing = [name for name in check.needs if name in patient.failed]
+    if missing:
+        return [Finding(check.name, "not run", f"it needs what failed above: {', '.join(missing)}")]
+    if patient.left_s < check.least_s:
+        return [Finding(check.name, "not run", "no time was left")]
     found: list[Finding] = []
     try:
         found.extend(check.run(patient))

@@ -44,12 +44,14 @@ class Patient:
         progress: called with what is being done.
         deadline_s: when the examination has to end, by `time.monotonic`.
         link: the link between the device and its swap tier, once it was measured.
+        failed: names of the findings that failed so far.
     """
 
     device: torch.device
     progress: Progress
     deadline_s: float
     link: Link | None = None
+    failed: set[str] = field(default_factory=set)
 
     @property
     def left_s(self) -> float:
@@ -65,8 +67,10 @@ class Check:
         name: what it looks at.
         run: gives its findings.
         least_s: the time that it needs; with less, it is not begun.
+        needs: findings that must not have failed: what it would find is known.
     """
 
     name: str
     run: Callable[[Patient], Iterator[Finding]]
     least_s: float = 5.0
+    needs: tuple[str, ...] = ()

@@ -81,15 +81,17 @@ def build_native_parts(patient: Patient) -> Iterator[Finding]:
         }
     for name, (build, variable) in parts.items():
         patient.progress(f"building the native part for {name}")
-        yield _built(f"native part: {name}", build, variable)
+        yield _built(f"native part: {name}", build, variable, has_compiler="compiler" not in patient.failed)
 
 
-def _built(check: str, build: Callable[[], Path], variable: str) -> Finding:
+def _built(check: str, build: Callable[[], Path], variable: str, *, has_compiler: bool) -> Finding:
     if variable and os.environ.get(variable) == "0":
         return Finding(check, "told", f"{variable}=0 asks for Python, which takes longer")
     try:
         ctypes.CDLL(str(build()))
     except (native.BuildError, OSError) as error:
+        if not has_compiler:
+            return Finding(check, "not run", "it was not built before, and there is no compiler")
         text = f"{first_line(error)}: steps take longer, and on a CPU live bytes are counted now and then"
         return Finding(check, "failed", text)
     return Finding(check, "passed", "built and loaded")
