@@ -20,10 +20,16 @@ def _is_profiled() -> bool:
     return _profiler._is_profiler_enabled and not MemoryTracer.running
 
 
-def copy_range(outwards: bool, size_bytes: int) -> AbstractContextManager[object]:
-    """Context manager that names a copy to or from the swap tier."""
+def copy_range(outwards: bool, copied: torch.UntypedStorage | torch.Tensor) -> AbstractContextManager[object]:
+    """Context manager that names a copy to or from the swap tier.
+
+    Args:
+        outwards: Whether it leaves the device.
+        copied: What is copied. Nobody asks it for anything unless the copy is named.
+    """
     if not _is_profiled():
         return _NOTHING
+    size_bytes = copied.nbytes if isinstance(copied, torch.Tensor) else copied.nbytes()
     return record_function(f"pooch: copy {'out' if outwards else 'in'} {format_bytes(size_bytes)}")
 
 

@@ -241,13 +241,13 @@ class CpuArena:
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
         """Start copying a storage to the file."""
         assert self._room is not None, "the arena is closed, or has no room"
-        with copy_range(True, storage.nbytes()):
+        with copy_range(True, storage):
             return self._room.copy_out(storage, offset_bytes)
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
         """Start filling a storage from the file."""
         assert self._room is not None, "the arena is closed, or has no room"
-        with copy_range(False, storage.nbytes()):
+        with copy_range(False, storage):
             return self._room.copy_in(storage, offset_bytes)
 
     def close(self) -> None:

@@ -163,12 +163,12 @@ class StreamArena:
                 raw.record_stream(stream)
 
     def _to_room(self, raw: torch.Tensor, offset_bytes: int) -> None:
-        with copy_range(True, raw.numel()):
+        with copy_range(True, raw):
             for place, part in self._rooms(offset_bytes, raw.numel()):
                 part.copy_(raw[place : place + part.numel()], non_blocking=True)
 
     def _from_room(self, raw: torch.Tensor, offset_bytes: int) -> None:
-        with copy_range(False, raw.numel()):
+        with copy_range(False, raw):
             for place, part in self._rooms(offset_bytes, raw.numel()):
                 raw[place : place + part.numel()].copy_(part, non_blocking=True)
 
