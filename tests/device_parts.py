@@ -11,10 +11,11 @@ NEEDS_A_GPU = (
     "tests/autopilot/test_gpu.py",
     "tests/autopilot/test_persistence_gpu.py",
     "tests/autopilot/test_built_on_the_host.py",
+    "tests/doctor/test_gpu.py",
     "tests/profiler/test_workspaces.py",
     *(
         f"tests/torchtools/test_{name}.py"
-        for name in ("accelerators", "memory_on_a_gpu", "requested_sizes", "rounding")
+        for name in ("accelerators", "memory_on_a_gpu", "peak_counters", "requested_sizes", "rounding")
     ),
 )
 EITHER_DEVICE = (

@@ -37,6 +37,7 @@ PARTS = (
     Part("workload:gpt2", 45, 110, ("transformers",)),
     Part("workload:unet3d", 45, 110, ("monai",)),
     Part("workload:lstm", 45, 110),
+    Part("doctor", 30, 90),
     # Tests of either device, with their tensors on this one. They may take longer than what is left by now: then
     # `--part tests:either-device` runs them alone.
     Part("tests:two-devices", 15, 30, ("pytest",)),

@@ -10,7 +10,13 @@ from typing import Any
 
 from benchmarks.gpu.account import Result
 
-TABLES = {"links": "Links", "sizes": "Copies by size", "hooks": "Cost of hooks", "race": "Race test"}
+TABLES = {
+    "links": "Links",
+    "sizes": "Copies by size",
+    "hooks": "Cost of hooks",
+    "race": "Race test",
+    "doctor": "`pooch doctor`",
+}
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:

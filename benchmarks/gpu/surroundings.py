@@ -89,7 +89,7 @@ def _gpu() -> dict[str, object]:
         "device": accelerators.name_of(here[0]),
         "device memory": accelerators.total_bytes(here[0]),
         "devices": len(here),
-        "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
+        "driver": cuda_only.driver(here[0]).get("driver", ""),
         "cuda": cuda_only.versions(here[0]).get("cuda"),
         "cudnn": torch.backends.cudnn.version(),
     }

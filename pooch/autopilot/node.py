@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..api.budgets import parse_budget
+from ..executor.engines.pinned import RESERVE_BYTES
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..torchtools.accelerators import has_streams
@@ -61,7 +62,8 @@ def tier_budget(device: torch.device, host_budget: float | str | None, disk_budg
 def tier_share(host_bytes: int | None, device: torch.device, ranks: int) -> TierShare:
     """Share the swap tier of this machine among its ranks.
 
-    Where the tier is host memory, it is no larger than what the machine, the control group and `ulimit` have left. A
+    Where the tier is host memory, it is no larger than what the machine, the control group and `ulimit` have left, less
+    what blocks of it leave to the system. A
     single process without a host budget finds out by itself, since nobody else takes from it.
 
     Args:
@@ -71,7 +73,7 @@ def tier_share(host_bytes: int | None, device: torch.device, ranks: int) -> Tier
     """
     if not has_streams(device) or (host_bytes is None and ranks == 1):
         return TierShare(host_bytes, ranks)
-    left_bytes = free_bytes(torch.device("cpu"))
+    left_bytes = max(0, free_bytes(torch.device("cpu")) - RESERVE_BYTES)
     if host_bytes is not None and host_bytes <= left_bytes:
         return TierShare(host_bytes, ranks)
     return TierShare(left_bytes, ranks, host_bytes)

@@ -18,11 +18,13 @@ _COMMANDS = {
     "exec": "Run any training script under a budget.",
     "show": "Show a profile or a plan.",
     "report": "Write a plan as one HTML page, with other budgets.",
+    "export": "Write a plan for PyTorch's memory viewer.",
     "simulate": "Predict a step under a plan.",
     "compare": "Compare policies side by side.",
     "max-batch": "Find the largest batch, volume or sequence that fits.",
     "pack": "Place blocks with known lifetimes in one arena.",
     "devices": "List devices and their transfer rates.",
+    "doctor": "Examine this machine: is everything as it should be?",
     "workloads": "List the built-in workloads.",
 }
 

@@ -18,6 +18,7 @@ from ..torchtools.accelerators import called_drawing_from, random_snapshot
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import OperatorFacts, is_foreign, operator_facts, reads_statistics
 from ..torchtools.outside import has_no_memory, refuse
+from ..torchtools.ranges import replay_range
 from ..torchtools.settings import Settings, settings_within, under_settings
 from ..torchtools.tensors import (
     Geometry,
@@ -240,8 +241,11 @@ def replay_call(call: Any, resolve: Resolve) -> list[torch.UntypedStorage]:
         ReplayDiffers: If an argument from outside of the step was changed in place since the forward pass.
         PlanMismatch: If the program has emptied the storage of one.
     """
-    if not isinstance(call, RecordedCall):
-        return _replay_native(call, resolve)
+    with replay_range(call):
+        return _replay_recorded(call, resolve) if isinstance(call, RecordedCall) else _replay_native(call, resolve)
+
+
+def _replay_recorded(call: RecordedCall, resolve: Resolve) -> list[torch.UntypedStorage]:
     storages: dict[int, torch.UntypedStorage] = {}
 
     def resolve_once(value: int, written: bool) -> torch.UntypedStorage:

@@ -29,6 +29,7 @@ from .engines.protocol import Arena, CopyEngine
 from .floor import Floor
 from .kept_step import KeptStep
 from .mode import watching
+from .observed import ObservedStep
 from .own_work import OWN_WORK
 from .snapshot import StepSnapshot
 from .statistics import RunStats, RunTotals, WarnOnce
@@ -129,6 +130,7 @@ class Run:
             self._floor.device_peak_bytes,
         )
         self._removed = self._paused = self._begun = False
+        self._step_type: type[Step] = Step
         self._memory: StepMemory | None = None  # not closed by a run that could not be made
         # Fail now rather than in the middle of a step.
         rooms = [engine.open_arena(plan.schedule.host_bytes) for _ in range(plan.microbatches_in_flight)]
@@ -298,7 +300,7 @@ class Run:
 
     def _new_step(self, arena: Arena) -> Step:
         self._stats.device_clock = arena.clock
-        return Step(self._floor, Advice(self._table, arena, self._on_mismatch))
+        return self._step_type(self._floor, Advice(self._table, arena, self._on_mismatch))
 
     @contextmanager
     def _planned_step(self) -> Iterator[None]:
@@ -356,6 +358,11 @@ class Run:
             self._stats.peak_bytes, self._stats.reserved_bytes = meter.peak_bytes, meter.reserved_bytes
             self._stats.rounding_bytes = meter.rounding_bytes
             tell_peak(meter.peak_bytes)
+
+    def mark_values(self) -> None:
+        """Mark in recorded traces, from the next step on, which storage holds which value. Python watches the steps."""
+        self._table.native_use.is_refused = True
+        self._step_type = ObservedStep
 
     def snapshot(self) -> StepSnapshot:
         """Save what the next step may change, so that the step can be repeated. The caller closes the snapshot.

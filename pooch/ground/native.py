@@ -112,7 +112,12 @@ def _cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pooch-planner"
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
+    """Return the command of the compiler: its path, and arguments that come before all others.
+
+    Raises:
+        BuildError: If there is none.
+    """
     wanted = os.environ.get("CXX", "")
     try:
         asked = shlex.split(wanted)  # it may have arguments, as in "ccache g++"
@@ -125,14 +130,14 @@ def _compiler() -> list[str]:
 
 
 def _build(library: Path, inputs: Sequence[str], link_flags: Sequence[str], telling: str) -> None:
-    compiler = _compiler()
+    command = compiler()
     if telling:
         tell(telling)
     try:
         with TemporaryFolder(beside=library) as folder:
             made = folder / library.name
             subprocess.run(
-                [*compiler, *inputs, "-o", str(made), *link_flags],
+                [*command, *inputs, "-o", str(made), *link_flags],
                 check=True, capture_output=True, text=True, timeout=BUILD_LIMIT_S,
             )  # fmt: skip
             made.chmod(0o700)
@@ -140,9 +145,9 @@ def _build(library: Path, inputs: Sequence[str], link_flags: Sequence[str], tell
     except subprocess.CalledProcessError as error:
         lines = error.stderr.splitlines()
         first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
-        raise BuildError(f"{compiler[0]} failed: {first}") from error
+        raise BuildError(f"{command[0]} failed: {first}") from error
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{compiler[0]} took more than {BUILD_LIMIT_S} s") from error
+        raise BuildError(f"{command[0]} took more than {BUILD_LIMIT_S} s") from error
 
 
 def bound_functions(library: ctypes.CDLL, prefix: str, signatures: Signatures) -> dict[str, Any]:

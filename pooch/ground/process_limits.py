@@ -1,11 +1,13 @@
-"""Limits on the memory of this process: resource limits and control groups."""
+"""Limits on the memory of this process: resource limits, and control groups of both versions."""
 
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_NO_LIMIT = 1 << 60  # version 1 says so by a number that no machine comes near
 
 
 def is_limited() -> bool:
@@ -37,14 +39,26 @@ def _status_kib() -> dict[str, int]:
 
 
 def left_by_control_groups() -> list[int]:
-    """Bytes that the control groups (version 2) of this process leave; inactive pages of files count as free."""
+    """Bytes that the control groups of this process leave; inactive pages of files count as free."""
     try:
-        own = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
+        lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:
         return []
-    folder, left = _CGROUP / own, []
-    while folder.is_relative_to(_CGROUP):
-        left += _left_in(folder)
+    left: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            left += _left_up_from(_CGROUP, path, _left_in)
+        elif "memory" in controllers.split(","):
+            left += _left_up_from(_CGROUP / "memory", path, _left_in_version_1)
+    return left
+
+
+def _left_up_from(root: Path, path: str, left_in: Callable[[Path], list[int]]) -> list[int]:
+    """What the groups from a path up to the root leave. In a container, only the root may be there."""
+    folder, left = root / path.strip().lstrip("/"), []
+    while folder.is_relative_to(root):
+        left += left_in(folder)
         folder = folder.parent
     return left
 
@@ -56,3 +70,12 @@ def _left_in(group: Path) -> list[int]:
     except (OSError, ValueError):
         return []
     return [] if most == "max" else [int(most) - used + int(pages.get("inactive_file", 0))]
+
+
+def _left_in_version_1(group: Path) -> list[int]:
+    try:
+        most, used = (int((group / f"memory.{name}_in_bytes").read_text()) for name in ("limit", "usage"))
+        pages = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return []
+    return [] if most >= _NO_LIMIT else [most - used + int(pages.get("total_inactive_file", 0))]

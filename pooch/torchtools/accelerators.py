@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from .peak_counters import PEAKS, flattened
+
 Result = TypeVar("Result")
 
 GRANULE_BYTES = 512  # caching allocators hand out multiples of this
@@ -168,14 +170,19 @@ def peak_reserved_bytes(device: torch.device) -> int:
 def memory_counters(device: torch.device) -> dict[str, int]:
     """Returns all counters of the allocator by PyTorch's names; peaks count since `reset_peaks`."""
     other = _OTHERS.get(device.type)
-    return dict(torch.accelerator.memory_stats(device)) if other is None else other.memory_counters(_index(device))
+    if other is not None:
+        return other.memory_counters(_index(device))
+    if not torch._C._accelerator_isAllocatorInitialized():
+        return {}
+    return flattened(PEAKS.read(_index(device)))
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Resets the peak counters."""
+    """Resets the peak counters that are told here. What PyTorch's own functions tell the program goes on."""
     other = _OTHERS.get(device.type)
     if other is None:
-        torch.accelerator.reset_peak_memory_stats(device)
+        if torch._C._accelerator_isAllocatorInitialized():
+            PEAKS.reset(_index(device))
     else:
         other.reset_peaks(_index(device))
 

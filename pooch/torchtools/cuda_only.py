@@ -5,6 +5,7 @@ algorithms that cuDNN chooses by timing. No other file of the package refers to 
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,18 @@ def _is_cuda(device: torch.device) -> bool:
 def versions(device: torch.device) -> dict[str, str]:
     """Returns {"cuda": version that PyTorch was built with} for a CUDA device, else an empty dictionary."""
     return {"cuda": str(torch.version.cuda or torch.version.hip)} if _is_cuda(device) else {}
+
+
+def driver(device: torch.device) -> dict[str, str]:
+    """Returns {"driver": version} for a CUDA device whose driver tells it, else an empty dictionary."""
+    if not _is_cuda(device):
+        return {}
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"driver": done.stdout.split("\n")[0].strip()}
 
 
 def locks_in_place(device: torch.device) -> bool:

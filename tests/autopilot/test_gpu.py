@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pooch.autopilot import Auto
+from pooch.autopilot import Auto, auto
 from pooch.executor.engines import make_engine
 from pooch.ir import Op, Profile
 from tests.executor.online.zoo import WIDTH, Layers
@@ -107,3 +107,27 @@ def test_op_times_are_those_of_the_device(held: tuple[nn.Module, Auto]) -> None:
     assert sum(op.time_ms for op in profile.ops if op.phase == "backward") >= 6 * SLEEP_MS
     assert all(op.host_ms <= op.time_ms + 6 * SLEEP_MS for op in profile.ops)
     assert sum(op.host_ms for op in profile.ops) < profile.step_ms
+
+
+def test_peak_counters_of_a_program_are_those_of_a_plain_run() -> None:
+    """Where nothing moves. The program resets them once."""
+    names = ("allocated_bytes.all.peak", "active_bytes.all.peak")
+
+    def peaks_of(auto_budget: str | None) -> list[list[int]]:
+        model = Layers(torch.tanh).to(CUDA)
+        told = []
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        run = None if auto_budget is None else auto(model, auto_budget, quiet=True)
+        for number in range(3):
+            if number == 2:
+                torch.cuda.reset_peak_memory_stats()
+            train(model, 3)
+            stats = torch.cuda.memory_stats()
+            told.append([torch.cuda.max_memory_allocated() - start, *(stats[name] - start for name in names)])
+        if run is not None:
+            run.remove()
+        return told
+
+    train(Layers(torch.tanh).to(CUDA), 1)  # libraries take their workspaces
+    assert peaks_of(None) == peaks_of("3GiB")

@@ -23,6 +23,7 @@ from pooch.autopilot import Auto, autopilot
 from pooch.autopilot.node import tier_share
 from pooch.errors import RankError, TierError, UsageError
 from pooch.executor.engines.cpu import CpuEngine
+from pooch.executor.engines.pinned import RESERVE_BYTES
 from pooch.executor.engines.tier_room import TierRoom
 from pooch.torchtools import ranks as ranks_module
 from tests.children import child_environment
@@ -174,7 +175,7 @@ def test_ranks_of_a_machine_share_its_swap_tier(tmp_path: Path) -> None:
 
 def test_the_tier_is_no_larger_than_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pooch.autopilot.node.has_streams", lambda device: True)
-    monkeypatch.setattr("pooch.autopilot.node.free_bytes", lambda device: 2**30)
+    monkeypatch.setattr("pooch.autopilot.node.free_bytes", lambda device: 2**30 + RESERVE_BYTES)
     device = torch.device("cuda")
     share = tier_share(2**31, device, 4)
     assert (share.node_bytes, share.each_bytes, share.asked_bytes) == (2**30, 2**28, 2**31)

@@ -183,7 +183,7 @@ def played(job: Job) -> tuple[Verdict, Job]:
     return verdict, job
 
 
-@pytest.mark.parametrize("name", ["links", "hooks"])
+@pytest.mark.parametrize("name", ["links", "hooks", "doctor"])
 def test_measuring_parts(name: str, job: Callable[[str], Job]) -> None:
     verdict, done = played(job(name))
     assert verdict.status == "passed"

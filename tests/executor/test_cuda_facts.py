@@ -223,12 +223,12 @@ def test_values_on_another_device_are_no_activations() -> None:
 
 
 def test_measuring_a_link_leaves_random_state_and_default_dtype_alone() -> None:
-    from pooch.executor.engines.measurement import _noise
+    from pooch.executor.engines.measurement import noise
 
     before = torch.get_rng_state()
     torch.set_default_dtype(torch.float64)
     try:
-        assert _noise(2**20, torch.device("cpu")).untyped_storage().nbytes() == 2**20
+        assert noise(2**20, torch.device("cpu")).untyped_storage().nbytes() == 2**20
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(before, torch.get_rng_state())

@@ -186,7 +186,7 @@ def test_the_next_step_fills_a_block_after_the_last_one_has_read_it(engine: Stre
 def test_steps_under_way_at_once_have_blocks_of_their_own(engine: StreamEngine) -> None:
     for _ in range(2):  # with new blocks, then with those that came back
         arenas, back = [engine.open_arena(SIZE) for _ in range(3)], [room_for() for _ in range(3)]
-        assert [arena._block is not None and arena._block.bytes.is_pinned() for arena in arenas] == [True] * 3
+        assert [arena._block is not None and arena._block.parts[0].is_pinned() for arena in arenas] == [True] * 3
         for number, arena in enumerate(arenas):
             in_the_tier(arena, number + 1)
         for arena, storage in zip(arenas, back, strict=True):
@@ -233,7 +233,7 @@ def test_kept_blocks_stay_locked_and_go_to_one_engine_each() -> None:
             engine.close()
         engines = [StreamEngine(device) for _ in range(2)]
         arenas = [engine.open_arena(SIZE) for engine in engines]
-        assert [arena._block is not None and arena._block.bytes.is_pinned() for arena in arenas] == [True] * 2
+        assert [arena._block is not None and arena._block.parts[0].is_pinned() for arena in arenas] == [True] * 2
         for number, arena in enumerate(arenas):
             in_the_tier(arena, number + 1)
         for arena, storage in zip(arenas, back, strict=True):
@@ -269,9 +269,9 @@ def test_a_block_stays_locked_while_a_step_has_it(engine: StreamEngine) -> None:
     in_the_tier(arena, 4)
     engine.open_arena(2 * SIZE).close()
     assert arena._block is not None
-    assert arena._block.bytes.is_pinned()
+    assert arena._block.parts[0].is_pinned()
     engine.close()
-    assert arena._block.bytes.is_pinned()
+    assert arena._block.parts[0].is_pinned()
     keep_busy(engine.in_stream)
     arena.copy_in(back, 0).wait()
     arena.close()

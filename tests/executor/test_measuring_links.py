@@ -127,13 +127,13 @@ def test_measuring_a_link_takes_at_most_half_of_what_is_free(
 ) -> None:
     monkeypatch.setattr(measurement, "free_bytes", lambda device: free)
     products: list[int] = []
-    noise = measurement._noise
+    noise = measurement.noise
 
     def noted(size_bytes: int, device: torch.device) -> torch.Tensor:
         products.append(size_bytes)
         return noise(size_bytes, device)
 
-    monkeypatch.setattr(measurement, "_noise", noted)
+    monkeypatch.setattr(measurement, "noise", noted)
     measure_link(engine, CPU, shares=True)
     assert engine.taken == [4 * copy_bytes]
     assert max(products) == (4 * MIB if free == PLENTY else 2**18)

@@ -16,6 +16,7 @@ from pooch.api.guarding import Guard
 from pooch.api.planning import plan_from_decisions
 from pooch.errors import TierError, UsageError
 from pooch.executor import apply_plan
+from pooch.executor.engines import pinned
 from pooch.executor.engines.pinned import PinnedBlock, blocks_kept
 from pooch.executor.engines.streams import StreamArena, StreamEngine, StreamTicket
 from pooch.executor.mode import StepMode
@@ -699,6 +700,77 @@ def test_host_memory_is_what_the_control_group_leaves(machine: Machine, monkeypa
     with pytest.raises(TierError, match="needs 8192 bytes of host memory, 5000 are available: set a smaller"):
         StreamEngine(CPU).open_arena(8192)
     assert [size for kind, size in machine.log if kind == "lock"] == [5000]
+
+
+def test_the_largest_host_budget_that_has_room_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system and the program keep some of what is left."""
+    left_bytes = 2 * pinned.RESERVE_BYTES
+    monkeypatch.setattr("pooch.torchtools.device_memory.left_by_control_groups", lambda: [left_bytes])
+    with pytest.raises(
+        TierError, match=f"at most {pinned.RESERVE_BYTES / 2**20:.2f} MiB \\({pinned.RESERVE_BYTES} bytes"
+    ):
+        StreamEngine(CPU).open_arena(pinned.RESERVE_BYTES + 4096)
+    StreamEngine(CPU).open_arena(pinned.RESERVE_BYTES).close()
+
+
+@pytest.mark.parametrize("size", [1, 4095, 8192, 8193, 3 * 8192 + 5])
+def test_a_block_is_locked_in_parts_of_exactly_its_size(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(pinned, "PART_BYTES", 8192)
+    block = PinnedBlock(size, CPU)
+    locked = [bytes_ for kind, bytes_ in machine.log if kind == "lock"]
+    assert sum(locked) == size
+    assert max(locked) <= 8192
+    for offset in {0, 1, 4096, 8191, 8192, size // 2} & set(range(size)):
+        for length in {1, size - offset, min(8192, size - offset)}:
+            pieces = list(block.pieces(offset, length))
+            assert [place for place, _ in pieces] == [0, *itertools.accumulate(len(each) for _, each in pieces)][:-1]
+            assert sum(len(each) for _, each in pieces) == length
+            for place, each in pieces:
+                position = offset + place
+                part = block.parts[position // 8192]
+                assert each.data_ptr() == part.data_ptr() + position % 8192
+    block.unlock()
+    assert machine.locked == {}
+
+
+def test_values_that_lie_across_parts_come_back(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "PART_BYTES", 8192)
+    arena = StreamEngine(CPU).open_arena(5 * 8192)
+    values = [torch.randint(256, (20000,), dtype=torch.uint8).untyped_storage() for _ in range(2)]
+    for number, value in enumerate(values):
+        arena.copy_out(value, number * 20480).wait()
+    for number, value in enumerate(values):
+        back = storage(0, 20000)
+        arena.copy_in(back, number * 20480).wait()
+        machine.check_read(back)
+        assert bytes(back) == bytes(value)
+    arena.close()
+    assert machine.races == []
+
+
+def test_what_was_locked_before_a_part_is_refused_is_given_back(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned, "PART_BYTES", 8192)
+    lock, calls = cuda_only.lock_pages, itertools.count()
+    monkeypatch.setattr(cuda_only, "lock_pages", lambda *given: 2 if next(calls) == 2 else lock(*given))
+    with pytest.raises(TierError, match="cannot be page-locked"):
+        PinnedBlock(5 * 8192, CPU)
+    assert machine.locked == {}
+    assert [kind for kind, _ in machine.log] == ["lock", "lock", "unlock", "unlock"]
+
+
+@pytest.mark.parametrize("size", [1, 2**20, 3 * 2**20, 7 * 2**20 + 12345])
+def test_pytorchs_blocks_are_asked_for_in_powers_of_two(size: int) -> None:
+    """Larger ones are rounded up to the next."""
+    sizes = pinned._powers_of_two(size)
+    assert sum(sizes) == size
+    taken = sum(1 << (each - 1).bit_length() for each in sizes)
+    assert taken - size <= 2**20
+    assert sum(pinned._powers_of_two(12 * 2**30)) == 12 * 2**30
+    assert set(pinned._powers_of_two(12 * 2**30)) == {4 * 2**30}
 
 
 def test_other_accelerators_get_pinned_memory_from_pytorch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,23 +201,23 @@ RECORDS = (
         "a copy out's event is recorded before the copy",
         _STREAMS,
         "        with accelerators.on_stream(stream):\n"
-        "            self._room(storage, offset_bytes).copy_(bytes_of(storage), non_blocking=True)\n"
+        "            self._to_room(bytes_of(storage), offset_bytes)\n"
         "        event = self._out_events[offset_bytes] = self._marked(stream)\n",
         "        event = self._out_events[offset_bytes] = self._marked(stream)\n"
         "        with accelerators.on_stream(stream):\n"
-        "            self._room(storage, offset_bytes).copy_(bytes_of(storage), non_blocking=True)\n",
+        "            self._to_room(bytes_of(storage), offset_bytes)\n",
         "memory goes back while it is still copied",
     ),
     Mutation(
         "a copy in's event is recorded before the copy",
         _STREAMS,
         "        with accelerators.on_stream(stream):\n"
-        "            raw.copy_(self._room(storage, offset_bytes), non_blocking=True)\n"
+        "            self._from_room(raw, offset_bytes)\n"
         "        self._tell_allocator(raw)\n"
         "        event = self._marked(stream)\n",
         "        event = self._marked(stream)\n"
         "        with accelerators.on_stream(stream):\n"
-        "            raw.copy_(self._room(storage, offset_bytes), non_blocking=True)\n"
+        "            self._from_room(raw, offset_bytes)\n"
         "        self._tell_allocator(raw)\n",
         "values are read before they are back",
     ),
@@ -270,29 +270,29 @@ STREAMS = (
     Mutation(
         "copies out are issued on the stream that computes",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n            self._room(",
-        "        with accelerators.on_stream(self._engine.current_stream()):\n            self._room(",
+        "        with accelerators.on_stream(stream):\n            self._to_room(",
+        "        with accelerators.on_stream(self._engine.current_stream()):\n            self._to_room(",
         "events of the copy stream say nothing of them",
     ),
     Mutation(
         "copies in are issued on the stream that computes",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n            raw.copy_",
-        "        with accelerators.on_stream(self._engine.current_stream()):\n            raw.copy_",
+        "        with accelerators.on_stream(stream):\n            self._from_room(",
+        "        with accelerators.on_stream(self._engine.current_stream()):\n            self._from_room(",
         "events of the copy stream say nothing of them",
     ),
     Mutation(
         "copies out are issued on the default stream",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n            self._room(",
-        "        with accelerators.on_stream(torch.cuda.default_stream()):\n            self._room(",
+        "        with accelerators.on_stream(stream):\n            self._to_room(",
+        "        with accelerators.on_stream(torch.cuda.default_stream()):\n            self._to_room(",
         "events of the copy stream say nothing of them",
     ),
     Mutation(
         "copies in are issued on the default stream",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n            raw.copy_",
-        "        with accelerators.on_stream(torch.cuda.default_stream()):\n            raw.copy_",
+        "        with accelerators.on_stream(stream):\n            self._from_room(",
+        "        with accelerators.on_stream(torch.cuda.default_stream()):\n            self._from_room(",
         "events of the copy stream say nothing of them",
     ),
     Mutation(
@@ -372,16 +372,15 @@ BLOCKS = (
     Mutation(
         "every value has the same room",
         _STREAMS,
-        "        return self._block.bytes[offset_bytes : offset_bytes + storage.nbytes()]",
-        "        return self._block.bytes[: storage.nbytes()]",
+        "        return self._block.pieces(offset_bytes, size_bytes)",
+        "        return self._block.pieces(0, size_bytes)",
         "values come back with the bytes of others",
     ),
     Mutation(
         "a value's room begins a page too early",
         _STREAMS,
-        "        return self._block.bytes[offset_bytes : offset_bytes + storage.nbytes()]",
-        "        begin = max(0, offset_bytes - 4096)\n"
-        "        return self._block.bytes[begin : begin + storage.nbytes()]",
+        "        return self._block.pieces(offset_bytes, size_bytes)",
+        "        return self._block.pieces(max(0, offset_bytes - 4096), size_bytes)",
         "the end of the room before is written over",
     ),
     Mutation(
@@ -682,8 +681,8 @@ REPLAYS = (
     Mutation(
         "a replay draws numbers of its own",
         "replay.py",
-        "            return _drawn(call.draws, partial(call.func, *args, **kwargs))\n",
-        "            return call.func(*args, **kwargs)\n",
+        "            return _drawn(call.draws, partial(with_homes, partial(call.func, *args, **kwargs)))\n",
+        "            return with_homes(partial(call.func, *args, **kwargs))\n",
         "dropout drops others, and what is drawn later changes",
         CONV,
     ),

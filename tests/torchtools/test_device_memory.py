@@ -6,10 +6,12 @@ import errno
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
+from pooch.ground import process_limits
 from pooch.ground.process_limits import is_limited
 from pooch.torchtools.device_memory import free_bytes
 from pooch.torchtools.out_of_memory import forgotten, is_out_of_memory
@@ -113,3 +115,35 @@ def test_a_limit_of_the_process_is_what_is_left_and_freed_blocks_come_back() -> 
 def test_without_a_limit_the_machine_says_what_is_left() -> None:
     assert not is_limited()
     assert free_bytes(torch.device("cpu")) > 100 * MIB
+
+
+def group(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("0::/job/part", [300, 1050]),
+        ("5:cpu,memory:/job\n4:pids:/\n0::/", [2550]),
+        ("5:memory:/not/in/this/container", []),
+        ("4:pids:/job", []),
+    ],
+)
+def test_control_groups_of_both_versions_say_what_is_left(
+    own: str, expected: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "cgroup"
+    group(root / "job/part", memory__max=1000, memory__current=800, memory__stat="anon 1\ninactive_file 100")
+    group(root / "job", memory__max=2000, memory__current=1000, memory__stat="inactive_file 50")
+    group(root, memory__max="max", memory__current=5, memory__stat="")
+    job, no_limit = root / "memory/job", 9223372036854771712
+    stat = "cache 7\ntotal_inactive_file 50"
+    group(job, memory__limit_in_bytes=3000, memory__usage_in_bytes=500, memory__stat=stat)
+    group(root / "memory", memory__limit_in_bytes=no_limit, memory__usage_in_bytes=5, memory__stat=stat)
+    (tmp_path / "own").write_text(own + "\n")
+    monkeypatch.setattr(process_limits, "_CGROUP", root)
+    monkeypatch.setattr(process_limits, "_OWN_GROUPS", tmp_path / "own")
+    assert process_limits.left_by_control_groups() == expected

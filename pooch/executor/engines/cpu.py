@@ -28,6 +28,7 @@ from ...machine.values import Ticket
 from ...torchtools import copier
 from ...torchtools.copier import has_died
 from ...torchtools.endings import end_with
+from ...torchtools.ranges import copy_range
 from ...torchtools.spill_directory import SpillDirectory
 from .free_room import FreeRoom
 from .health import LEAST_BYTES, CopyRates, TierHealth
@@ -240,12 +241,14 @@ class CpuArena:
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
         """Start copying a storage to the file."""
         assert self._room is not None, "the arena is closed, or has no room"
-        return self._room.copy_out(storage, offset_bytes)
+        with copy_range(True, storage):
+            return self._room.copy_out(storage, offset_bytes)
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
         """Start filling a storage from the file."""
         assert self._room is not None, "the arena is closed, or has no room"
-        return self._room.copy_in(storage, offset_bytes)
+        with copy_range(False, storage):
+            return self._room.copy_in(storage, offset_bytes)
 
     def close(self) -> None:
         """Wait for the last copy, then return the file to the engine."""

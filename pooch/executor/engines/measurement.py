@@ -70,8 +70,8 @@ def measure_link(
     room_bytes = left_bytes if room_bytes is None else min(room_bytes, left_bytes)
     large_bytes, arena = _room_for_copies(engine, _copy_sizes(room_bytes) or [_LEAST_BYTES])
     try:
-        storages = [_noise(large_bytes, device).untyped_storage() for _ in range(2)]
-        small = _noise(SMALL_BYTES, device).untyped_storage()
+        storages = [noise(large_bytes, device).untyped_storage() for _ in range(2)]
+        small = noise(SMALL_BYTES, device).untyped_storage()
 
         def fill_fresh(like: torch.UntypedStorage, offset_bytes: int) -> Ticket:
             """Copy into new memory as for a swapped value, whose pages the copy is the first to touch."""
@@ -177,7 +177,7 @@ def _with_shares_beside(
 ) -> Link:
     arena = engine.open_arena(2 * large_bytes)
     try:
-        source = _noise(large_bytes, device).untyped_storage()
+        source = noise(large_bytes, device).untyped_storage()
         _complete(arena.copy_out(source, large_bytes), engine)
 
         def copy_out() -> Ticket:
@@ -252,7 +252,7 @@ def _step_beside(
     return forward, backward
 
 
-def _noise(size_bytes: int, device: torch.device) -> torch.Tensor:
+def noise(size_bytes: int, device: torch.device) -> torch.Tensor:
     """Return random float32 numbers, independent of the user's generator and default dtype."""
     generator = torch.Generator(device).manual_seed(0)
     return torch.rand(size_bytes // 4, generator=generator, dtype=torch.float32, device=device)
@@ -291,6 +291,12 @@ def _is_full_duplex(
     arena: Arena, storages: list[torch.UntypedStorage], out: _Direction, back: _Direction, device: torch.device
 ) -> bool:
     """Whether both directions at once take clearly less time than one after the other."""
+    alone = storages[0].nbytes() * (1 / out.bytes_per_ms + 1 / back.bytes_per_ms)
+    return _together_ms(arena, storages, device) < 0.75 * alone
+
+
+def _together_ms(arena: Arena, storages: list[torch.UntypedStorage], device: torch.device) -> float:
+    """Time of a copy out and a copy in that begin together."""
 
     def both() -> None:
         tickets = [arena.copy_out(storages[1], 2 * storages[1].nbytes()), arena.copy_in(storages[0], 0)]
@@ -298,9 +304,26 @@ def _is_full_duplex(
             ticket.wait()
 
     both()
-    together = statistics.median(_timed_ms(both, device) for _ in range(REPEATS))
-    alone = storages[0].nbytes() * (1 / out.bytes_per_ms + 1 / back.bytes_per_ms)
-    return together < 0.75 * alone
+    return statistics.median(_timed_ms(both, device) for _ in range(REPEATS))
+
+
+def both_ways_bytes_per_ms(engine: CopyEngine, device: torch.device) -> float:
+    """Measure how many bytes are copied per ms, in both directions together, while a copy runs in each.
+
+    Args:
+        engine: The engine whose copies are measured.
+        device: The device of the storages.
+
+    Raises:
+        TierError: If the tier cannot be used.
+    """
+    large_bytes, arena = _room_for_copies(engine, _copy_sizes(free_bytes(device) // 2) or [_LEAST_BYTES])
+    try:
+        storages = [noise(large_bytes, device).untyped_storage() for _ in range(2)]
+        _complete(arena.copy_out(storages[0], 0), engine)
+        return 2 * large_bytes / max(_together_ms(arena, storages, device), 1e-6)
+    finally:
+        arena.close()
 
 
 def _compute_share(
@@ -310,7 +333,7 @@ def _compute_share(
     size = 4096 if has_streams(device) else 1024
     while size > _LEAST_SIDE and 3 * 4 * size * size > room_bytes:
         size //= 2
-    left, right = (_noise(4 * size * size, device).view(size, size) for _ in range(2))
+    left, right = (noise(4 * size * size, device).view(size, size) for _ in range(2))
     copy_ms = copy_bytes / direction.bytes_per_ms
 
     def product_ms() -> float:

@@ -6,10 +6,12 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from ...ground.errors import TierError
+from ...ground.units import format_bytes
 from ...torchtools import accelerators, cuda_only
 from ...torchtools.device_memory import free_bytes
 from ...torchtools.endings import end_with
@@ -17,15 +19,22 @@ from ...torchtools.endings import end_with
 _HOST = torch.device("cpu")
 
 
+PART_BYTES = 4 * 2**30  # of what is locked at once; much larger parts are refused on some systems
+# Left to the system and the program: a machine whose memory is locked to the last page swaps, or ends somebody.
+RESERVE_BYTES = 256 * 2**20
+_LEAST_PART_BYTES = 2**20  # where PyTorch locks, which rounds each part up to a power of two
+
+
 class PinnedBlock:
     """Page-locked host memory that copy streams access directly.
 
-    PyTorch rounds its own pinned blocks up to a power of two. On CUDA this block is an anonymous mapping instead: it
-    begins at a page boundary (a page cannot be locked twice), returns to the system at once, and is shared with forks
-    rather than copied while the device uses it. Other accelerators cannot lock existing memory, and use PyTorch's.
+    PyTorch rounds its own pinned blocks up to a power of two. On CUDA this block consists of anonymous mappings
+    instead: each begins at a page boundary (a page cannot be locked twice), returns to the system at once, and is
+    shared with forks rather than copied while the device uses it. Other accelerators cannot lock existing memory, and
+    use PyTorch's, in parts that are powers of two.
 
     Args:
-        size_bytes: Number of bytes to lock.
+        size_bytes: Number of bytes to lock. They lie in parts of at most `PART_BYTES`.
         device: A device with streams, synchronized before the memory is unlocked.
 
     Raises:
@@ -35,36 +44,102 @@ class PinnedBlock:
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes, self.device, self.fitted_at = size_bytes, device, 0
         self.in_use_until: tuple[torch.Event, ...] = ()  # ends of the last copies, which the next step waits for
-        available = free_bytes(_HOST)
-        if size_bytes > available:
-            raise TierError(
-                f"swapping needs {size_bytes} bytes of host memory, {available} are available: "
-                "set a smaller host budget",
-                "host memory",
-            )
-        self.bytes, self.unlock = (_locked if cuda_only.locks_in_place(device) else _from_pytorch)(self)
+        _refuse_more_than_there_is(size_bytes)
+        take, sizes = (
+            (_locked, _exact_sizes(size_bytes))
+            if cuda_only.locks_in_place(device)
+            else (_from_pytorch, _powers_of_two(size_bytes))
+        )
+        self._parts: list[_Part] = []
+        try:
+            for part_bytes in sizes:
+                self._parts.append(take(self, part_bytes))
+        except TierError:
+            self.unlock()
+            raise
+
+    @property
+    def parts(self) -> list[torch.Tensor]:
+        """The bytes, in their order."""
+        return [part.bytes for part in self._parts]
+
+    def pieces(self, offset_bytes: int, size_bytes: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Give the bytes from an offset on, part by part, each with its distance from the offset."""
+        begin, place = offset_bytes, 0
+        for part in self._parts:
+            length = min(part.bytes.numel() - begin, size_bytes - place)
+            if begin < part.bytes.numel() and length > 0:
+                yield place, part.bytes[begin : begin + length]
+                place += length
+            begin = max(0, begin - part.bytes.numel())
+
+    def unlock(self) -> None:
+        """Unlock and release all parts."""
+        for part in self._parts:
+            part.unlock()
 
 
-def _locked(block: PinnedBlock) -> tuple[torch.Tensor, Callable[[], object]]:
-    """Return a locked mapping, and the function that unlocks it."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Locked bytes, and the function that unlocks them."""
+
+    bytes: torch.Tensor
+    unlock: Callable[[], object]
+
+
+def _exact_sizes(size_bytes: int) -> list[int]:
+    """Return the sizes of parts that are as large as possible."""
+    whole, rest = divmod(size_bytes, PART_BYTES)
+    return [PART_BYTES] * whole + ([rest] if rest else [])
+
+
+def _powers_of_two(size_bytes: int) -> list[int]:
+    """Return powers of two that add up to a size, but for the last one, which is rounded up to a small one."""
+    sizes = []
+    while size_bytes > 0:
+        part_bytes = min(PART_BYTES, 1 << (size_bytes.bit_length() - 1))
+        sizes.append(size_bytes if part_bytes < _LEAST_PART_BYTES else part_bytes)
+        size_bytes -= sizes[-1]
+    return sizes
+
+
+def _refuse_more_than_there_is(size_bytes: int) -> None:
+    """Refuse what the process cannot have.
+
+    Raises:
+        TierError: It names the largest host budget that there is room for now.
+    """
+    available_bytes = free_bytes(_HOST)
+    reserve_bytes = RESERVE_BYTES if size_bytes > RESERVE_BYTES else 0
+    if size_bytes + reserve_bytes > available_bytes:
+        most_bytes = max(0, available_bytes - RESERVE_BYTES)
+        room = f"at most {format_bytes(most_bytes)} ({most_bytes} bytes)" if most_bytes else "less"
+        raise TierError(
+            f"swapping needs {size_bytes} bytes of host memory, {available_bytes} are available: "
+            f"set a smaller host budget, {room}",
+            "host memory",
+        )
+
+
+def _locked(block: PinnedBlock, part_bytes: int) -> _Part:
+    """Return a locked mapping."""
     try:
-        mapping = mmap.mmap(-1, block.size_bytes)
+        mapping = mmap.mmap(-1, part_bytes)
     except (OSError, OverflowError) as error:
         raise TierError(
-            f"no {block.size_bytes} bytes of host memory for swapping: set a smaller host budget", "host memory"
+            f"no {part_bytes} bytes of host memory for swapping: set a smaller host budget", "host memory"
         ) from error
     contents = torch.frombuffer(mapping, dtype=torch.uint8)
-    code = cuda_only.lock_pages(contents.data_ptr(), block.size_bytes, block.device)
+    code = cuda_only.lock_pages(contents.data_ptr(), part_bytes, block.device)
     if code != 0:
         raise _not_locked(block, f"CUDA error {code}")
-    unlock = end_with(block, _unlock, contents.data_ptr(), block.device, mapping, os.getpid())
-    return contents, unlock
+    return _Part(contents, end_with(block, _unlock, contents.data_ptr(), block.device, mapping, os.getpid()))
 
 
-def _from_pytorch(block: PinnedBlock) -> tuple[torch.Tensor, Callable[[], object]]:
+def _from_pytorch(block: PinnedBlock, part_bytes: int) -> _Part:
     """Return PyTorch's pinned memory, which returns to its cache together with the block."""
     try:
-        return torch.empty(block.size_bytes, dtype=torch.uint8, device=_HOST, pin_memory=True), lambda: None
+        return _Part(torch.empty(part_bytes, dtype=torch.uint8, device=_HOST, pin_memory=True), lambda: None)
     except RuntimeError as error:
         raise _not_locked(block, str(error).partition("\n")[0]) from error
 

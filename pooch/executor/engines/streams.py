@@ -18,6 +18,7 @@ import torch
 
 from ...ground.errors import TierError, first_line
 from ...torchtools import accelerators
+from ...torchtools.ranges import copy_range
 from ...torchtools.tensors import bytes_of
 from .free_room import FreeRoom
 from .health import TierHealth
@@ -126,7 +127,7 @@ class StreamArena:
                 stream.wait_event(event)  # the previous value in this room must be back
         before = self._engine.mark(stream, timed=True)
         with accelerators.on_stream(stream):
-            self._room(storage, offset_bytes).copy_(bytes_of(storage), non_blocking=True)
+            self._to_room(bytes_of(storage), offset_bytes)
         event = self._out_events[offset_bytes] = self._marked(stream)
         self._under_way[event] = storage
         return StreamTicket(before, event, self)
@@ -139,7 +140,7 @@ class StreamArena:
         raw = bytes_of(storage)
         before = self._engine.mark(stream, timed=True)
         with accelerators.on_stream(stream):
-            raw.copy_(self._room(storage, offset_bytes), non_blocking=True)
+            self._from_room(raw, offset_bytes)
         self._tell_allocator(raw)
         event = self._marked(stream)
         self._under_way[event] = storage
@@ -161,9 +162,19 @@ class StreamArena:
             for stream in streams:
                 raw.record_stream(stream)
 
-    def _room(self, storage: torch.UntypedStorage, offset_bytes: int) -> torch.Tensor:
+    def _to_room(self, raw: torch.Tensor, offset_bytes: int) -> None:
+        with copy_range(True, raw):
+            for place, part in self._rooms(offset_bytes, raw.numel()):
+                part.copy_(raw[place : place + part.numel()], non_blocking=True)
+
+    def _from_room(self, raw: torch.Tensor, offset_bytes: int) -> None:
+        with copy_range(False, raw):
+            for place, part in self._rooms(offset_bytes, raw.numel()):
+                raw[place : place + part.numel()].copy_(part, non_blocking=True)
+
+    def _rooms(self, offset_bytes: int, size_bytes: int) -> Iterator[tuple[int, torch.Tensor]]:
         assert self._block is not None, "nothing is swapped under this plan"
-        return self._block.bytes[offset_bytes : offset_bytes + storage.nbytes()]
+        return self._block.pieces(offset_bytes, size_bytes)
 
     def close(self) -> None:
         """Return the block to the engine.

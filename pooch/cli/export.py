@@ -1,0 +1,92 @@
+"""`pooch export`: a plan for the tools of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..ground.errors import UsageError
+from ..ground.units import format_bytes
+from ..ir import Plan, Profile
+from .options import PATH, device_option, output_option, profile_option, results_options, spill_directory_option
+from .output import print_json, progress_shown, say
+
+if TYPE_CHECKING:
+    from ..ir.lives import StepLives
+
+
+@click.command("export")
+@click.argument("plan_path", metavar="PLAN.json", type=PATH)
+@profile_option()
+@output_option(
+    "--memory-viz",
+    "memory_viz",
+    metavar="FILE.pickle",
+    required=True,
+    help="The memory of the step as a snapshot of torch.cuda.memory, to be dropped into pytorch.org/memory_viz.",
+)
+@click.option("--measure", "workload", metavar="WORKLOAD", help="Train this under the plan, and show what is measured.")
+@click.option("--batch-size", type=int, metavar="N", help="With --measure: items per step.")
+@device_option("With --measure: where to train (default: the workload's own).")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="With --measure: a setting of the workload."
+)
+@spill_directory_option
+@results_options
+def command(
+    plan_path: Path,
+    profile_path: Path | None,
+    memory_viz: Path,
+    workload: str | None,
+    batch_size: int | None,
+    device: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Write PLAN.json for the tools of others.
+
+    Blocks are as the plan predicts them, which needs --profile, or with --measure as they are in a step that is run.
+    Each tells what the plan decides about it, and why.
+    """
+    from ..report.memory_viz import write_memory_viz
+
+    plan = Plan.load(plan_path)
+    if workload is None:
+        if batch_size is not None or device is not None or settings:
+            raise UsageError("--batch-size, --device and --set are for --measure: add it")
+        lives = _predicted(plan, profile_path)
+    else:
+        if profile_path is not None:
+            raise UsageError("--profile is for what is predicted, and --measure runs the step: give one of them")
+        lives = _measured(plan, workload, batch_size, device, settings)
+    write_memory_viz(lives, memory_viz)
+    if as_json:
+        record = {"output": str(memory_viz), "peak_bytes": lives.peak_bytes, "blocks": len(lives.lives)}
+        print_json(record | {"measured": workload is not None})
+        return
+    how = "predicted" if workload is None else "measured"
+    say(f"wrote {memory_viz} ({len(lives.lives)} blocks, peak {format_bytes(lives.peak_bytes)}, {how})")
+    say("drop it into https://pytorch.org/memory_viz, which uploads nothing")
+
+
+def _predicted(plan: Plan, profile_path: Path | None) -> StepLives:
+    from ..api.step_lives import lives_of
+
+    if profile_path is None:
+        raise UsageError("blocks are predicted from the profile: add --profile P.json, or --measure WORKLOAD")
+    return lives_of(Profile.load(profile_path), plan)
+
+
+def _measured(
+    plan: Plan, workload: str, batch_size: int | None, device: str | None, settings: tuple[str, ...]
+) -> StepLives:
+    from ..api.measure.measured_lives import measured_lives
+    from ..workloads import WorkloadFactory, parse_settings
+    from .checks import refuse_missing_device
+
+    refuse_missing_device(device)
+    factory = WorkloadFactory(workload, batch_size, device, parse_settings(settings))
+    with progress_shown() as progress:
+        return measured_lives(factory, plan, progress=progress)
