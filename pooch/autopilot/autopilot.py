@@ -107,7 +107,7 @@ class Auto:
             model: The model. If parts of it were governed on their own, they belong to it from now on.
 
         Raises:
-            UsageError: It is compiled, under a plan, or on another device.
+            UsageError: It is under a plan, or on another device.
         """
         self._driver.add(model)
 
@@ -262,7 +262,7 @@ def auto(
         What holds the budget. `remove()`, or leaving it as a context manager, takes it off.
 
     Raises:
-        UsageError: The model is none, is compiled or under a plan; the budget does not parse; `quiet` is given with
+        UsageError: The model is none, or is under a plan; the budget does not parse; `quiet` is given with
             `tell`; or this rank is not in `process_group`.
     """
     if quiet and tell is not None:

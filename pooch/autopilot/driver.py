@@ -38,7 +38,7 @@ from .last_step import LastStep
 from .library import MOST_FAILURES, Library
 from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
-from .remarks import BY_OTHER_HOOKS, MORE_THAN_RECORDED, NOTHING_LEFT, PLAN_NEEDS_MORE, Remarks
+from .remarks import BY_OTHER_HOOKS, COMPILED, MORE_THAN_RECORDED, NOTHING_LEFT, PLAN_NEEDS_MORE, Remarks
 from .running import RunningStep
 from .signature import StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothing_is_around
@@ -372,7 +372,7 @@ class StepDriver:
         if step is IN_CORE and quiet is not None and number >= 0 and self.governed.is_one:
             running.kind = self._kept_kind(running, models[0], args, kwargs, quiet)
         try:
-            step.open()
+            step.open(self._compiled_call_begins)
         except BaseException:
             self._abandon()
             raise
@@ -414,7 +414,7 @@ class StepDriver:
                 return RecordedStep(self.evictor, models, start_bytes, self.governed.name)
             case _:  # where allocations do not ask for room, it is made before each op
                 must_replay = not self._live.asks or self.evictor.engine.health.known is not None
-                return GovernedStep(Step(self.evictor, replays=must_replay or self.library.replays(key)))
+                return GovernedStep(Step(self.evictor, replays=self.library.replays(key, must_replay=must_replay)))
 
     def _is_tight(self, known: Known, start_bytes: int) -> bool:
         """Whether a step that fits might pass the budget if it did somewhat more than the one that was recorded.
@@ -530,9 +530,24 @@ class StepDriver:
             self._prepare(running.stats, self.governed.living)
         if running.decision == "record":
             self.library.cannot_record(running.key, running.known)
-        running.decision = "online"
-        running.step = GovernedStep(Step(self.evictor))
-        running.step.open()
+        self._follow(running, Step(self.evictor))
+
+    def _compiled_call_begins(self) -> None:
+        """Go on with a step in which all that leaves is copied, as a compiled graph is about to run."""
+        running = self._running
+        if running is None or not running.is_of_this_thread or not running.is_open:
+            return
+        running.step.close_forward()
+        running.step.end(is_complete=False)
+        if running.decision == "record":
+            self.library.not_recorded(running.key, running.known)
+        self.library.is_compiled(running.key, running.known)
+        self._persistence.has_compiled = True
+        self._follow(running, Step(self.evictor, replays=False))
+
+    def _follow(self, running: RunningStep, step: Step) -> None:
+        running.decision, running.step = "online", GovernedStep(step)
+        running.step.open(self._compiled_call_begins)
 
     def _end(self, is_complete: bool) -> None:
         running = self._running
@@ -614,6 +629,8 @@ class StepDriver:
     def _why_without_fault(self, running: RunningStep) -> str:
         if running.decision == "plan" and running.known.needed_bytes and not running.step.left_plan:
             return PLAN_NEEDS_MORE
+        if self._persistence.has_compiled and running.decision != "in-core":
+            return COMPILED
         if running.decision != "in-core":
             return NOTHING_LEFT
         if running.known.profile is None:

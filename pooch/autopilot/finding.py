@@ -20,7 +20,7 @@ from ..api.budgets import parse_budget
 from ..executor.live_bytes import live_bytes_of
 from ..executor.verification import Verify
 from ..ground.errors import UsageError
-from ..torchtools.calls import PLACE, compiled_part
+from ..torchtools.calls import PLACE
 from .autopilot import Auto, auto
 from .backward import BackwardWatch
 from .budget import budget_of
@@ -164,8 +164,6 @@ def obstacle(module: torch.nn.Module) -> str | None:
     """Return why the activations of a module cannot be governed, in a few words, or None."""
     if isinstance(module, torch.jit.ScriptModule):
         return "TorchScript runs it"
-    if compiled_part(module) is not None:
-        return "torch.compile has compiled it, or a part of it"
     sharding: Any = sys.modules.get("torch.distributed.fsdp")
     if sharding is not None and isinstance(module, sharding.FullyShardedDataParallel):
         return "FSDP keeps its parameters in pieces"

@@ -12,7 +12,7 @@ import torch
 from ..executor.attachment import callable_parts
 from ..ground.errors import UsageError
 from ..torchtools import accelerators
-from ..torchtools.calls import PLACE, CallContext, CallingThread, CallRegion, refuse_compiled, refuse_taken
+from ..torchtools.calls import PLACE, CallContext, CallingThread, CallRegion, is_compiled, refuse_taken
 from ..torchtools.training_state import model_device
 from .quiet import QuietCalls
 
@@ -41,6 +41,8 @@ def models_of(given: object) -> list[Any]:
 class _GovernedCall(CallRegion):
     """A call of a governed module, which may begin a step."""
 
+    takes_compiled = True
+
     def __init__(self, module: torch.nn.Module, surround: Surround, here: CallingThread, number: int) -> None:
         super().__init__(module, nullcontext, "auto" if number >= 0 else "watch", here)
         self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
@@ -50,7 +52,7 @@ class _GovernedCall(CallRegion):
         around = self._surround(self._number, args, kwargs, self._quiet)
         try:
             with around:
-                return module._call_impl(*args, **kwargs)
+                return self.plain(module, args, kwargs)
         finally:
             around.is_left = True
 
@@ -68,7 +70,7 @@ class GovernedModels:
         device: Their device.
 
     Raises:
-        UsageError: If one of them is no module, is compiled or under a plan, or if they are on several devices.
+        UsageError: If one of them is no module, is under a plan, or if they are on several devices.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], device: torch.device | None = None) -> None:
@@ -77,7 +79,7 @@ class GovernedModels:
             if not isinstance(model, torch.nn.Module):
                 kind = type(model).__name__
                 raise UsageError(f"auto() takes a torch.nn.Module or a list of them, not {kind}: {_USE}")
-            refuse_taken(model, can_replace=True)
+            refuse_taken(model, can_replace=True, takes_compiled=True)
         if device is not None and str(device) == device.type:
             device = accelerators.current_device(device.type)
         devices = {model_device(model) if device is None else device for model in models}
@@ -115,7 +117,9 @@ class GovernedModels:
 
     def _place(self, model: torch.nn.Module, number: int, surround: Surround, here: CallingThread) -> None:
         placed = [_GovernedCall(model, surround, here, number)]
-        placed += [_GovernedCall(part, surround, here, -1 - number) for _, part in callable_parts(model)]
+        # What a compiled graph calls is part of it, and would be compiled anew with a region.
+        parts = [] if is_compiled(model) else [part for _, part in callable_parts(model) if not is_compiled(part)]
+        placed += [_GovernedCall(part, surround, here, -1 - number) for part in parts]
         living = [each for each in self._calls if each() is not None]  # models may come and go with every step
         self._calls = living + [weakref.ref(each) for each in placed]
 
@@ -126,7 +130,7 @@ class GovernedModels:
         on their own belong to the model from now on.
 
         Raises:
-            UsageError: It is compiled, under a plan, or on another device.
+            UsageError: It is under a plan, or on another device.
         """
         for number, whole in enumerate(self._models):
             if any(each is model for each in _modules_of(whole())):
@@ -135,9 +139,8 @@ class GovernedModels:
                 return False
         if model_device(model) != self.device:
             raise UsageError(f"the budget is held on {self.device}, and the model is on {model_device(model)}")
-        refuse_compiled(model)
         self.release(model)
-        refuse_taken(model)
+        refuse_taken(model, takes_compiled=True)
         free = (number for number, each in enumerate(self._models) if each() is None)
         number = next(free, len(self._models))  # copies that live for one step share a number, and so their plans
         self._models[number : number + 1] = [weakref.ref(model)]

@@ -28,6 +28,7 @@ MOST_EVENTS = 1000  # lines on what was planned that the summary can list
 COPIED_STEPS = 50  # after which it is looked again whether replaying is worth its cost
 _NEVER = 2**62
 _STILL_MEASURED = "what hooks cost is not in it yet, as it is still being measured"
+COMPILED_REASON = "compiled graphs run in it, so all that leaves is copied, without a plan"
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 
 
@@ -113,13 +114,26 @@ class Library:
         """How many kinds of steps were forgotten so far."""
         return self._known.forgotten
 
-    def replays(self, key: StepKey) -> bool:
-        """Whether an online step of a key that begins now records its ops, so that values can be replayed."""
+    def replays(self, key: StepKey, *, must_replay: bool = False) -> bool:
+        """Whether an online step of a key that begins now records its ops, so that values can be replayed.
+
+        Args:
+            key: Its key.
+            must_replay: Whether it should be able to whether that takes longer or not.
+        """
         family = self._known.family(key)
-        if family.copied_steps == 0:
+        if family.is_compiled:
+            return False
+        if must_replay or family.copied_steps == 0:
             return True
         family.copied_steps -= 1
         return False
+
+    def is_compiled(self, key: StepKey, known: Known) -> None:
+        """Note that compiled graphs run in a kind of steps, which are not recorded, and in which nothing is replayed."""
+        self._known.family(key).is_compiled = True
+        known.has_no_plan()
+        known.profile, known.reason = None, COMPILED_REASON
 
     def is_faster_copied(self, key: StepKey) -> None:
         """Note that recording the ops of an online step took longer than its replays gained over copies."""
@@ -207,6 +221,9 @@ class Library:
 
     def _unknown(self, key: StepKey, known: Known, family: Family, start_bytes: int, target_bytes: int) -> Decision:
         """Decide how to run a step without a profile."""
+        if family.is_compiled:
+            known.reason = COMPILED_REASON
+            return "online"
         if known.never_recorded:
             return "online"
         if not (self._is_warm and self._is_settled) and target_bytes:

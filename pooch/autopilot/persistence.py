@@ -20,8 +20,11 @@ from ..executor.persistent import PersistentMemory
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..machine.persistent import Kind, Moved
+from ..torchtools.calls import compiled_part
 from ..torchtools.optimizer_slices import OptimizerSlices
+from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import find_tensors
+from ..torchtools.watch import unmark
 from .summary import MovedKind
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
@@ -50,6 +53,7 @@ class Persistence:
     Attributes:
         memory: What may leave, or None as long as everything stays.
         may_plan: Whether steps can be planned: of all this, only the optimizer's state is away in them.
+        has_compiled: Whether compiled graphs run in steps.
     """
 
     def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
@@ -62,11 +66,13 @@ class Persistence:
         self._is_refused = False
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
+        self._calls = CallsEverywhere(partial(_compiled_call_begins, weakref.ref(self)))
+        self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
         self._known_bytes: int | None = None  # the budget when the step before began
         self._slice_bytes = _LEAST_SLICE_BYTES
         self._moved_bytes = self._steps_with_moves = 0
         self._rises_bytes: deque[int] = deque(maxlen=_SIMILAR_STEPS)  # of the last steps
-        self.may_plan = True
+        self.may_plan, self.has_compiled = True, False
 
     @property
     def moves(self) -> bool:
@@ -76,6 +82,23 @@ class Persistence:
     def optimizer_stepped(self) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
         self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
+
+    def compiled_call_begins(self) -> None:
+        """Have everything back for good, as a compiled graph is about to run, whose kernels take addresses."""
+        if self.memory is None:
+            return
+        self._end_memory()
+        for model in [model for model in (each() for each in self._models) if model is not None]:
+            for tensor in _tensors_of(model):
+                unmark(tensor)  # the keys of a tensor are a reason to compile anew
+        self._refuse_compiled()
+
+    def _refuse_compiled(self) -> None:
+        self._is_refused, self.may_plan = True, True
+        self._tell(
+            "parameters, gradients and the optimizer's state stay on the device, as compiled graphs read them by their "
+            "addresses: raise the budget, lower the batch size, or train without torch.compile"
+        )
 
     def bring_in(self, models: Sequence[torch.nn.Module], device: torch.device, budget_bytes: int | None) -> None:
         """Have enough leave of what is there already, and move what is somewhere else to the device, one by one.
@@ -177,6 +200,9 @@ class Persistence:
         return max(0, self._evictor.budget_bytes - max(0, self._evictor.live.now() - here_bytes))
 
     def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> PersistentMemory | None:
+        if self.has_compiled or any(compiled_part(model) is not None for model in models):
+            self._refuse_compiled()
+            return None
         here_bytes = sum(parameter.nbytes for model in models for parameter in model.parameters())
         self._slice_bytes = max(_LEAST_SLICE_BYTES, self._room_bytes(here_bytes) // _SLICES_IN_ROOM)
         try:
@@ -185,6 +211,8 @@ class Persistence:
             self._is_refused = True
             self._tell(str(error))
             return None
+        self._models = [weakref.ref(model) for model in models]
+        self._calls.begin()
         self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
         self._tell(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
@@ -230,12 +258,22 @@ class Persistence:
     def close(self) -> None:
         """Have everything back on the device, and let nothing leave any more."""
         self._hook.remove()
+        self._end_memory()
+
+    def _end_memory(self) -> None:
+        self._calls.end()
         for slices in list(self._slices.values()):
             slices.detach()
         self._slices.clear()
         memory, self.memory = self.memory, None
         if memory is not None:
             memory.close()
+
+
+def _compiled_call_begins(persistence: weakref.ref[Persistence]) -> None:
+    here = persistence()
+    if here is not None:
+        here.compiled_call_begins()
 
 
 def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optimizer, *_: object) -> None:

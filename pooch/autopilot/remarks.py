@@ -8,6 +8,10 @@ from ..ground.bounded import Topics
 from ..ground.units import format_bytes
 
 BY_OTHER_HOOKS = "the program has saved-tensor hooks of its own, so nothing is done: take them away"
+COMPILED = (
+    "everything that can leave had left, and a compiled graph needs the rest at once: compile blocks of the model "
+    "(block.compile()) rather than all of it, raise the budget or lower the batch size"
+)
 MORE_THAN_RECORDED = "it was known to fit, and did more than when it was recorded; its next step is recorded again"
 NOTHING_LEFT = (
     "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state and what single "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
+from ..executor.compiled import CopiedCalls, FirstCall
 from ..executor.evictor import Evictor
 from ..executor.mode import following, looking
 from ..executor.step import Step
@@ -24,8 +25,12 @@ from .library import NOT_MEASURED
 class DrivenStep(Protocol):
     """A step that is running. Opening and closing it may be interrupted, and closing it may be repeated."""
 
-    def open(self) -> None:
-        """Put hooks and modes in place."""
+    def open(self, compiled: Callable[[], None]) -> None:
+        """Put hooks and modes in place.
+
+        Args:
+            compiled: Called before the first compiled call, unless the step can have some.
+        """
 
     def around_call(self) -> AbstractContextManager[None]:
         """Surround one outermost call of a governed module."""
@@ -55,7 +60,7 @@ class InCoreStep:
     left_plan = False
     mismatches = ()
 
-    def open(self) -> None:
+    def open(self, compiled: Callable[[], None]) -> None:
         """Do nothing."""
 
     def around_call(self) -> AbstractContextManager[None]:
@@ -107,10 +112,11 @@ class GovernedStep:
         evictor.stats.device_clock = arena.clock
         return cls(Step(evictor, Advice(known.table, arena, "follow")))
 
-    def open(self) -> None:
+    def open(self, compiled: Callable[[], None]) -> None:
         """Put hooks and modes in place."""
-        assert self._step is not None
-        self._forward.enter_context(following(self._step))
+        step = self._step
+        assert step is not None
+        self._forward.enter_context(following(step, FirstCall(step, compiled) if step.replays else CopiedCalls(step)))
 
     def around_call(self) -> AbstractContextManager[None]:
         """Watch for reads that are no ops, if a plan empties what the program holds. All is back afterwards."""
@@ -159,10 +165,10 @@ class RecordedStep:
         self._trace: LiveTrace | None = LiveTrace(models, Step(evictor), persistent_bytes)
         end_with(self, self._trace.stop)
 
-    def open(self) -> None:
+    def open(self, compiled: Callable[[], None]) -> None:
         """Begin to record."""
         assert self._trace is not None
-        self._trace.open()
+        self._trace.open(compiled)
 
     def around_call(self) -> AbstractContextManager[None]:
         """Watch for reads that are no ops."""

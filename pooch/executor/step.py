@@ -446,6 +446,10 @@ class Step(SavedTensors):
                 self._in_parts.add(saved.storage._cdata)
             self.evictor.overwritten(saved)
 
+    def replay_nothing(self) -> None:
+        """Have nothing that was made so far made again from here on."""
+        self._changes(self.owner.recipes.calls() if self.guide is None else [])
+
     def _changes(self, calls: list[Call]) -> None:
         """Prepare for a change after which calls would not give the same any more."""
         if calls:

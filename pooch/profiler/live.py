@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -71,9 +71,9 @@ class LiveTrace(StepTrace):
         self._persistent_bytes = persistent_bytes
         self._reads = RawLooks(self._live.looked)
 
-    def open(self) -> None:
+    def open(self, compiled: Callable[[], None] | None = None) -> None:
         """Begin to record, with hooks and modes in place until `close_forward`."""
-        super().open()
+        super().open(compiled)
         recorder, stack = self._live, self._forward
         recorder._enter_model()
         stack.callback(recorder.leave_for_good)

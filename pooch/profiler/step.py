@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..executor.compiled import FirstCall
 from ..executor.evictor import Evictor
 from ..executor.statistics import RunStats
 from ..executor.step import Step
@@ -160,8 +161,12 @@ class StepTrace:
         self._thread = OwnThread()
         self._is_whole = True
 
-    def open(self) -> None:
-        """Begin to record, with the hooks for saved tensors in place until `close_forward`."""
+    def open(self, compiled: Callable[[], None] | None = None) -> None:
+        """Begin to record, with the hooks for saved tensors in place until `close_forward`.
+
+        Args:
+            compiled: Called before the first compiled call. It ends the recording.
+        """
         session = self._session
         collector = CollectorOff()
         session.add(collector.leave)
@@ -175,7 +180,8 @@ class StepTrace:
             told = told_of_profilers(self._give_way)
             told.__enter__()
             session.add(partial(told.__exit__, None, None, None))
-        self._forward.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent))
+        calls = None if compiled is None else FirstCall(self._step, compiled)
+        self._forward.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent, calls))
 
     def _started_tracer(self) -> MemoryTracer | ThreadTracer:
         return started_tracer(self._device)
