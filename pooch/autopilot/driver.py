@@ -23,7 +23,7 @@ from ..ir import Profile
 from ..machine.account import LiveBytes
 from ..profiler.live import needs_profiler
 from ..profiler.step import is_profiling
-from ..torchtools.calls import CallContext, CallingThread
+from ..torchtools.calls import CallContext, CallingThread, compiled_part
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
@@ -349,6 +349,9 @@ class StepDriver:
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
             self.library.not_recorded(key, known)
             decision = known.decision = "online"
+        if decision == "record" and not self.library.may_record(key, known, any(map(compiled_part, models))):
+            decision = known.decision = "online"
+            self._persistence.has_compiled = True
         if not self._persistence.may_plan and decision in ("record", "plan"):
             if decision == "record":
                 self.library.not_recorded(key, known)

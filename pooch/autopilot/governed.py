@@ -12,7 +12,7 @@ import torch
 from ..executor.attachment import callable_parts
 from ..ground.errors import UsageError
 from ..torchtools import accelerators
-from ..torchtools.calls import PLACE, CallContext, CallingThread, CallRegion, is_compiled, refuse_taken
+from ..torchtools.calls import COMPILED_LATER, PLACE, CallContext, CallingThread, CallRegion, is_compiled, refuse_taken
 from ..torchtools.training_state import model_device
 from .quiet import QuietCalls
 
@@ -45,6 +45,7 @@ class _GovernedCall(CallRegion):
 
     def __init__(self, module: torch.nn.Module, surround: Surround, here: CallingThread, number: int) -> None:
         super().__init__(module, nullcontext, "auto" if number >= 0 else "watch", here)
+        self.stays = number >= 0
         self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
         self._quiet = QuietCalls()
 
@@ -112,6 +113,7 @@ class GovernedModels:
 
     def place(self, surround: Surround, here: CallingThread) -> None:
         """Put regions around the calls of all models."""
+        COMPILED_LATER.use(self)
         for number, model in enumerate(self.living):
             self._place(model, number, surround, here)
 
@@ -160,6 +162,7 @@ class GovernedModels:
 
     def remove(self) -> None:
         """Take all regions away."""
+        COMPILED_LATER.leave(self)
         for reference in self._calls:
             placed = reference()
             if placed is not None:

@@ -130,7 +130,7 @@ class Library:
         return False
 
     def is_compiled(self, key: StepKey, known: Known) -> None:
-        """Note that compiled graphs run in a kind of steps, which are not recorded, and in which nothing is replayed."""
+        """Note that compiled graphs run in a kind of steps: they are not recorded, and nothing is replayed in them."""
         self._known.family(key).is_compiled = True
         known.has_no_plan()
         known.profile, known.reason = None, COMPILED_REASON
@@ -218,6 +218,19 @@ class Library:
             profile, target_bytes = known.profile, _target_bytes(known, budget_bytes)
             if profile is not None and profile.peak_bytes + start_bytes - profile.persistent_bytes > target_bytes:
                 self._ask(key, known, [KnownStep(key.sizes, profile)], start_bytes, target_bytes)
+
+    def may_record(self, key: StepKey, known: Known, has_compiled: bool) -> bool:
+        """Whether a step that was to be recorded can be: not if compiled graphs run in it.
+
+        Args:
+            key: Its key.
+            known: What is known of it.
+            has_compiled: Whether any part of the models is compiled.
+        """
+        if has_compiled:
+            self.not_recorded(key, known)
+            self.is_compiled(key, known)
+        return not has_compiled
 
     def _unknown(self, key: StepKey, known: Known, family: Family, start_bytes: int, target_bytes: int) -> Decision:
         """Decide how to run a step without a profile."""

@@ -7,6 +7,7 @@ there, and puts it back.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from ..ground.errors import UsageError
+from .stand_ins import Place, StandIns
 
 PLACE = "_compiled_call_impl"
 Purpose = Literal["plan", "auto", "profile", "watch", "arena"]
@@ -70,6 +72,7 @@ class CallRegion:
     """
 
     takes_compiled = False
+    stays = False  # where the module is compiled in place from now on
 
     def __init__(
         self, module: torch.nn.Module, region: Region, purpose: Purpose, here: CallingThread | None = None
@@ -104,6 +107,13 @@ class CallRegion:
         if self._compiled is not None:
             return self._compiled(*args, **kwargs)
         return module._call_impl(*args, **kwargs)
+
+    def compiled_in_place(self) -> None:
+        """Notes that `Module.compile()` was called, which has taken the place."""
+        module = self._module()
+        if module is not None and self.stays:
+            self._compiled = vars(module)[PLACE]
+            vars(module)[PLACE] = self
 
     def __deepcopy__(self, memo: object) -> None:
         return None
@@ -141,6 +151,23 @@ def _refuse_to_compile_a_planned_model() -> None:
         "the model was compiled while it is under a plan, and compiled code saves activations where the plan cannot "
         "see them: train without torch.compile, or remove the plan first"
     )
+
+
+def _compile_in_place(original: Any) -> Any:
+    @functools.wraps(original)
+    def compiling(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        region, finder = vars(module).get(PLACE), vars(torch.nn.Module).get(PLACE)
+        original(module, *args, **kwargs)
+        if isinstance(region, CallRegion):
+            region.compiled_in_place()
+        elif finder is not None:
+            finder.compiled_in_place(module)
+
+    return compiling
+
+
+# In place as long as somebody governs modules that the program may compile later.
+COMPILED_LATER = StandIns(Place(torch.nn.Module, "compile", _compile_in_place))
 
 
 @contextmanager

@@ -6,8 +6,8 @@ as if it were not: what such code saves is kept. Hooks of the program's own stay
 does about them.
 
 A compiled call has two parts. While Dynamo looks at frames, checks its guards and compiles, nothing of ours may be in
-place: what is seen there becomes part of the code, or a reason to compile anew. While a compiled graph runs, Dynamo looks
-at nothing. Hooks that want to are in place again then, and see what the graph saves.
+place: what is seen there becomes part of the code, or a reason to compile anew. While a compiled graph runs, Dynamo
+looks at nothing. Hooks that want to are in place again then, and see what the graph saves.
 """
 
 from __future__ import annotations
@@ -319,7 +319,9 @@ _BEGINS_CALL = "compile_wrapper"  # the function that Dynamo has in place of one
 def _call_begins() -> None:
     here = _HERE
     if not any(is_compiled for _, is_compiled in here.regions):
-        here.is_governed = all([hooks.calls is not None and hooks.calls.begins() for hooks in list(here.hooks)])
+        here.is_governed = True
+        for hooks in list(here.hooks):
+            here.is_governed &= hooks.calls is not None and hooks.calls.begins()
 
 
 def _lift_or_put_back() -> None:
