@@ -27,6 +27,7 @@ from ..torchtools.calls import CallContext, CallingThread, compiled_part
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
+from ..torchtools.standing_aside import backward_is_compiled
 from ..torchtools.threads import OwnThread, is_alone
 from ..torchtools.training_state import model_device
 from .backward import RUNNING, BackwardWatch
@@ -38,7 +39,15 @@ from .last_step import LastStep
 from .library import MOST_FAILURES, Library
 from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
-from .remarks import BY_OTHER_HOOKS, COMPILED, MORE_THAN_RECORDED, NOTHING_LEFT, PLAN_NEEDS_MORE, Remarks
+from .remarks import (
+    BACKWARD_IS_COMPILED,
+    BY_OTHER_HOOKS,
+    COMPILED,
+    MORE_THAN_RECORDED,
+    NOTHING_LEFT,
+    PLAN_NEEDS_MORE,
+    Remarks,
+)
 from .running import RunningStep
 from .signature import StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothing_is_around
@@ -360,6 +369,9 @@ class StepDriver:
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
             known.reason = "the program has saved tensor hooks of its own around it"
+        if backward_is_compiled():
+            decision = known.decision = "in-core"
+            known.reason = BACKWARD_IS_COMPILED
         self._prepare(stats, models)
         self.budget.step_begins()
         try:
@@ -636,6 +648,8 @@ class StepDriver:
             return COMPILED
         if running.decision != "in-core":
             return NOTHING_LEFT
+        if running.known.reason == BACKWARD_IS_COMPILED:
+            return BACKWARD_IS_COMPILED
         if running.known.profile is None:
             return BY_OTHER_HOOKS
         running.known.left_plan = MOST_FAILURES  # so that its next step is recorded again

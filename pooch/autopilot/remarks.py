@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ..ground.bounded import Topics
 from ..ground.units import format_bytes
 
+BACKWARD_IS_COMPILED = "its backward pass is compiled, so nothing is done: switch compiled autograd off"
 BY_OTHER_HOOKS = "the program has saved-tensor hooks of its own, so nothing is done: take them away"
 COMPILED = (
     "everything that can leave had left, and a compiled graph needs the rest at once: compile blocks of the model "

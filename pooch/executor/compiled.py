@@ -6,10 +6,18 @@ whatever leaves is copied. A value only leaves once nothing but autograd holds i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from ..torchtools.accelerators import has_streams
 from ..torchtools.standing_aside import COMPILED, compiled_name
 from .step import Step
+
+Options = Callable[[], Mapping[str, Any]]
+CUDA_GRAPHS = (
+    "what is compiled into CUDA graphs keeps what it saves on the device, at fixed addresses: compile with "
+    'mode="default" or mode="max-autotune-no-cudagraphs"'
+)
 
 
 class CopiedCalls:
@@ -22,8 +30,11 @@ class CopiedCalls:
     def __init__(self, step: Step) -> None:
         self._evictor = step.evictor
 
-    def begins(self) -> bool:
-        """Make room where allocations do not ask for it."""
+    def begins(self, options: Options) -> bool:
+        """Make room where allocations do not ask for it. CUDA graphs use what nobody seems to hold: they keep all."""
+        if has_streams(self._evictor.device) and options().get("triton.cudagraphs"):
+            self._evictor.warn_once("CUDA graphs", CUDA_GRAPHS)
+            return False
         self._evictor.look(0)
         return True
 
@@ -47,7 +58,7 @@ class FirstCall:
     def __init__(self, step: Step, expect: Callable[[], None]) -> None:
         self._step, self._expect = step, expect
 
-    def begins(self) -> bool:
+    def begins(self, options: Options) -> bool:
         """Have nothing made again that was made before the call. Operators of higher order are left alone."""
         if compiled_name() != COMPILED:
             return False

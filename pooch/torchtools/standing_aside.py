@@ -15,7 +15,8 @@ from __future__ import annotations
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -30,10 +31,13 @@ _eval_frame: Any = torch._C._dynamo.eval_frame
 class CompiledCalls(Protocol):
     """Who governs what compiled graphs save."""
 
-    def begins(self) -> bool:
+    def begins(self, options: Callable[[], Mapping[str, Any]]) -> bool:
         """Prepare for a compiled call, before Dynamo looks at anything. Hooks and modes may come and go here.
 
         Returns whether what its graphs save is governed. If not, all is silent in all of the call.
+
+        Args:
+            options: Returns the options of the compiler.
         """
 
     def stand_aside(self) -> None:
@@ -298,7 +302,7 @@ def _set_eval_frame(callback: Any) -> Any:
         if is_top and not here.regions[-1][1]:
             here.regions.pop()  # what is exempt is over
         elif not is_top:
-            _call_begins()
+            _call_begins(frame)
             here.regions.append((region, True))
         _lift_or_put_back()  # before it is set, as else it would look at our own frames
         return _ORIGINALS["set_eval_frame"](callback)
@@ -308,7 +312,7 @@ def _set_eval_frame(callback: Any) -> Any:
     elif prior is not None:
         here.regions.append((region, False))
     elif not is_top and frame.f_code.co_name == _BEGINS_CALL:
-        _call_begins()  # before it notes which keys are included, to be included again within the call
+        _call_begins(frame)  # before it notes which keys are included, to be included again within the call
     _lift_or_put_back()
     return prior
 
@@ -316,12 +320,15 @@ def _set_eval_frame(callback: Any) -> Any:
 _BEGINS_CALL = "compile_wrapper"  # the function that Dynamo has in place of one that is compiled
 
 
-def _call_begins() -> None:
+def _call_begins(frame: FrameType) -> None:
+    def options() -> Mapping[str, Any]:
+        return getattr(frame.f_locals.get("self"), "compiler_config", None) or {}
+
     here = _HERE
     if not any(is_compiled for _, is_compiled in here.regions):
         here.is_governed = True
         for hooks in list(here.hooks):
-            here.is_governed &= hooks.calls is not None and hooks.calls.begins()
+            here.is_governed &= hooks.calls is not None and hooks.calls.begins(options)
 
 
 def _lift_or_put_back() -> None:
@@ -354,6 +361,13 @@ def _put_back() -> None:
     for hooks in _HERE.hooks:
         if hooks.calls is not None:
             hooks.calls.come_back()
+
+
+def backward_is_compiled() -> bool:
+    """Whether backward passes are compiled as well, in which unpacking is a part of what is compiled."""
+    config, module = (sys.modules.get(f"torch._dynamo.{name}") for name in ("config", "compiled_autograd"))
+    is_on = bool(getattr(config, "compiled_autograd", False))
+    return is_on or bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 def compiled_name() -> str:
