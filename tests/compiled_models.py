@@ -91,7 +91,7 @@ class Vision(nn.Module):
         self.blocks = nn.ModuleList(Attention() for _ in range(3))
 
     def forward(self, images: Tensor) -> Tensor:
-        rows = self.patches(images).flatten(2).transpose(1, 2)
+        rows = self.patches(images).flatten(2).transpose(1, 2).contiguous()
         for block in self.blocks:
             rows = block(rows)
         return self.head(rows).mean(1)  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ from ..ir import Profile
 from ..machine.account import LiveBytes
 from ..profiler.live import needs_profiler
 from ..profiler.step import is_profiling
-from ..torchtools.calls import CallContext, CallingThread, compiled_part
+from ..torchtools.calls import CallContext, CallingThread
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
@@ -358,7 +358,7 @@ class StepDriver:
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
             self.library.not_recorded(key, known)
             decision = known.decision = "online"
-        if decision == "record" and not self.library.may_record(key, known, any(map(compiled_part, models))):
+        if decision == "record" and not self.library.may_record(key, known, models):
             decision = known.decision = "online"
             self._persistence.has_compiled = True
         if not self._persistence.may_plan and decision in ("record", "plan"):
@@ -426,7 +426,8 @@ class StepDriver:
                 assert known.plan is not None
                 return GovernedStep.on_plan(self.evictor, known.plan, known)
             case "record":
-                return RecordedStep(self.evictor, models, start_bytes, self.governed.name)
+                has_graphs = self.library.has_graphs(key)
+                return RecordedStep(self.evictor, models, start_bytes, self.governed.name, has_graphs=has_graphs)
             case _:  # where allocations do not ask for room, it is made before each op
                 must_replay = not self._live.asks or self.evictor.engine.health.known is not None
                 return GovernedStep(Step(self.evictor, replays=self.library.replays(key, must_replay=must_replay)))
@@ -556,7 +557,10 @@ class StepDriver:
         running.step.end(is_complete=False)
         if running.decision == "record":
             self.library.not_recorded(running.key, running.known)
-        self.library.is_compiled(running.key, running.known)
+        if running.step.left_plan:
+            running.known.left_plan += 1
+        else:
+            self.library.is_compiled(running.key, running.known)
         self._persistence.has_compiled = True
         self._follow(running, Step(self.evictor, replays=False))
 

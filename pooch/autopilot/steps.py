@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from ..executor.compiled import CopiedCalls, FirstCall
+from ..executor.compiled import CopiedCalls, FirstCall, PlannedCalls
 from ..executor.evictor import Evictor
 from ..executor.mode import following, looking
 from ..executor.step import Step
@@ -18,6 +18,7 @@ from ..ir import Plan, Profile
 from ..profiler.live import LiveTrace
 from ..torchtools.endings import end_with
 from ..torchtools.mode_stacks import LooseStack
+from ..torchtools.standing_aside import CompiledCalls
 from .known import Known
 from .library import NOT_MEASURED
 
@@ -116,7 +117,7 @@ class GovernedStep:
         """Put hooks and modes in place."""
         step = self._step
         assert step is not None
-        self._forward.enter_context(following(step, FirstCall(step, compiled) if step.replays else CopiedCalls(step)))
+        self._forward.enter_context(following(step, _calls_of(step, compiled)))
 
     def around_call(self) -> AbstractContextManager[None]:
         """Watch for reads that are no ops, if a plan empties what the program holds. All is back afterwards."""
@@ -145,10 +146,19 @@ class GovernedStep:
         """Do nothing: the step lives as long as autograd holds a handle of it."""
 
 
+def _calls_of(step: Step, compiled: Callable[[], None]) -> CompiledCalls:
+    if not step.replays:
+        return CopiedCalls(step)
+    if step.guide is not None and step.guide.table.has_graphs:
+        return PlannedCalls(step, compiled)
+    return FirstCall(step, compiled)
+
+
 class RecordedStep:
     """A step under the online policy that is recorded, and replays nothing.
 
     Args:
+        has_graphs: Whether compiled graphs run in it.
         evictor: Holds the budget.
         models: The governed models.
         persistent_bytes: Bytes that are live before the step.
@@ -159,8 +169,15 @@ class RecordedStep:
     mismatches = ()
 
     def __init__(
-        self, evictor: Evictor, models: Sequence[torch.nn.Module], persistent_bytes: int, workload: str
+        self,
+        evictor: Evictor,
+        models: Sequence[torch.nn.Module],
+        persistent_bytes: int,
+        workload: str,
+        *,
+        has_graphs: bool = False,
     ) -> None:
+        self._has_graphs = has_graphs
         self._workload = workload
         self._trace: LiveTrace | None = LiveTrace(models, Step(evictor), persistent_bytes)
         end_with(self, self._trace.stop)
@@ -168,7 +185,7 @@ class RecordedStep:
     def open(self, compiled: Callable[[], None]) -> None:
         """Begin to record."""
         assert self._trace is not None
-        self._trace.open(compiled)
+        self._trace.open(compiled, has_graphs=self._has_graphs)
 
     def around_call(self) -> AbstractContextManager[None]:
         """Watch for reads that are no ops."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..executor.compiled import FirstCall
+from ..executor.compiled import FirstCall, RecordedCalls
 from ..executor.evictor import Evictor
 from ..executor.statistics import RunStats
 from ..executor.step import Step
@@ -36,7 +36,7 @@ from ..torchtools.ranks import is_distributed
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.sharding import reshard
 from ..torchtools.split import judging_writes
-from ..torchtools.standing_aside import StepHooks
+from ..torchtools.standing_aside import CompiledCalls, StepHooks
 from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
@@ -116,6 +116,16 @@ class StepRecorder(ForwardRecorder):
                 del self._held[value]
                 self.note_release(value)
 
+    def graph_begins(self) -> None:
+        """Begins to record a compiled graph as an op."""
+        self.note_releases()
+        super().graph_begins()
+
+    def graph_ends(self) -> None:
+        """Records the compiled graph that ran, if any: it makes what it has saved."""
+        super().graph_ends()
+        self.online.evictor.write_ahead()
+
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.note_releases()
         facts = operator_facts(func)
@@ -161,11 +171,12 @@ class StepTrace:
         self._thread = OwnThread()
         self._is_whole = True
 
-    def open(self, compiled: Callable[[], None] | None = None) -> None:
+    def open(self, compiled: Callable[[], None] | None = None, *, has_graphs: bool = False) -> None:
         """Begin to record, with the hooks for saved tensors in place until `close_forward`.
 
         Args:
-            compiled: Called before the first compiled call. It ends the recording.
+            compiled: Called before the first compiled call, unless such calls are expected. It ends the recording.
+            has_graphs: Whether they are expected, and recorded.
         """
         session = self._session
         collector = CollectorOff()
@@ -180,8 +191,16 @@ class StepTrace:
             told = told_of_profilers(self._give_way)
             told.__enter__()
             session.add(partial(told.__exit__, None, None, None))
-        calls = None if compiled is None else FirstCall(self._step, compiled)
+        calls = None if compiled is None else self._calls(compiled, has_graphs=has_graphs)
         self._forward.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent, calls))
+
+    def _calls(self, compiled: Callable[[], None], *, has_graphs: bool) -> CompiledCalls:
+        if has_graphs:
+            return RecordedCalls(self._step.evictor, self.recorder, self._was_compiled)
+        return FirstCall(self._step, compiled)
+
+    def _was_compiled(self) -> None:
+        self._is_whole = False
 
     def _started_tracer(self) -> MemoryTracer | ThreadTracer:
         return started_tracer(self._device)

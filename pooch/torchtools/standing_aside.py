@@ -43,8 +43,12 @@ class CompiledCalls(Protocol):
     def stand_aside(self) -> None:
         """Do nothing in the calling thread from here on: Dynamo is at work, and would look at it."""
 
-    def come_back(self) -> None:
-        """Go on, as a compiled graph is about to run, or the call is over."""
+    def come_back(self, *, runs_graph: bool) -> None:
+        """Go on.
+
+        Args:
+            runs_graph: Whether a graph is about to run, until `stand_aside`. Otherwise the call is over.
+        """
 
 
 class StepHooks:
@@ -338,7 +342,7 @@ def _lift_or_put_back() -> None:
     if is_within and not (here.is_governed and not here.regions[-1][1]):
         _lift()
     elif here.lifted is not None:
-        _put_back()
+        _put_back(runs_graph=is_within)
     for mode in here.modes:
         mode.is_silent = is_within
 
@@ -354,13 +358,13 @@ def _lift() -> None:
             hooks.calls.stand_aside()
 
 
-def _put_back() -> None:
+def _put_back(*, runs_graph: bool) -> None:
     assert _HERE.lifted is not None
     before, _HERE.lifted = _HERE.lifted, None
     _put_hooks_back(before)
     for hooks in _HERE.hooks:
         if hooks.calls is not None:
-            hooks.calls.come_back()
+            hooks.calls.come_back(runs_graph=runs_graph)
 
 
 def backward_is_compiled() -> bool:
