@@ -41,10 +41,8 @@ def models_of(given: object) -> list[Any]:
 class _GovernedCall(CallRegion):
     """A call of a governed module, which may begin a step."""
 
-    takes_compiled = True
-
     def __init__(self, module: torch.nn.Module, surround: Surround, here: CallingThread, number: int) -> None:
-        super().__init__(module, nullcontext, "auto" if number >= 0 else "watch", here)
+        super().__init__(module, nullcontext, "auto" if number >= 0 else "watch", here, takes_compiled=True)
         self.stays = number >= 0
         self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
         self._quiet = QuietCalls()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from ..executor.compiled import CopiedCalls, FirstCall, PlannedCalls
+from ..executor.compiled import CopiedCalls, FirstCall, PlannedGraphs
 from ..executor.evictor import Evictor
 from ..executor.mode import following, looking
 from ..executor.step import Step
@@ -150,7 +150,7 @@ def _calls_of(step: Step, compiled: Callable[[], None]) -> CompiledCalls:
     if not step.replays:
         return CopiedCalls(step)
     if step.guide is not None and step.guide.table.has_graphs:
-        return PlannedCalls(step, compiled)
+        return PlannedGraphs(step, compiled)
     return FirstCall(step, compiled)
 
 

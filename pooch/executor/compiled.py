@@ -95,7 +95,21 @@ class FirstCall:
         """Do nothing."""
 
 
-class RecordedCalls:
+class KeptCalls:
+    """Compiled calls of a step in which nothing leaves."""
+
+    def begins(self, options: Options) -> bool:
+        """Do nothing."""
+        return True
+
+    def stand_aside(self) -> None:
+        """Do nothing."""
+
+    def come_back(self, *, runs_graph: bool) -> None:
+        """Do nothing."""
+
+
+class RecordedGraphs:
     """Compiled calls of a step that is recorded: each graph is an op, which makes what it saves.
 
     Args:
@@ -127,15 +141,16 @@ class RecordedCalls:
             self._changed()
 
 
-class PlannedCalls:
+class PlannedGraphs:
     """Compiled calls of a step whose plan knows them. Each graph is an op, which makes what it saves.
 
     Args:
         step: The step.
-        leave: Has another step go on in its place that replays nothing, where this one has left its plan.
+        leave: Has another step go on in its place that replays nothing, where this one has left its plan. None: there
+            is nobody who has.
     """
 
-    def __init__(self, step: Step, leave: Callable[[], None]) -> None:
+    def __init__(self, step: Step, leave: Callable[[], None] | None = None) -> None:
         self._step, self._evictor, self._leave = step, step.evictor, leave
         self._texts: list[str] = []
         self._ahead: list[int] = []  # values that the graph which is running has yet to save
@@ -145,7 +160,8 @@ class PlannedCalls:
         guide = self._step.guide
         if guide is None or not guide.on_path:
             self._step.replay_nothing()
-            self._leave()
+            if self._leave is not None:
+                self._leave()
         return True
 
     def stand_aside(self) -> None:
@@ -193,7 +209,11 @@ class PlannedCalls:
                 return number
             guide.values.made(number, storage)
             return number if can_be_dropped(tensor) or number in guide.values.planned else None
-        return None
+        if not can_be_dropped(tensor) or (guide is not None and guide.on_path):
+            return None
+        number = step.cursor.next_number()
+        step.values.bind(storage_of(tensor), number)
+        return number
 
 
 def _next_op(guide: PlanGuide) -> ExpectedOp:

@@ -115,7 +115,7 @@ def looking(step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def watching(step: Step) -> Iterator[None]:
+def watching(step: Step, calls: CompiledCalls | None = None) -> Iterator[None]:
     """Like `following`, around a whole region, on the way out of which everything is restored."""
-    with following(step), looking(step) if step.empties else nullcontext():
+    with following(step, calls), looking(step) if step.empties else nullcontext():
         yield

@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 
-from ..executor.compiled import FirstCall, RecordedCalls
+from ..executor.compiled import FirstCall, RecordedGraphs
 from ..executor.evictor import Evictor
 from ..executor.statistics import RunStats
 from ..executor.step import Step
 from ..ground.errors import ProfileError
 from ..machine import Value
+from ..torchtools.calls import compiled_part
 from ..torchtools.effects import written_tensors
 from ..torchtools.memory_trace import CollectorOff, MemoryTrace, MemoryTracer, marker
 from ..torchtools.mode_stacks import LooseStack, Undoing
@@ -191,13 +192,13 @@ class StepTrace:
             told = told_of_profilers(self._give_way)
             told.__enter__()
             session.add(partial(told.__exit__, None, None, None))
-        calls = None if compiled is None else self._calls(compiled, has_graphs=has_graphs)
+        calls = self._calls(compiled, has_graphs=has_graphs)
         self._forward.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent, calls))
 
-    def _calls(self, compiled: Callable[[], None], *, has_graphs: bool) -> CompiledCalls:
+    def _calls(self, compiled: Callable[[], None] | None, *, has_graphs: bool) -> CompiledCalls | None:
         if has_graphs:
-            return RecordedCalls(self._step.evictor, self.recorder, self._was_compiled)
-        return FirstCall(self._step, compiled)
+            return RecordedGraphs(self._step.evictor, self.recorder, self._was_compiled)
+        return None if compiled is None else FirstCall(self._step, compiled)
 
     def _was_compiled(self) -> None:
         self._is_whole = False
@@ -345,9 +346,10 @@ def record_step(forward: Forward, model: torch.nn.Module, evictor: Evictor) -> S
     gc.collect()
     evictor.begin_step(RunStats())
     try:
-        trace.open()
+        is_compiled = compiled_part(model) is not None
+        trace.open(has_graphs=is_compiled)
         reads = RawLooks(recorder.looked, trace.data_assigned)
-        with recorder.path.watched(), reads, judging_writes(trace.writing_over), recorder:
+        with recorder.path.watched(is_compiled=is_compiled), reads, judging_writes(trace.writing_over), recorder:
             loss = check_loss(forward())
         trace.close_forward()
         loss.backward()

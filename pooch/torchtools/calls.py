@@ -66,18 +66,25 @@ class CallRegion:
         region: creates the context manager for one call.
         purpose: what the region is for. A region that only watches yields to one that does not.
         here: what the calling thread does. Within an outermost call nothing is done around others.
+        takes_compiled: whether the module may be compiled, in whole or in part.
 
     Raises:
-        UsageError: if the module is compiled and the region takes no such module, under a plan, or being profiled.
+        UsageError: if the module is compiled and must not be, under a plan, or being profiled.
     """
 
-    takes_compiled = False
     stays = False  # where the module is compiled in place from now on
 
     def __init__(
-        self, module: torch.nn.Module, region: Region, purpose: Purpose, here: CallingThread | None = None
+        self,
+        module: torch.nn.Module,
+        region: Region,
+        purpose: Purpose,
+        here: CallingThread | None = None,
+        *,
+        takes_compiled: bool = False,
     ) -> None:
-        refuse_taken(module, takes_compiled=self.takes_compiled)
+        refuse_taken(module, takes_compiled=takes_compiled)
+        self._takes_compiled = takes_compiled
         there = vars(module).get(PLACE)
         self._compiled: Callable[..., Any] | None = None if isinstance(there, CallRegion) else there
         self.purpose, self._here = purpose, here
@@ -90,7 +97,7 @@ class CallRegion:
         assert module is not None, "the module is being called"
         # Also in a part of a compiled function that Dynamo runs in Python.
         if _is_compiling() or callable(_compiling_now()):
-            if not (self.takes_compiled or torch.compiler.is_exporting()):
+            if not (self._takes_compiled or torch.compiler.is_exporting()):
                 _refuse_to_compile_a_planned_model()
             return module._call_impl(*args, **kwargs)
         if here is not None and (call := here.call) is not None and not call.is_left:
@@ -173,7 +180,7 @@ COMPILED_LATER = StandIns(Place(torch.nn.Module, "compile", _compile_in_place))
 @contextmanager
 def called_within(module: torch.nn.Module, region: Region, purpose: Purpose) -> Iterator[None]:
     """Context manager that places a region around the calls of a module."""
-    placed = CallRegion(module, region, purpose)
+    placed = CallRegion(module, region, purpose, takes_compiled=True)
     try:
         yield
     finally:
