@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from ..torchtools.calls import CallContext, CallingThread
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
-from ..torchtools.standing_aside import backward_is_compiled
+from ..torchtools.standing_aside import CallsEverywhere, backward_is_compiled
 from ..torchtools.threads import OwnThread, is_alone
 from ..torchtools.training_state import model_device
 from .backward import RUNNING, BackwardWatch
@@ -219,10 +220,12 @@ class StepDriver:
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._changes = ModuleChanges()
+        self._compiled = CallsEverywhere(partial(_compiled_call, weakref.ref(self)))
+        self._compiled.begin()
         self._standstill = Standstill()
         self._standstill.begin()
         self._closed = weakref.finalize(
-            self, _close, self._standstill, self._backward, self._changes, library, evictor, persistence
+            self, _close, self._standstill, self._backward, self._changes, self._compiled, library, evictor, persistence
         )
         self._closed.atexit = False
         LOST_INTERRUPTS.use(evictor)
@@ -564,6 +567,16 @@ class StepDriver:
         self._persistence.has_compiled = True
         self._follow(running, Step(self.evictor, replays=False))
 
+    def compiled_call(self, compiled: object) -> None:
+        """Note a compiled call, anywhere. A model that was compiled after it was given is called within it, unseen.
+
+        Args:
+            compiled: What was compiled.
+        """
+        module = getattr(compiled, "__self__", compiled)
+        if self.governed.is_governed(module) and torch.is_grad_enabled() and not self._here.is_within_call:
+            self._remarks.called_within_compiled()
+
     def _follow(self, running: RunningStep, step: Step) -> None:
         running.decision, running.step = "online", GovernedStep(step)
         running.step.open(self._compiled_call_begins)
@@ -727,6 +740,12 @@ def end_held(models: Iterable[object]) -> None:
             held.remove()
 
 
+def _compiled_call(driver: weakref.ref[StepDriver], compiled: object) -> None:
+    here = driver()
+    if here is not None:
+        here.compiled_call(compiled)
+
+
 def _leave_child_alone() -> None:
     for held in list(_ACTIVE.values()):
         held.leave_alone()
@@ -740,6 +759,7 @@ def _close(
     standstill: Standstill,
     backward: BackwardWatch,
     changes: ModuleChanges,
+    compiled: CallsEverywhere,
     library: Library,
     evictor: Evictor,
     persistence: Persistence,
@@ -749,6 +769,7 @@ def _close(
     standstill.end()
     backward.stop()
     changes.stop()
+    compiled.end()
     library.close()
     persistence.close()
     evictor.close()

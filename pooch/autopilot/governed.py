@@ -93,6 +93,10 @@ class GovernedModels:
         """The models that are still there."""
         return [model for model in (each() for each in self._models) if model is not None]
 
+    def is_governed(self, module: object) -> bool:
+        """Whether a module is one of the models."""
+        return any(each() is module for each in self._models)
+
     @property
     def is_one(self) -> bool:
         """Whether no other model was ever governed than the first."""

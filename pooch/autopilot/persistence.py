@@ -270,7 +270,7 @@ class Persistence:
             memory.close()
 
 
-def _compiled_call_begins(persistence: weakref.ref[Persistence]) -> None:
+def _compiled_call_begins(persistence: weakref.ref[Persistence], compiled: object) -> None:
     here = persistence()
     if here is not None:
         here.compiled_call_begins()

@@ -12,6 +12,7 @@ looks at nothing. Hooks that want to are in place again then, and see what the g
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -296,8 +297,8 @@ def _set_eval_frame(callback: Any) -> Any:
     """
     here = _HERE
     frame = sys._getframe(1)
-    if _EVERYWHERE and callback is None and frame.f_code.co_name == _BEGINS_CALL:
-        _tell_everywhere()
+    if _EVERYWHERE and callback is None and frame.f_code.co_name == _BEGINS_CALL and not callable(_frames_now()):
+        _tell_everywhere(frame)
     if not (here.hooks or here.modes or here.regions):
         return _ORIGINALS["set_eval_frame"](callback)
     region = frame.f_locals["self"] if frame.f_code.co_name in ("__enter__", "__exit__") else frame
@@ -321,6 +322,7 @@ def _set_eval_frame(callback: Any) -> Any:
     return prior
 
 
+_frames_now: Any = _eval_frame.get_eval_frame_callback  # what follows a callback would be compiled
 _BEGINS_CALL = "compile_wrapper"  # the function that Dynamo has in place of one that is compiled
 
 
@@ -329,10 +331,18 @@ def _call_begins(frame: FrameType) -> None:
         return getattr(frame.f_locals.get("self"), "compiler_config", None) or {}
 
     here = _HERE
-    if not any(is_compiled for _, is_compiled in here.regions):
+    if any(is_compiled for _, is_compiled in here.regions) or here.lifted is not None:
+        return
+    # Hooks of ours that others take the place of are beneath those that the program has put in place since.
+    found = _take(lambda found: sum(_own_hooks(pair) is not None for pair in found) >= len(here.hooks))
+    theirs = [pair for pair in found if _own_hooks(pair) is None]
+    _put([pair for pair in found if pair not in theirs])
+    try:
         here.is_governed = True
         for hooks in list(here.hooks):
             here.is_governed &= hooks.calls is not None and hooks.calls.begins(options)
+    finally:
+        _put(theirs)
 
 
 def _lift_or_put_back() -> None:
@@ -390,10 +400,10 @@ class CallsEverywhere:
     """Tells of compiled calls of any thread before they begin, as long as it is in use.
 
     Args:
-        begins: Called before each of them.
+        begins: Called before each of them, with what was compiled.
     """
 
-    def __init__(self, begins: Callable[[], None]) -> None:
+    def __init__(self, begins: Callable[[Any], None]) -> None:
         self._begins = begins
 
     def begin(self) -> None:
@@ -407,22 +417,18 @@ class CallsEverywhere:
             _EVERYWHERE.remove(self)
         _uninstall(self)
 
-    def tell(self) -> None:
+    def tell(self, compiled: Any) -> None:
         """Tell of a call, unless Dynamo itself makes it while it compiles another one."""
         if torch._guards.TracingContext.try_get() is None:
-            self._begins()
+            self._begins(compiled)
 
 
 _EVERYWHERE: list[CallsEverywhere] = []
 
 
-def _tell_everywhere() -> None:
-    frames = _ORIGINALS["set_eval_frame"](None)  # what follows is not to be compiled
-    try:
-        for each in list(_EVERYWHERE):
-            each.tell()
-    finally:
-        _ORIGINALS["set_eval_frame"](frames)
+def _tell_everywhere(frame: FrameType) -> None:
+    for each in list(_EVERYWHERE):
+        each.tell(inspect.unwrap(frame.f_locals["fn"]))
 
 
 # Putting both in place ----------------------------------------------------------------------------------------------

@@ -135,9 +135,11 @@ def built(kind: type[nn.Module]) -> nn.Module:
     return kind()
 
 
-def assert_same_under_a_budget(kind: type[nn.Module], train: Callable[[nn.Module], list[Tensor]] = gradients) -> Under:
+def assert_same_under_a_budget(
+    kind: type[nn.Module], train: Callable[[nn.Module], list[Tensor]] = gradients, budget: str = "60%"
+) -> Under:
     expected = train(built(kind))
-    model, under = built(kind), Under("60%")
+    model, under = built(kind), Under(budget)
     with under(model):
         assert all(map(torch.equal, train(model), expected))
     assert under.summary is not None
@@ -194,6 +196,9 @@ def test_a_graph_that_is_read_twice() -> None:
 
 def test_checkpointed_blocks_that_are_compiled() -> None:
     class Checkpointed(Broken):
+        def _part(self, rows: Tensor) -> Tensor:
+            return functional.relu(self.first(rows).tanh()).sin()
+
         def forward(self, rows: Tensor) -> Tensor:
             for _ in range(4):
                 rows = checkpoint(self.part, rows, use_reentrant=False).sigmoid() * rows.cos()
@@ -219,7 +224,7 @@ def test_only_the_loss_is_compiled() -> None:
             criterion(model(torch.randn(512, WIDTH)), torch.randint(10, (512,))).backward()
         return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
-    under = assert_same_under_a_budget(Eagerly, train)
+    under = assert_same_under_a_budget(Eagerly, train, "80%")
     assert under.summary is not None
     assert under.summary.steps_over_budget == 0
 
@@ -260,3 +265,11 @@ def test_cuda_graphs_are_left_alone_and_told(monkeypatch: pytest.MonkeyPatch) ->
     assert not CopiedCalls(step).begins(lambda: {"triton.cudagraphs": True})
     assert "max-autotune-no-cudagraphs" in str(told)
     assert CopiedCalls(step).begins(lambda: {"triton.cudagraphs": False})
+
+
+def test_what_is_compiled_of_a_governed_model_is_told() -> None:
+    model, under = built(Eagerly), Under("60%")
+    with under(model):
+        gradients(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+    (line,) = [line for line in under.told if "torch.compile" in line]
+    assert "give the compiled model" in line
