@@ -9,6 +9,7 @@ the first graph that saves it, and stays, as the program holds it.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -74,18 +75,18 @@ class FirstCall:
 
     Args:
         step: The step.
-        expect: Has another step go on in its place that replays nothing.
+        expect: A method that has another step go on in its place that replays nothing. Its object is not kept alive.
     """
 
     def __init__(self, step: Step, expect: Callable[[], None]) -> None:
-        self._step, self._expect = step, expect
+        self._step, self._expect = step, weakref.WeakMethod(expect)
 
     def begins(self, options: Options) -> bool:
         """Have nothing made again that was made before the call. Operators of higher order are left alone."""
         if compiled_name() != COMPILED:
             return False
         self._step.replay_nothing()
-        self._expect()
+        _call(self._expect)
         return True
 
     def stand_aside(self) -> None:
@@ -115,11 +116,12 @@ class RecordedGraphs:
     Args:
         evictor: Makes room.
         recorder: Records the step.
-        changed: Called where something was compiled, as the step is not like later ones then. Hooks and modes stay.
+        changed: A method that is called where something was compiled, as the step is not like later ones then. Hooks
+            and modes stay. Its object is not kept alive.
     """
 
     def __init__(self, evictor: Evictor, recorder: GraphRecorder, changed: Callable[[], None]) -> None:
-        self._evictor, self._recorder, self._changed = evictor, recorder, changed
+        self._evictor, self._recorder, self._changed = evictor, recorder, weakref.WeakMethod(changed)
         self._compiled = compilations()
 
     def begins(self, options: Options) -> bool:
@@ -138,7 +140,7 @@ class RecordedGraphs:
         if runs_graph:
             self._recorder.graph_begins()
         elif compilations() != self._compiled:
-            self._changed()
+            _call(self._changed)
 
 
 class PlannedGraphs:
@@ -146,12 +148,13 @@ class PlannedGraphs:
 
     Args:
         step: The step.
-        leave: Has another step go on in its place that replays nothing, where this one has left its plan. None: there
-            is nobody who has.
+        leave: A method that has another step go on in its place that replays nothing, where this one has left its plan.
+            Its object is not kept alive. None: there is nobody who has.
     """
 
     def __init__(self, step: Step, leave: Callable[[], None] | None = None) -> None:
-        self._step, self._evictor, self._leave = step, step.evictor, leave
+        self._step, self._evictor = step, step.evictor
+        self._leave = None if leave is None else weakref.WeakMethod(leave)
         self._texts: list[str] = []
         self._ahead: list[int] = []  # values that the graph which is running has yet to save
 
@@ -161,7 +164,7 @@ class PlannedGraphs:
         if guide is None or not guide.on_path:
             self._step.replay_nothing()
             if self._leave is not None:
-                self._leave()
+                _call(self._leave)
         return True
 
     def stand_aside(self) -> None:
@@ -214,6 +217,12 @@ class PlannedGraphs:
         number = step.cursor.next_number()
         step.values.bind(storage_of(tensor), number)
         return number
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    here = method()
+    if here is not None:
+        here()
 
 
 def _next_op(guide: PlanGuide) -> ExpectedOp:
