@@ -214,7 +214,7 @@ class PlannedGraphs:
             return number if can_be_dropped(tensor) or number in guide.values.planned else None
         if not can_be_dropped(tensor) or (guide is not None and guide.on_path):
             return None
-        number = step.cursor.next_number()
+        number = int(step.cursor.next_number())
         step.values.bind(storage_of(tensor), number)
         return number
 

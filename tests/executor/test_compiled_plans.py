@@ -43,7 +43,9 @@ def steps(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> list[Tensor
         optimizer.step()
         losses.append(loss.item())
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return [torch.tensor(losses)] + [each.detach().clone() for each in (*model.parameters(), *gradients, *model.buffers())]
+    return [torch.tensor(losses)] + [
+        each.detach().clone() for each in (*model.parameters(), *gradients, *model.buffers())
+    ]
 
 
 def compare(name: str, way: Any, backend: str, budget: str) -> tuple[pooch.Plan, Any]:
