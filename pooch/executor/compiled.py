@@ -54,12 +54,9 @@ class CopiedCalls:
         self._evictor = step.evictor
 
     def begins(self, options: Options) -> bool:
-        """Make room where allocations do not ask for it. CUDA graphs use what nobody seems to hold: they keep all."""
-        if has_streams(self._evictor.device) and options().get("triton.cudagraphs"):
-            self._evictor.warn_once("CUDA graphs", CUDA_GRAPHS)
-            return False
+        """Make room where allocations do not ask for it."""
         self._evictor.look(0)
-        return True
+        return not _are_cuda_graphs(self._evictor, options)
 
     def stand_aside(self) -> None:
         """Make no room: that is Python, which Dynamo would compile."""
@@ -127,7 +124,7 @@ class RecordedGraphs:
     def begins(self, options: Options) -> bool:
         """Note what was compiled so far."""
         self._compiled = compilations()
-        return True
+        return not _are_cuda_graphs(self._evictor, options)
 
     def stand_aside(self) -> None:
         """End the graph that ran, if any."""
@@ -165,7 +162,7 @@ class PlannedGraphs:
             self._step.replay_nothing()
             if self._leave is not None:
                 _call(self._leave)
-        return True
+        return not _are_cuda_graphs(self._evictor, options)
 
     def stand_aside(self) -> None:
         """End the graph that ran, if any."""
@@ -217,6 +214,14 @@ class PlannedGraphs:
         number = int(step.cursor.next_number())
         step.values.bind(storage_of(tensor), number)
         return number
+
+
+def _are_cuda_graphs(evictor: Evictor, options: Options) -> bool:
+    """Whether a call records or replays CUDA graphs, which use memory that nobody seems to hold: all of it stays."""
+    if not has_streams(evictor.device) or not options().get("triton.cudagraphs"):
+        return False
+    evictor.warn_once("CUDA graphs", CUDA_GRAPHS)
+    return True
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
