@@ -28,7 +28,8 @@ class StepMode(SilentMode):
         super().__init__()
         self._step = step
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op."""
         # Every op of every step passes here. `python -m benchmarks.hook_cost` measures the cost.
         if not function_modes.are_on():
             return self._dispatch(func, func, args, kwargs or {})

@@ -202,7 +202,8 @@ class ForwardRecorder(SilentMode):
         """Whether the first call of the model is running; later calls count as outside."""
         return self._depth > 0 and self.model_end < 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an op, and records it."""
         if not self._op.acquire(blocking=False):
             raise ProfileError(
                 "the step computes in two threads at once, so the order of its ops is not fixed: keep a backward pass "

@@ -27,6 +27,7 @@ from .mode_stacks import take_hooks_away, take_mode_away
 
 _autograd: Any = torch._C._autograd
 _eval_frame: Any = torch._C._dynamo.eval_frame
+_frames_now: Any = _eval_frame.get_eval_frame_callback  # what Python runs would be compiled if it is callable
 
 
 class CompiledCalls(Protocol):
@@ -129,6 +130,20 @@ class SilentMode(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         """Let functions be compiled under this mode, as they are without."""
         return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op of the thread."""
+        if not callable(_frames_now()):
+            return self.dispatch(func, types, args, kwargs)
+        frames = _ORIGINALS["set_eval_frame"](None)  # in what Dynamo leaves to Python within a compiled call
+        try:
+            return self.dispatch(func, types, args, kwargs)
+        finally:
+            _ORIGINALS["set_eval_frame"](frames)
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op, of which Dynamo sees nothing."""
+        return func(*args, **(kwargs or {}))
 
     def __enter__(self) -> Any:
         try:
@@ -322,7 +337,6 @@ def _set_eval_frame(callback: Any) -> Any:
     return prior
 
 
-_frames_now: Any = _eval_frame.get_eval_frame_callback  # what follows a callback would be compiled
 _BEGINS_CALL = "compile_wrapper"  # the function that Dynamo has in place of one that is compiled
 
 
@@ -454,8 +468,9 @@ def _install(user: StepHooks | CallsEverywhere) -> None:
     """Put the wrappers in place with the first user of any thread."""
     with _lock:
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        if dynamo is not None:  # as it is called where a compiled call ends, it would be looked at as a part of that
+        if dynamo is not None:  # as they are called within compiled calls, they would be looked at as a part of those
             dynamo.skip_code(_set_eval_frame.__code__)
+            dynamo.skip_code(SilentMode.__torch_dispatch__.__code__)
         is_first = not _users
         _users.add(user)
         if is_first:

@@ -221,7 +221,7 @@ def test_only_the_loss_is_compiled() -> None:
         torch.manual_seed(1)
         for _ in range(5):
             model.zero_grad()
-            criterion(model(torch.randn(512, WIDTH)), torch.randint(10, (512,))).backward()
+            criterion(model(torch.randn(4096, WIDTH)), torch.randint(10, (4096,))).backward()
         return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
     under = assert_same_under_a_budget(Eagerly, train, "80%")
